@@ -1,0 +1,1 @@
+"""One module per model family: config mapping, placeholders, positions, towers."""

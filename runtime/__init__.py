@@ -1,0 +1,1 @@
+"""The control plane: messages, transport, configuration, pure scheduling state, supervisor."""

@@ -1,0 +1,1 @@
+"""The mmrt command line: one module per command."""

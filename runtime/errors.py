@@ -1,0 +1,45 @@
+"""Every exception type that mmrt raises on purpose. Messages name the value and the limit.
+
+``UserError`` is somebody's bad input: the command line prints it without a traceback and exits with ``exit_code``.
+``RequestError`` is one request's bad input: it becomes an HTTP error (or an SSE error frame) and harms nobody else.
+"""
+
+
+class UserError(ValueError):
+    """Bad configuration, command line or checkpoint. ``exit_code`` is the process's exit status."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration file or value that cannot be used."""
+
+
+class CheckpointError(UserError):
+    """A model directory that cannot be loaded: missing, truncated or mis-shaped."""
+
+
+class RunError(UserError):
+    """The run directory is busy, missing, or too small; a port is in use; an actor failed."""
+
+    exit_code = 1
+
+
+class RequestError(ValueError):
+    """A request that is refused or failed. ``status`` is the HTTP code, ``param`` the field at fault."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.type = type
+        self.param = param
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,1 @@
+"""Pure scheduling decisions: functions of values, no clock, socket, tensor or await."""

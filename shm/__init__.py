@@ -1,0 +1,1 @@
+"""Shared memory: run directory, segments, page pools, sequence table, plan records, ring, status words."""
