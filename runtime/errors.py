@@ -15,10 +15,6 @@ class ConfigError(UserError):
     """A configuration file or value that cannot be used."""
 
 
-class CheckpointError(UserError):
-    """A model directory that cannot be loaded: missing, truncated or mis-shaped."""
-
-
 class RunError(UserError):
     """The run directory is busy, missing, or too small; a port is in use; an actor failed."""
 

@@ -1,0 +1,10 @@
+"""What can be wrong with a medium."""
+
+
+class MediaError(ValueError):
+    """A medium that cannot be used. ``status``: 400 for a limit, 422 for broken data. The message holds no path or address."""
+
+    def __init__(self, message: str, status: int = 422) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status

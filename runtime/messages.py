@@ -1,0 +1,411 @@
+"""Every message on the bus and every record that one process leaves for another in shared memory.
+
+Wire types are ``msgspec.Struct``s, tagged, encoded as MessagePack arrays; one union and one decoder per direction. They evolve by
+appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, whoever waits sends again or looks
+again on a timer, and shared memory is the truth (design: bus).
+
+Identifiers: ``key`` is the gateway's random 63-bit name of a request; ``(row, row_generation)`` names its row in the sequence
+table; ``plan_id`` grows for ever; ``generation`` counts the starts of one actor; ``epoch`` is the controller's generation.
+Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
+"""
+
+from typing import Literal
+
+import msgspec
+
+MediaKind = Literal["image", "video", "audio"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything that is sent: tagged, positional, immutable."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what messages and shared-memory records are made of."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+class Sampling(Record):
+    """How decode draws tokens. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    guidance_scale: float = 1.0  # CF1: guided = u + s (c - u); 1.0 is off
+
+
+class MediaItem(Record):
+    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages."""
+
+    kind: MediaKind
+    num_bytes: int
+    mime: str = ""
+
+
+class Definition(Record):
+    """A request as submitted. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
+
+    request_id: str
+    prompt_ids: list[int]
+    items: list[MediaItem]
+    sampling: Sampling
+    max_new_tokens: int | None  # None: up to the end of the context
+    stop: list[str] = []
+    ignore_eos: bool = False
+    deadline_s: float = 0.0  # monotonic; 0 is none
+    companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
+
+
+class PageRun(Record):
+    """Pages of one pool, in reading order, with the generation that each had when it was granted."""
+
+    pages: list[int]
+    generations: list[int]
+
+
+class SegmentShape(Record):
+    """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
+
+    ``grid`` is (t, h, w) in patches for vision and (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of
+    ``row_bytes`` each go to patch pages; ``num_tokens`` embedding rows come out of the tower.
+    """
+
+    grid: tuple[int, int, int]
+    num_rows: int
+    row_bytes: int
+    num_tokens: int
+
+
+class ItemShape(Record):
+    """What analysis finds without decoding: the item's whole grid, prompt tokens and segments, in order."""
+
+    kind: MediaKind
+    grid: tuple[int, int, int]
+    num_tokens: int
+    segments: list[SegmentShape]
+    second_per_grid_s: float = 0.0  # seconds of video per temporal patch, for M-RoPE
+
+
+class MediaSpan(Record):
+    """Where an item's tokens stand in the expanded prompt: [start, start + shape.num_tokens)."""
+
+    start: int
+    shape: ItemShape
+
+
+class SequenceDefinition(Record):
+    """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: definition).
+
+    Prompt ids (expanded: each placeholder repeated num_tokens times) stand in the row's own arrays, not here.
+    """
+
+    key: int
+    request_id: str
+    sampling: Sampling
+    num_prompt_tokens: int
+    num_companion_tokens: int  # 0: no companion
+    max_new_tokens: int
+    spans: list[MediaSpan]
+    stop: list[str]
+    ignore_eos: bool
+    gateway_generation: int
+
+
+# ---------------------------------------------------------------------------------------- plans (records in shared memory)
+
+
+class Analyse(Wire):
+    """video: find an item's shape. The result is ``Analysed``."""
+
+    row: int
+    row_generation: int
+    item: int
+    media: MediaItem
+    source: PageRun
+
+
+class DecodeSegment(Wire):
+    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
+
+    row: int
+    row_generation: int
+    item: int
+    segment: int
+    media: MediaItem
+    shape: ItemShape
+    source: PageRun
+    target: PageRun
+
+
+class EncodePart(Record):
+    """One segment for the tower: patch pages in, embedding pages out (US2)."""
+
+    row: int
+    row_generation: int
+    kind: MediaKind
+    shape: SegmentShape
+    source: PageRun
+    target: PageRun
+
+
+class Encode(Wire):
+    """encoder: run the towers over these parts; images are never split (US7)."""
+
+    parts: list[EncodePart]
+
+
+class EmbeddingSpan(Record):
+    """``num_tokens`` prompt tokens from ``start`` on take rows [first_row, …) of a segment's embedding pages (US3)."""
+
+    start: int
+    num_tokens: int
+    first_row: int
+    source: PageRun
+
+
+class PrefillChunk(Record):
+    """Prompt tokens [start, end) of one member of a row; their KV goes where the row's block table says."""
+
+    row: int
+    row_generation: int
+    member: int  # 0 conditional, 1 companion
+    start: int
+    end: int
+    spans: list[EmbeddingSpan]
+
+
+class Prefill(Wire):
+    """prefill: one forward over these chunks. Prefill never samples."""
+
+    chunks: list[PrefillChunk]
+
+
+Plan = Analyse | DecodeSegment | Encode | Prefill
+
+
+# ---------------------------------------------------------------------------------------------------- to any actor
+
+
+class Welcome(Wire):
+    """Answer to Hello: the controller's epoch."""
+
+    epoch: int
+
+
+class Run(Wire):
+    """Do the plan in this slot of the plan table, or answer with the stored result if it is done already."""
+
+    epoch: int
+    slot: int
+    plan_id: int
+
+
+# ------------------------------------------------------------------------------------------------------- to decode
+
+
+class Admit(Wire):
+    """Take the row into the running set. A hint: decode also looks at the table on a timer and when it starts."""
+
+    epoch: int
+    row: int
+    row_generation: int
+
+
+class Drop(Wire):
+    """Take the row out of the running set and answer Dropped, also when it was not in it."""
+
+    epoch: int
+    row: int
+    row_generation: int
+
+
+# ------------------------------------------------------------------------------------------------------- to gateway
+
+
+class Granted(Wire):
+    """The request is journaled and admitted; fill these media pages (one run per item, maybe none) and answer Filled."""
+
+    epoch: int
+    key: int
+    runs: list[PageRun]
+
+
+class Queued(Wire):
+    """The request is journaled and waits for admission."""
+
+    epoch: int
+    key: int
+    position: int
+
+
+class Prepared(Wire):
+    """Analysis is done and the request fits: response headers may go out."""
+
+    epoch: int
+    key: int
+    num_prompt_tokens: int
+
+
+class Failed(Wire):
+    """The request was refused, or failed after it was accepted. Answer Delivered."""
+
+    epoch: int
+    key: int
+    status: int
+    message: str
+    error_type: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+class Released(Wire):
+    """Everything of this request is freed or will be without the gateway: forget it."""
+
+    epoch: int
+    key: int
+
+
+class Unknown(Wire):
+    """Answer to Query: the controller does not know the key (it was never journaled, or it has ended)."""
+
+    epoch: int
+    key: int
+
+
+ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown
+
+
+# ---------------------------------------------------------------------------------------------------- to controller
+
+
+class Hello(Wire):
+    """An actor generation is there; ``active`` once it holds its role lock, which proves every older one gone."""
+
+    actor: str
+    generation: int
+    pid: int
+    active: bool
+
+
+class Analysed(Wire):
+    shape: ItemShape
+
+
+class Done(Wire):
+    """A plan without a result of its own is done."""
+
+
+class ItemError(Wire):
+    """The medium cannot be used; the request fails with this status and message."""
+
+    status: int
+    message: str
+
+
+Result = Analysed | Done | ItemError
+
+
+class PlanDone(Wire):
+    """A plan's result; sent again whenever the plan is."""
+
+    actor: str
+    generation: int
+    plan_id: int
+    elapsed_s: float
+    result: Result
+
+
+class Dropped(Wire):
+    """decode: the row is not, or no more, in the running set and nothing of it will be written."""
+
+    generation: int
+    row: int
+    row_generation: int
+
+
+class SequenceEnded(Wire):
+    """decode: a hint that the row's end word is set."""
+
+    generation: int
+    row: int
+    row_generation: int
+
+
+class Submit(Wire):
+    """gateway: a new request; sent again until Queued, Granted or Failed."""
+
+    generation: int
+    key: int
+    definition: Definition
+
+
+class Filled(Wire):
+    """gateway: all granted media pages of the request hold their bytes; sent again until Prepared or Failed."""
+
+    generation: int
+    key: int
+
+
+class Cancel(Wire):
+    """gateway: the client is gone or the deadline has passed; sent again until Released."""
+
+    generation: int
+    key: int
+
+
+class Delivered(Wire):
+    """gateway: the last delta or the error has gone out; sent again until Released."""
+
+    generation: int
+    key: int
+
+
+class Query(Wire):
+    """gateway: where is this request? Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
+
+    generation: int
+    key: int
+
+
+ToController = (
+    Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query
+)
+
+
+# ------------------------------------------------------------------------------------------- records in rings
+
+
+class TokenHint(Record):
+    """decode -> detokenizer: these rows have new committed ids or an end. The table is the truth."""
+
+    rows: list[int]
+
+
+class Delta(Record):
+    """detokenizer -> gateway: ``data`` is UTF-8 text of the request starting at ``byte_offset`` of its whole text.
+
+    ``token_index`` counts the completion tokens that the text up to the end of this delta stands for; the last delta of a request
+    carries ``finish``. A gateway drops bytes that it has sent already, so a delta may be repeated or overlap.
+    """
+
+    key: int
+    row_generation: int
+    byte_offset: int
+    token_index: int
+    data: bytes
+    finish: FinishReason | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_to_actor = msgspec.msgpack.Decoder(ToActor).decode
+decode_to_controller = msgspec.msgpack.Decoder(ToController).decode
+decode_plan = msgspec.msgpack.Decoder(Plan).decode
+decode_sequence_definition = msgspec.msgpack.Decoder(SequenceDefinition).decode
+decode_token_hint = msgspec.msgpack.Decoder(TokenHint).decode
+decode_delta = msgspec.msgpack.Decoder(Delta).decode
