@@ -25,10 +25,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """Base of what messages and shared-memory records are made of."""
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
+# parts
 
 
-class Sampling(Record):
+class Sampling(Record, frozen=True):
     """How decode draws tokens. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off."""
 
     temperature: float = 1.0
@@ -39,7 +39,7 @@ class Sampling(Record):
     guidance_scale: float = 1.0  # CF1: guided = u + s (c - u); 1.0 is off
 
 
-class MediaItem(Record):
+class MediaItem(Record, frozen=True):
     """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages."""
 
     kind: MediaKind
@@ -47,7 +47,7 @@ class MediaItem(Record):
     mime: str = ""
 
 
-class Definition(Record):
+class Definition(Record, frozen=True):
     """A request as submitted. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
 
     request_id: str
@@ -61,14 +61,14 @@ class Definition(Record):
     companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
 
 
-class PageRun(Record):
+class PageRun(Record, frozen=True):
     """Pages of one pool, in reading order, with the generation that each had when it was granted."""
 
     pages: list[int]
     generations: list[int]
 
 
-class SegmentShape(Record):
+class SegmentShape(Record, frozen=True):
     """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
 
     ``grid`` is (t, h, w) in patches for vision and (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of
@@ -81,7 +81,7 @@ class SegmentShape(Record):
     num_tokens: int
 
 
-class ItemShape(Record):
+class ItemShape(Record, frozen=True):
     """What analysis finds without decoding: the item's whole grid, prompt tokens and segments, in order."""
 
     kind: MediaKind
@@ -91,14 +91,14 @@ class ItemShape(Record):
     second_per_grid_s: float = 0.0  # seconds of video per temporal patch, for M-RoPE
 
 
-class MediaSpan(Record):
+class MediaSpan(Record, frozen=True):
     """Where an item's tokens stand in the expanded prompt: [start, start + shape.num_tokens)."""
 
     start: int
     shape: ItemShape
 
 
-class SequenceDefinition(Record):
+class SequenceDefinition(Record, frozen=True):
     """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: definition).
 
     Prompt ids (expanded: each placeholder repeated num_tokens times) stand in the row's own arrays, not here.
@@ -116,10 +116,10 @@ class SequenceDefinition(Record):
     gateway_generation: int
 
 
-# ---------------------------------------------------------------------------------------- plans (records in shared memory)
+# plans (records in shared memory)
 
 
-class Analyse(Wire):
+class Analyse(Wire, frozen=True):
     """video: find an item's shape. The result is ``Analysed``."""
 
     row: int
@@ -129,7 +129,7 @@ class Analyse(Wire):
     source: PageRun
 
 
-class DecodeSegment(Wire):
+class DecodeSegment(Wire, frozen=True):
     """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
 
     row: int
@@ -142,7 +142,7 @@ class DecodeSegment(Wire):
     target: PageRun
 
 
-class EncodePart(Record):
+class EncodePart(Record, frozen=True):
     """One segment for the tower: patch pages in, embedding pages out (US2)."""
 
     row: int
@@ -153,13 +153,13 @@ class EncodePart(Record):
     target: PageRun
 
 
-class Encode(Wire):
+class Encode(Wire, frozen=True):
     """encoder: run the towers over these parts; images are never split (US7)."""
 
     parts: list[EncodePart]
 
 
-class EmbeddingSpan(Record):
+class EmbeddingSpan(Record, frozen=True):
     """``num_tokens`` prompt tokens from ``start`` on take rows [first_row, …) of a segment's embedding pages (US3)."""
 
     start: int
@@ -168,7 +168,7 @@ class EmbeddingSpan(Record):
     source: PageRun
 
 
-class PrefillChunk(Record):
+class PrefillChunk(Record, frozen=True):
     """Prompt tokens [start, end) of one member of a row; their KV goes where the row's block table says."""
 
     row: int
@@ -179,7 +179,7 @@ class PrefillChunk(Record):
     spans: list[EmbeddingSpan]
 
 
-class Prefill(Wire):
+class Prefill(Wire, frozen=True):
     """prefill: one forward over these chunks. Prefill never samples."""
 
     chunks: list[PrefillChunk]
@@ -188,16 +188,16 @@ class Prefill(Wire):
 Plan = Analyse | DecodeSegment | Encode | Prefill
 
 
-# ---------------------------------------------------------------------------------------------------- to any actor
+# to any actor
 
 
-class Welcome(Wire):
+class Welcome(Wire, frozen=True):
     """Answer to Hello: the controller's epoch."""
 
     epoch: int
 
 
-class Run(Wire):
+class Run(Wire, frozen=True):
     """Do the plan in this slot of the plan table, or answer with the stored result if it is done already."""
 
     epoch: int
@@ -205,10 +205,10 @@ class Run(Wire):
     plan_id: int
 
 
-# ------------------------------------------------------------------------------------------------------- to decode
+# to decode
 
 
-class Admit(Wire):
+class Admit(Wire, frozen=True):
     """Take the row into the running set. A hint: decode also looks at the table on a timer and when it starts."""
 
     epoch: int
@@ -216,7 +216,7 @@ class Admit(Wire):
     row_generation: int
 
 
-class Drop(Wire):
+class Drop(Wire, frozen=True):
     """Take the row out of the running set and answer Dropped, also when it was not in it."""
 
     epoch: int
@@ -224,10 +224,10 @@ class Drop(Wire):
     row_generation: int
 
 
-# ------------------------------------------------------------------------------------------------------- to gateway
+# to gateway
 
 
-class Granted(Wire):
+class Granted(Wire, frozen=True):
     """The request is journaled and admitted; fill these media pages (one run per item, maybe none) and answer Filled."""
 
     epoch: int
@@ -235,7 +235,7 @@ class Granted(Wire):
     runs: list[PageRun]
 
 
-class Queued(Wire):
+class Queued(Wire, frozen=True):
     """The request is journaled and waits for admission."""
 
     epoch: int
@@ -243,7 +243,7 @@ class Queued(Wire):
     position: int
 
 
-class Prepared(Wire):
+class Prepared(Wire, frozen=True):
     """Analysis is done and the request fits: response headers may go out."""
 
     epoch: int
@@ -251,7 +251,7 @@ class Prepared(Wire):
     num_prompt_tokens: int
 
 
-class Failed(Wire):
+class Failed(Wire, frozen=True):
     """The request was refused, or failed after it was accepted. Answer Delivered."""
 
     epoch: int
@@ -263,14 +263,14 @@ class Failed(Wire):
     retry_after_s: int | None = None
 
 
-class Released(Wire):
+class Released(Wire, frozen=True):
     """Everything of this request is freed or will be without the gateway: forget it."""
 
     epoch: int
     key: int
 
 
-class Unknown(Wire):
+class Unknown(Wire, frozen=True):
     """Answer to Query: the controller does not know the key (it was never journaled, or it has ended)."""
 
     epoch: int
@@ -280,10 +280,10 @@ class Unknown(Wire):
 ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown
 
 
-# ---------------------------------------------------------------------------------------------------- to controller
+# to controller
 
 
-class Hello(Wire):
+class Hello(Wire, frozen=True):
     """An actor generation is there; ``active`` once it holds its role lock, which proves every older one gone."""
 
     actor: str
@@ -292,15 +292,15 @@ class Hello(Wire):
     active: bool
 
 
-class Analysed(Wire):
+class Analysed(Wire, frozen=True):
     shape: ItemShape
 
 
-class Done(Wire):
+class Done(Wire, frozen=True):
     """A plan without a result of its own is done."""
 
 
-class ItemError(Wire):
+class ItemError(Wire, frozen=True):
     """The medium cannot be used; the request fails with this status and message."""
 
     status: int
@@ -310,7 +310,7 @@ class ItemError(Wire):
 Result = Analysed | Done | ItemError
 
 
-class PlanDone(Wire):
+class PlanDone(Wire, frozen=True):
     """A plan's result; sent again whenever the plan is."""
 
     actor: str
@@ -320,7 +320,7 @@ class PlanDone(Wire):
     result: Result
 
 
-class Dropped(Wire):
+class Dropped(Wire, frozen=True):
     """decode: the row is not, or no more, in the running set and nothing of it will be written."""
 
     generation: int
@@ -328,7 +328,7 @@ class Dropped(Wire):
     row_generation: int
 
 
-class SequenceEnded(Wire):
+class SequenceEnded(Wire, frozen=True):
     """decode: a hint that the row's end word is set."""
 
     generation: int
@@ -336,7 +336,7 @@ class SequenceEnded(Wire):
     row_generation: int
 
 
-class Submit(Wire):
+class Submit(Wire, frozen=True):
     """gateway: a new request; sent again until Queued, Granted or Failed."""
 
     generation: int
@@ -344,49 +344,47 @@ class Submit(Wire):
     definition: Definition
 
 
-class Filled(Wire):
+class Filled(Wire, frozen=True):
     """gateway: all granted media pages of the request hold their bytes; sent again until Prepared or Failed."""
 
     generation: int
     key: int
 
 
-class Cancel(Wire):
+class Cancel(Wire, frozen=True):
     """gateway: the client is gone or the deadline has passed; sent again until Released."""
 
     generation: int
     key: int
 
 
-class Delivered(Wire):
+class Delivered(Wire, frozen=True):
     """gateway: the last delta or the error has gone out; sent again until Released."""
 
     generation: int
     key: int
 
 
-class Query(Wire):
+class Query(Wire, frozen=True):
     """gateway: where is this request? Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
 
     generation: int
     key: int
 
 
-ToController = (
-    Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query
-)
+ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query
 
 
-# ------------------------------------------------------------------------------------------- records in rings
+# records in rings
 
 
-class TokenHint(Record):
+class TokenHint(Record, frozen=True):
     """decode -> detokenizer: these rows have new committed ids or an end. The table is the truth."""
 
     rows: list[int]
 
 
-class Delta(Record):
+class Delta(Record, frozen=True):
     """detokenizer -> gateway: ``data`` is UTF-8 text of the request starting at ``byte_offset`` of its whole text.
 
     ``token_index`` counts the completion tokens that the text up to the end of this delta stands for; the last delta of a request

@@ -1,0 +1,22 @@
+# The same commands as in README.md and CI, for those who have make.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: install up test slow lint check
+install: .venv/installed
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+up: install
+	$(BIN)/mmrt up
+test: install
+	$(BIN)/python -m pytest
+slow: install
+	$(BIN)/python -m pytest -m slow
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+check: test lint

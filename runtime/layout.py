@@ -1,0 +1,97 @@
+"""How a run's shared memory is divided: sizes of pools and tables, computed once by ``memory`` from configuration and model facts.
+
+``memory`` writes the layout into the run directory last, when every segment exists; its presence is what the other actors wait for.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from .config import RuntimeConfig
+from .errors import ConfigError
+
+LAYOUT_NAME = "layout"
+
+MEDIA_PAGE_BYTES = 64 * 1024
+PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels
+EMBEDDING_PAGE_TOKENS = 32
+DEFAULT_CONTEXT_LIMIT = 32_768
+PLAN_SLOTS = 64
+PLAN_SLOT_BYTES = 256 * 1024
+TOKEN_RING_BYTES = 1 << 20
+DELTA_RING_BYTES = 4 << 20
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a model says about memory: bytes of KV per token over all layers, bytes of one embedding row, tokens of context."""
+
+    kv_bytes_per_token: int
+    embedding_row_bytes: int
+    max_context: int
+
+
+class PoolLayout(msgspec.Struct, frozen=True):
+    num_pages: int
+    page_bytes: int
+
+
+class MemoryLayout(msgspec.Struct, frozen=True):
+    """Sizes of everything in shared memory. Pools are by name: media, patch, embedding, kv."""
+
+    num_rows: int
+    max_context: int
+    max_pages: int  # length of one block table
+    kv_page_tokens: int
+    pools: dict[str, PoolLayout]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory of pools and tables, without the weights."""
+        pools = sum(pool.num_pages * pool.page_bytes for pool in self.pools.values())
+        rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages)
+        return pools + rows + PLAN_SLOTS * PLAN_SLOT_BYTES + TOKEN_RING_BYTES + DELTA_RING_BYTES
+
+
+def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryLayout:
+    """Divide memory. Raises ConfigError when the context is longer than the model's or does not fit the KV pool."""
+    limit = config.model.max_context or min(facts.max_context, DEFAULT_CONTEXT_LIMIT)
+    if limit > facts.max_context:
+        raise ConfigError(f"model.max_context is {limit}, the checkpoint's limit is {facts.max_context}")
+    memory = config.memory
+    page = memory.kv_page_tokens
+    kv_tokens = memory.kv_tokens or max(min(32 * 2048, memory.max_sequences * limit), limit)
+    if kv_tokens < 2 * page:
+        raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
+    mebibyte = 1 << 20
+    return MemoryLayout(
+        num_rows=memory.max_sequences,
+        max_context=limit,
+        max_pages=-(-limit // page),
+        kv_page_tokens=page,
+        pools={
+            "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
+            "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
+            "embedding": PoolLayout(
+                max(1, memory.embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes
+            ),
+            "kv": PoolLayout(-(-kv_tokens // page), page * facts.kv_bytes_per_token),
+        },
+        dtype=dtype,
+    )
+
+
+def write_layout(run: Path, layout: MemoryLayout) -> None:
+    """Publish the layout, atomically."""
+    part = run / f"{LAYOUT_NAME}.part"
+    part.write_bytes(msgspec.json.encode(layout))
+    os.replace(part, run / LAYOUT_NAME)
+
+
+def read_layout(run: Path) -> MemoryLayout | None:
+    """The layout, or None while ``memory`` has not finished."""
+    try:
+        return msgspec.json.decode((run / LAYOUT_NAME).read_bytes(), type=MemoryLayout)
+    except FileNotFoundError:
+        return None
