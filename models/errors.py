@@ -1,5 +1,9 @@
-"""What can be wrong with a checkpoint directory."""
+"""What can be wrong with a checkpoint directory, or with a medium that a model is asked to look at."""
 
 
 class CheckpointError(ValueError):
     """A model directory that cannot be loaded: missing, truncated or mis-shaped. The message names file, value and limit."""
+
+
+class UnsupportedMediaError(ValueError):
+    """A medium that the model cannot take: its kind, its aspect ratio or its length. The message names value and limit."""

@@ -1,70 +1,88 @@
 """The configuration of a run: one frozen struct per component, nested in ``RuntimeConfig``, loaded from one TOML file.
 
-Unknown keys are refused by name with a suggestion. The environment is read here and nowhere else.
+Unknown keys are refused by name with a suggestion, wrong values with the limit that they break. The environment is read here and
+nowhere else. Used by the command line, the supervisor and every actor; imports only the standard library and msgspec.
 """
 
-from typing import Literal
+import difflib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
+
+from .errors import ConfigError
 
 ACTORS = ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
 TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
+CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+Size = Annotated[int, Meta(ge=1, le=1 << 30)]
+NotNegative = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
+Threads = Annotated[int, Meta(ge=1, le=1024)]
+Nice = Annotated[int, Meta(ge=0, le=19)]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class ModelSection(_Section, frozen=True):
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str = ""  # a Hugging Face checkpoint directory; "" is the embedded default model
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_context: int = 0  # tokens; 0 is the checkpoint's own limit, at most 32768
+    max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most CONTEXT_LIMIT
 
 
-class ServerSection(_Section, frozen=True):
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0 picks a free one
+class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Port = 8000  # 0 picks a free one
     api_key: str = ""
-    max_body_mib: int = 64
-    keep_alive_s: float = 10.0
-    request_timeout_s: float = 600.0
-    max_waiting: int = 256  # requests queued before 503
+    max_body_mib: Size = 64
+    keep_alive_s: Seconds = 10.0
+    request_timeout_s: Seconds = 600.0
+    max_waiting: NotNegative = 256  # requests queued before 503
 
 
-class MediaSection(_Section, frozen=True):
-    max_items: int = 16  # per request
-    max_item_mib: int = 32
-    max_pixels: int = 178_956_970
-    max_video_s: float = 3600.0
-    max_frames: int = 256  # sampled frames per video
-    fps: float = 2.0
-    max_audio_s: float = 600.0
-    item_timeout_s: float = 60.0
+class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_items: NotNegative = 16  # per request
+    max_item_mib: Size = 32
+    max_pixels: Positive = 178_956_970
+    max_video_s: Seconds = 3600.0
+    max_frames: Positive = 256  # sampled frames per video
+    fps: Annotated[float, Meta(gt=0, le=1000)] = 2.0
+    max_audio_s: Seconds = 600.0
+    item_timeout_s: Seconds = 60.0
 
 
-class MemorySection(_Section, frozen=True):
-    max_sequences: int = 64
-    kv_tokens: int = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context
-    kv_page_tokens: int = 16
-    media_mib: int = 64
-    patch_mib: int = 64
-    embedding_tokens: int = 16384
+class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_sequences: Annotated[int, Meta(ge=1, le=65536)] = 64
+    kv_tokens: NotNegative = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context
+    kv_page_tokens: Annotated[int, Meta(ge=1, le=1024)] = 16
+    media_mib: Size = 64
+    patch_mib: Size = 64
+    embedding_tokens: Positive = 16384
 
 
-class SchedulingSection(_Section, frozen=True):
+class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Literal["unified"] = "unified"
-    tbt_target_ms: float = 50.0
-    prefill_budget_tokens: int = 0  # tokens per prefill step; 0: found by search at start, then steered
-    encode_budget_tokens: int = 0  # patch rows per encode step; 0: likewise
+    tbt_target_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 50.0
+    prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: found by search at start, then steered
+    encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
 
 
-class ActorSection(_Section, frozen=True):
-    threads: int = 1
-    nice: int = 0
+class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    threads: Threads = 1
+    nice: Nice = 0
 
 
-class ActorsSection(_Section, frozen=True):
+class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode: ActorSection = ActorSection(nice=0)
     prefill: ActorSection = ActorSection(nice=10)
     encoder: ActorSection = ActorSection(nice=15)
@@ -72,17 +90,17 @@ class ActorsSection(_Section, frozen=True):
     memory: ActorSection = ActorSection(nice=0)
 
 
-class SupervisorSection(_Section, frozen=True):
-    restart_limit: int = 5  # starts of one actor that die young within restart_window_s before it is failed
-    restart_window_s: float = 30.0
-    backoff_s: float = 0.1  # doubled per failure, up to backoff_max_s
-    backoff_max_s: float = 5.0
-    drain_s: float = 30.0
-    ready_timeout_s: float = 180.0
-    watchdog_s: float = 30.0
+class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    restart_limit: Positive = 5  # starts of one actor that die young within restart_window_s before it is failed
+    restart_window_s: Seconds = 30.0
+    backoff_s: Seconds = 0.1  # doubled per failure, up to backoff_max_s
+    backoff_max_s: Seconds = 5.0
+    drain_s: Wait = 30.0
+    ready_timeout_s: Seconds = 180.0
+    watchdog_s: Seconds = 30.0
 
 
-class RuntimeConfig(_Section, frozen=True):
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a run needs to know. ``config show`` prints it, ``config check`` validates it."""
 
     model: ModelSection = ModelSection()
@@ -96,3 +114,170 @@ class RuntimeConfig(_Section, frozen=True):
     def actor(self, name: str) -> ActorSection:
         section: ActorSection = getattr(self.actors, name, ActorSection())
         return section
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """What this process finds in its environment. ``read_environment`` makes it; nothing else looks at os.environ."""
+
+    run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
+    config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
+    notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
+    lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/lifeline.py
+    watchdog_s: float | None = None  # WATCHDOG_USEC: how often WATCHDOG=1 is expected at least
+    invocation_id: str = ""  # INVOCATION_ID: systemd started this process
+    state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: default models, transformed weights
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read the variables above. Raises ConfigError when a number is none."""
+    environ = os.environ if environ is None else environ
+
+    def path(name: str) -> Path | None:
+        value = environ.get(name)
+        return Path(value).absolute() if value else None
+
+    def number(name: str) -> int | None:
+        value = environ.get(name)
+        if not value:
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError(f"environment variable {name} = {value!r} is not a number")
+        return int(value)
+
+    def home(variable: str, default: str) -> Path:
+        return (path(variable) or (path("HOME") or Path("/")) / default) / "mmrt"
+
+    watchdog_usec = number("WATCHDOG_USEC")
+    return Environment(
+        run_dir=path("MMRT_RUN_DIR"),
+        config_file=path("MMRT_CONFIG"),
+        notify_socket=environ.get("NOTIFY_SOCKET") or None,
+        lifeline_fd=number("MMRT_LIFELINE_FD"),
+        watchdog_s=watchdog_usec / 1e6 if watchdog_usec else None,
+        invocation_id=environ.get("INVOCATION_ID", ""),
+        state_home=home("XDG_STATE_HOME", ".local/state"),
+        cache_home=home("XDG_CACHE_HOME", ".cache"),
+    )
+
+
+def load_config(path: Path | None = None) -> RuntimeConfig:
+    """The configuration in the TOML file at ``path``; the defaults when it is None. Raises ConfigError naming file and key."""
+    if path is None:
+        return RuntimeConfig()
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    try:
+        return parse_config(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_config(text: str) -> RuntimeConfig:
+    """The configuration in TOML ``text``. Raises ConfigError."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"not valid TOML: {error or 'nested too deep'}") from None
+    return convert_config(data)
+
+
+def convert_config(data: dict[str, Any]) -> RuntimeConfig:
+    """The configuration in plain data, such as ``to_data`` makes and run.json holds. Raises ConfigError."""
+    _refuse_unknown(data, RuntimeConfig, "")
+    try:
+        config = msgspec.convert(data, RuntimeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), data)) from None
+    if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
+        raise ConfigError(
+            f"supervisor.backoff_max_s = {config.supervisor.backoff_max_s} is less than"
+            f" supervisor.backoff_s = {config.supervisor.backoff_s}"
+        )
+    return config
+
+
+def to_data(config: RuntimeConfig) -> dict[str, Any]:
+    """Plain data, for run.json. ``convert_config`` is the inverse."""
+    data: dict[str, Any] = msgspec.to_builtins(config)
+    return data
+
+
+def to_toml(config: RuntimeConfig) -> str:
+    """The whole configuration, defaults included, as TOML that ``parse_config`` reads back to an equal one."""
+    return "\n".join(_toml_table(to_data(config), "")).lstrip("\n") + "\n"
+
+
+def _toml_table(table: dict[str, Any], path: str) -> list[str]:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    if lines and path:
+        lines = ["", f"[{path}]", *lines]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += _toml_table(value, f"{path}.{key}" if path else key)
+    return lines
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: str) -> None:
+    """Raise ConfigError for the first key that ``section`` does not have, and for numbers that are not finite."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(section)}
+    for key, value in data.items():
+        dotted = f"{path}.{key}" if path else key
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1, cutoff=0.6)
+            hint = f"did you mean {close[0]!r}? " if close else _elsewhere(key)
+            where = f"[{path}]" if path else "the top level"
+            raise ConfigError(f"unknown key {dotted!r}: {hint}{where} has {', '.join(fields)}")
+        kind = fields[key]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{dotted} = {_show(value)}: expected a table [{dotted}]")
+            _refuse_unknown(value, kind, dotted)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{dotted} = {value}: expected a finite number")
+
+
+def _elsewhere(key: str) -> str:
+    """A hint for a key that stands in the wrong table: where it belongs."""
+    for section in msgspec.structs.fields(RuntimeConfig):
+        if any(field.name == key for field in msgspec.structs.fields(section.type)):
+            return f"it belongs to [{section.name}]; "
+    return ""
+
+
+def _explain(message: str, data: dict[str, Any]) -> str:
+    """Turn msgspec's "Expected `int` <= 65535 - at `$.server.port`" into "server.port = 70000: expected `int` <= 65535"."""
+    found = re.fullmatch(r"(?s)(.*?)(?: - at `\$\.?(.*)`)", message)
+    if not found:
+        return message
+    reason, path = found.groups()
+    value: Any = data
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if reason.startswith("Invalid enum value"):
+        reason = f"expected one of {', '.join(map(repr, _choices(path)))}"
+    return f"{path} = {_show(value)}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _choices(path: str) -> tuple[str, ...]:
+    """The words that a Literal field takes."""
+    kind: Any = RuntimeConfig
+    for key in path.split("."):
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
+    choices: tuple[str, ...] = kind.__args__
+    return choices
+
+
+def _show(value: object) -> str:
+    text = _toml_value(value)
+    return text if len(text) <= 80 else text[:77] + "..."

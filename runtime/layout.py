@@ -16,7 +16,6 @@ LAYOUT_NAME = "layout"
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels
 EMBEDDING_PAGE_TOKENS = 32
-DEFAULT_CONTEXT_LIMIT = 32_768
 PLAN_SLOTS = 64
 PLAN_SLOT_BYTES = 256 * 1024
 TOKEN_RING_BYTES = 1 << 20
@@ -24,7 +23,7 @@ DELTA_RING_BYTES = 4 << 20
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of KV per token over all layers, bytes of one embedding row, tokens of context."""
+    """What a model says about memory: bytes of KV per token over all layers, bytes of one embedding row, tokens of context (already limited)."""
 
     kv_bytes_per_token: int
     embedding_row_bytes: int
@@ -55,20 +54,17 @@ class MemoryLayout(msgspec.Struct, frozen=True):
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryLayout:
-    """Divide memory. Raises ConfigError when the context is longer than the model's or does not fit the KV pool."""
-    limit = config.model.max_context or min(facts.max_context, DEFAULT_CONTEXT_LIMIT)
-    if limit > facts.max_context:
-        raise ConfigError(f"model.max_context is {limit}, the checkpoint's limit is {facts.max_context}")
+    """Divide memory. Raises ConfigError when the KV pool is too small for one sequence."""
     memory = config.memory
     page = memory.kv_page_tokens
-    kv_tokens = memory.kv_tokens or max(min(32 * 2048, memory.max_sequences * limit), limit)
+    kv_tokens = memory.kv_tokens or max(min(32 * 2048, memory.max_sequences * facts.max_context), facts.max_context)
     if kv_tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
     mebibyte = 1 << 20
     return MemoryLayout(
         num_rows=memory.max_sequences,
-        max_context=limit,
-        max_pages=-(-limit // page),
+        max_context=facts.max_context,
+        max_pages=-(-facts.max_context // page),
         kv_page_tokens=page,
         pools={
             "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),

@@ -59,6 +59,7 @@ class Definition(Record, frozen=True):
     ignore_eos: bool = False
     deadline_s: float = 0.0  # monotonic; 0 is none
     companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
+    return_token_ids: bool = False
 
 
 class PageRun(Record, frozen=True):
@@ -114,6 +115,7 @@ class SequenceDefinition(Record, frozen=True):
     stop: list[str]
     ignore_eos: bool
     gateway_generation: int
+    return_token_ids: bool = False
 
 
 # plans (records in shared memory)
@@ -169,7 +171,11 @@ class EmbeddingSpan(Record, frozen=True):
 
 
 class PrefillChunk(Record, frozen=True):
-    """Prompt tokens [start, end) of one member of a row; their KV goes where the row's block table says."""
+    """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
+
+    Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
+    preempted row is prefilled again over its prompt and what it has generated. Both members take the same ids.
+    """
 
     row: int
     row_generation: int
@@ -217,11 +223,16 @@ class Admit(Wire, frozen=True):
 
 
 class Drop(Wire, frozen=True):
-    """Take the row out of the running set and answer Dropped, also when it was not in it."""
+    """Take the row out of the running set and answer Dropped with the same ticket, also when it was not in it.
+
+    A row can be preempted twice under one generation: without the ticket a late answer to the first Drop would free pages that
+    decode writes.
+    """
 
     epoch: int
     row: int
     row_generation: int
+    ticket: int = 0
 
 
 # to gateway
@@ -326,6 +337,7 @@ class Dropped(Wire, frozen=True):
     generation: int
     row: int
     row_generation: int
+    ticket: int = 0
 
 
 class SequenceEnded(Wire, frozen=True):
@@ -397,6 +409,7 @@ class Delta(Record, frozen=True):
     token_index: int
     data: bytes
     finish: FinishReason | None = None
+    ids: list[int] = []  # of a request with return_token_ids: the ids up to token_index, from where the last delta ended
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,1 +1,5 @@
-"""The OpenAI-compatible HTTP endpoint."""
+"""The gateway: the OpenAI-compatible endpoint. One process; ``main`` is its entry."""
+
+from .serve import main
+
+__all__ = ["main"]

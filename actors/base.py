@@ -1,0 +1,185 @@
+"""What every actor process has: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
+
+``run_actor(NAME)`` is what ``mmrt actor NAME`` and the zygote call. An actor's module has ``main(actor)``: load and map everything
+(standby), ``become_active`` (wait for the role lock, which proves every older generation gone), then work until ``ending``.
+"""
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..models.config import ModelConfig, load_model_config
+from ..runtime.config import TORCH_ACTORS, RuntimeConfig
+from ..runtime.layout import MemoryLayout, read_layout
+from ..runtime.lifeline import Lifeline
+from ..runtime.messages import Hello, ToActor, ToController, Welcome
+from ..runtime.notify import Notifier
+from ..runtime.transport import ActorSocket
+from ..shm.role_lock import RoleLock, next_generation
+from ..shm.run_directory import RunDirectory
+from ..shm.status import ActorState, ActorStatus, ActorTable
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.01
+HELLO_S = 1.0
+
+
+class Ending(Exception):
+    """The actor was told to end while it waited for something."""
+
+
+class Actor:
+    """One generation of one actor. Everything here is usable from the actor's main thread only."""
+
+    def __init__(self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None) -> None:
+        self.name = name
+        self.run = run
+        self.config: RuntimeConfig = msgspec.convert(run.info["config"], RuntimeConfig)
+        self.model_path = Path(run.info["model_path"])
+        model = self.config.model
+        self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context)
+        self.generation = next_generation(run, name)
+        self.notifier = Notifier(notifier_address, name, self.generation)
+        self.lifeline = lifeline
+        self.role = RoleLock(run, name)
+        self.status: ActorStatus | None = None
+        self._bus: ActorSocket | None = None
+        self._terminated = False
+        self._hello_at_s = 0.0
+        self._watchdog_at_s = 0.0
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+
+    @property
+    def ending(self) -> bool:
+        """True once the actor was told to end or its supervisor is gone. Looked at between steps."""
+        return self._terminated or self.lifeline.is_gone()
+
+    def wait_for_layout(self) -> MemoryLayout:
+        """Wait until ``memory`` has made every segment. Raises Ending."""
+        while (layout := read_layout(self.run.path)) is None:
+            self.pause(POLL_S)
+        return layout
+
+    def pause(self, seconds: float) -> None:
+        """Sleep a little. Raises Ending when told to end."""
+        if self.ending:
+            raise Ending
+        time.sleep(seconds)
+
+    def become_active(self) -> ActorStatus:
+        """Report a warm standby, wait for the role lock, and open the status words. Raises Ending.
+
+        Call ``serving`` when this generation does its work from now on.
+        """
+        self.notifier.ready("standby")
+        while not self.role.try_acquire():
+            self.pause(POLL_S)
+        self.status = ActorTable.attach(self.run).writer(self.name, self.generation)
+        return self.status
+
+    def serving(self) -> None:
+        """Say that this generation serves."""
+        assert self.status is not None
+        self.status.set_state(ActorState.ACTIVE)
+        self.notifier.active()
+
+    def watch_ending(self, loop: asyncio.AbstractEventLoop, on_ending: Callable[[], None]) -> None:
+        """In an asyncio actor: call ``on_ending`` at SIGTERM (each one) and when the supervisor is gone."""
+
+        def terminated() -> None:
+            self._terminated = True
+            on_ending()
+
+        def orphaned() -> None:
+            assert self.lifeline.fd is not None
+            loop.remove_reader(self.lifeline.fd)
+            on_ending()
+
+        loop.add_signal_handler(signal.SIGTERM, terminated)
+        if self.lifeline.fd is not None:
+            loop.add_reader(self.lifeline.fd, orphaned)
+
+    @property
+    def bus(self) -> ActorSocket:
+        """The socket to the controller, opened at first use."""
+        if self._bus is None:
+            self._bus = ActorSocket(self.run.path, self.name, self.generation)
+        return self._bus
+
+    def receive(self) -> list[ToActor]:
+        """New messages; says Hello once a second so that a new controller learns who is there."""
+        self.heartbeat()
+        return [message for message in self.bus.receive() if not isinstance(message, Welcome)]
+
+    def heartbeat(self) -> None:
+        """Hello and watchdog, each when it is time. Call it once per turn of the main loop."""
+        now_s = time.monotonic()
+        if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True)):
+            self._hello_at_s = now_s + HELLO_S
+        if now_s >= self._watchdog_at_s:
+            self.notifier.watchdog()
+            self._watchdog_at_s = now_s + self.config.supervisor.watchdog_s / 4
+
+    def send(self, message: ToController) -> bool:
+        return self.bus.send(message)
+
+    def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
+        """Block until a message, an extra descriptor, the supervisor's end, or the time."""
+        fds = [*extra_fds] if self.lifeline.fd is None else [*extra_fds, self.lifeline.fd]
+        self.bus.poll(timeout_s, fds)
+
+    def close(self) -> None:
+        """Leave the run; the last process of a run whose supervisor is gone removes the run directory."""
+        if self.status is not None:
+            self.status.set_state(ActorState.STOPPING)
+        if self._bus is not None:
+            self._bus.close()
+        orphaned = self.lifeline.is_gone()
+        self.role.release()
+        self.notifier.close()
+        if orphaned:
+            self.run.leave()
+
+
+def run_actor(name: str) -> int:
+    """The whole life of an actor process. Returns its exit status: 0 only when it was told to end."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    lifeline = Lifeline(_fd_from_environment("MMRT_LIFELINE_FD"))
+    run = RunDirectory.attach(Path(os.environ["MMRT_RUN_DIR"]))
+    actor = Actor(name, run, lifeline, os.environ.get("NOTIFY_SOCKET"))
+    if name in TORCH_ACTORS:
+        import torch
+
+        torch.set_num_threads(actor.config.actor(name).threads)
+        torch.set_grad_enabled(False)
+    main: Callable[[Actor], None] = importlib.import_module(f"..{name}", __name__).main
+    status = 0
+    try:
+        main(actor)
+        status = 0 if actor.ending else 1
+    except Ending:
+        pass
+    except Exception:
+        log.exception("%s failed", name)
+        status = 1
+    finally:
+        actor.close()
+    return status
+
+
+def _fd_from_environment(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    return int(text) if text else None

@@ -1,0 +1,197 @@
+"""The detokenizer: committed token ids become text deltas for the gateway; stop strings end a text.
+
+The sequence table is the truth. What this process remembers of a row can be made again from it at any time, so it may die
+anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. Hints from decode only say that it is
+time to look.
+"""
+
+import logging
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.stop_strings import StopMatcher
+from ..models.tokenizer import IncrementalDecoder, Tokenizer
+from ..runtime.messages import Delta, FinishReason, decode_sequence_definition, encode
+from ..shm.doorbell import Listener, Ringer
+from ..shm.errors import StaleRow
+from ..shm.fence import fence
+from ..shm.ring import Ring
+from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from .base import Actor
+
+log = logging.getLogger(__name__)
+
+SCAN_S = 0.5
+BLOCKED_S = 0.002
+REPEAT_S = 2.0
+MAX_REPEAT_S = 30.0
+MAX_DELTA_BYTES = 16 * 1024
+_HINTS_PER_STEP = 4096
+_LOW_BITS = np.uint64(0xFFFF_FFFF)
+_PHASE_BITS = 8
+_GENERATION_BITS = 32
+_FINISH: dict[int, FinishReason] = {EndCode.STOP: "stop", EndCode.LENGTH: "length", EndCode.ERROR: "error"}
+
+
+def main(actor: Actor) -> None:
+    """Entry of the detokenizer process."""
+    tokenizer = Tokenizer.load(actor.model_path)
+    actor.wait_for_layout()
+    actor.become_active()
+    table = SequenceTable.attach(actor.run, writable=False)
+    detokenizer = Detokenizer(table, Ring.attach(actor.run, "tokens"), Ring.attach(actor.run, "deltas"), tokenizer)
+    with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
+        actor.serving()
+        while not actor.ending:
+            actor.receive()
+            listener.drain()
+            if detokenizer.step(time.monotonic()):
+                bell.ring()
+            actor.wait(BLOCKED_S if detokenizer.is_blocked else SCAN_S, [listener.fd])
+
+
+class _Text:
+    """One row generation's text as far as it has been made. ``offset`` bytes of it have gone out, ``pending`` are to."""
+
+    def __init__(self, tokenizer: Tokenizer, generation: int, definition: bytes, repeat_s: float) -> None:
+        request = decode_sequence_definition(definition)
+        self.generation = generation
+        self.key = request.key
+        self.repeat_s = repeat_s
+        self.repeat_at_s = float("inf")
+        self.num_ids = 0
+        self.offset = 0
+        self.pending = b""
+        self.finish: FinishReason | None = None
+        self.is_out = False  # the last delta is in the ring
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._matcher = StopMatcher(request.stop) if request.stop else None
+        self._hidden = frozenset() if request.ignore_eos else tokenizer.eos_ids
+
+    def extend(self, ids: list[int], end: int) -> None:
+        """Take new ids, and the end code when these are the last ones.
+
+        ``num_ids`` counts completion tokens as OpenAI and vLLM do: the end-of-sequence id counts, and so does the token that
+        completes a stop string, but none behind it.
+        """
+        if self.finish is not None:
+            return
+        text = ""
+        if self._matcher is None:
+            self.num_ids += len(ids)
+            text = self._decoder.push(self._visible(ids))
+        else:
+            for id in ids:
+                self.num_ids += 1
+                text += self._matcher.push(self._decoder.push(self._visible([id])))
+                if self._matcher.stopped:
+                    self.finish = "stop"
+                    break
+        if self.finish is None and end != EndCode.NONE:
+            text += self._flush()
+            self.finish = "stop" if self._matcher is not None and self._matcher.stopped else _FINISH[end]
+        self.pending += text.encode()
+
+    def _visible(self, ids: list[int]) -> list[int]:
+        """An end-of-sequence id is always the last one and never shown."""
+        return ids[:-1] if ids and ids[-1] in self._hidden else ids
+
+    def _flush(self) -> str:
+        tail = self._decoder.flush()
+        if self._matcher is None:
+            return tail
+        return self._matcher.push(tail) + self._matcher.flush()
+
+
+class Detokenizer:
+    """All rows' texts. ``step`` looks at the table and pushes what is new, at most a few deltas per row."""
+
+    def __init__(self, table: SequenceTable, hints: Ring, deltas: Ring, tokenizer: Tokenizer) -> None:
+        self._table = table
+        self._hints = hints
+        self._deltas = deltas
+        self._tokenizer = tokenizer
+        self._texts: dict[int, _Text] = {}
+        self._blocked: set[int] = set()
+        self._seen: NDArray[np.uint64] = np.zeros((3, table.num_rows), np.uint64)
+
+    @property
+    def is_blocked(self) -> bool:
+        """The ring to the gateway was full: step again soon."""
+        return bool(self._blocked)
+
+    def step(self, now_s: float) -> bool:
+        """Bring every row up to date. Returns whether a delta was pushed, so that the gateway is to be woken."""
+        while len(self._hints.pop_all(_HINTS_PER_STEP)) == _HINTS_PER_STEP:
+            pass
+        self._hints.ack()
+        # Ends before counts before phases: an end read here has all its ids, a count its definition.
+        ends = self._table.ends.copy()
+        fence()
+        counts = self._table.counts.copy()
+        fence()
+        words = np.stack([self._table.phases, counts, ends])
+        fence()
+        changed = np.flatnonzero((words != self._seen).any(axis=0))
+        self._seen = words
+        rows = {*changed.tolist(), *self._blocked, *self._overdue(now_s)}
+        self._blocked.clear()
+        return any([self._update(row, *words[:, row].tolist(), now_s) for row in sorted(rows)])
+
+    def _overdue(self, now_s: float) -> list[int]:
+        """Rows whose last delta went out long ago, but the gateway's answer has not reached the row: say everything again."""
+        overdue = [row for row, text in self._texts.items() if now_s >= text.repeat_at_s]
+        for row in overdue:
+            log.info("row %d: no answer to its last delta, its text is sent again", row)
+        return overdue
+
+    def _update(self, row: int, phase: int, count: int, end: int, now_s: float) -> bool:
+        """Bring one row up to date with its words. Returns whether a delta was pushed."""
+        generation = phase >> _PHASE_BITS
+        if phase & 0xFF != Phase.DECODE:
+            self._texts.pop(row, None)
+            return False
+        text = self._texts.get(row)
+        if text is None or text.generation != generation or now_s >= text.repeat_at_s:
+            repeat_s = REPEAT_S if text is None or text.generation != generation else min(2 * text.repeat_s, MAX_REPEAT_S)
+            try:
+                definition = self._table.read_definition(row, generation)
+            except StaleRow:
+                self._texts.pop(row, None)
+                return False
+            text = self._texts[row] = _Text(self._tokenizer, generation, definition, repeat_s)
+        num_ids = count & int(_LOW_BITS) if count >> _GENERATION_BITS == generation else 0
+        end_code = end & int(_LOW_BITS) if end >> _GENERATION_BITS == generation else EndCode.NONE
+        text.extend(self._table.ids[row, text.num_ids : num_ids].tolist(), end_code)
+        return self._push(row, text, now_s)
+
+    def _push(self, row: int, text: _Text, now_s: float) -> bool:
+        """Move what is pending into the ring as far as there is room; the rest waits for the next step."""
+        pushed = False
+        while text.pending or (text.finish is not None and not text.is_out):
+            data = _head(text.pending)
+            is_last = len(data) == len(text.pending)
+            finish = text.finish if is_last else None
+            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish)
+            if not self._deltas.try_push(encode(delta)):
+                self._blocked.add(row)
+                return pushed
+            pushed = True
+            text.offset += len(data)
+            text.pending = text.pending[len(data) :]
+            if finish is not None:
+                text.is_out = True
+                text.repeat_at_s = now_s + text.repeat_s
+        return pushed
+
+
+def _head(data: bytes) -> bytes:
+    """As much as one delta carries, cut between characters."""
+    if len(data) <= MAX_DELTA_BYTES:
+        return data
+    end = MAX_DELTA_BYTES
+    while data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end]

@@ -1,0 +1,163 @@
+"""The HTTP application: routes, authentication, errors in OpenAI's shape, and the small endpoints beside chat."""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from ...runtime.errors import RequestError
+from .chat import ChatCompletions
+from .metrics import CONTENT_TYPE, Metrics
+from .responses import error_body
+from .validation import Limits
+
+log = logging.getLogger(__name__)
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+READY_RETRY_S = 1
+
+
+def build_app(
+    *,
+    chat: ChatCompletions,
+    limits: Limits,
+    metrics: Metrics,
+    api_key: str,
+    max_body_bytes: int,
+    version: str,
+    unready: Callable[[], list[str]],
+) -> web.Application:
+    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200."""
+    endpoints = _Endpoints(chat, limits, metrics, version, unready)
+    app = web.Application(middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key)], client_max_size=max_body_bytes)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat.handle),
+            web.get("/v1/models", endpoints.models),
+            web.get("/v1/models/{model:.+}", endpoints.model),
+            web.get("/health", endpoints.health),
+            web.get("/ready", endpoints.ready),
+            web.get("/version", endpoints.version),
+            web.get("/metrics", endpoints.metrics),
+        ]
+    )
+    app.on_response_prepare.append(_name_server)
+    return app
+
+
+class _Endpoints:
+    """Everything but chat."""
+
+    def __init__(
+        self, chat: ChatCompletions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]
+    ) -> None:
+        self._chat = chat
+        self._metrics = metrics
+        self._version = version
+        self._unready = unready
+        self._model = {
+            "id": limits.model_name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "mmrt",
+            "max_model_len": limits.max_context,
+        }
+
+    async def models(self, _: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model]})
+
+    async def model(self, http: web.Request) -> web.Response:
+        name = http.match_info["model"]
+        if name != self._model["id"]:
+            raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
+        return _json(self._model)
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Liveness: this process answers. Restarting it would help nobody while other actors are away."""
+        return _json({"status": "ok"})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Readiness: a request sent now would be served."""
+        if self._chat.is_draining:
+            raise _not_ready("the server is shutting down")
+        if missing := self._unready():
+            raise _not_ready(f"not ready: {', '.join(missing)}")
+        return _json({"status": "ready"})
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json({"version": self._version})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _not_ready(message: str) -> RequestError:
+    return RequestError(message, status=503, type="overloaded_error", retry_after_s=READY_RETRY_S)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _error_response(error: RequestError) -> web.Response:
+    response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "mmrt"
+
+
+def _measure(metrics: Metrics) -> Middleware:
+    @web.middleware
+    async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        resource = request.match_info.route.resource
+        metrics.on_http(resource.canonical if resource is not None else "none", request.method, response.status)
+        return response
+
+    return measure
+
+
+@web.middleware
+async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong before headers are out becomes ``{"error": {…}}`` with its status."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return _error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        kind = "not_found_error" if error.status == 404 else "invalid_request_error"
+        message = f"{request.method} {request.path[:100]}: {error.reason}"
+        response = _error_response(RequestError(message, status=error.status, type=kind))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except Exception:  # the outermost loop of a request: a bug here must cost this request only
+        log.exception("%s %s failed", request.method, request.path)
+        return _error_response(RequestError("internal error", status=500, type="internal_error"))
+
+
+def _authenticate(api_key: str) -> Middleware:
+    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready."""
+    expected = f"Bearer {api_key}".encode()
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if api_key and request.path not in OPEN_ROUTES:
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, expected):
+                raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
+        return await handler(request)
+
+    return authenticate

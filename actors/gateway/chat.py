@@ -1,0 +1,262 @@
+"""``POST /v1/chat/completions``: body in, answer or stream of events out. Runs in the gateway's event loop.
+
+However a request ends (last text, error, disconnect, deadline, a client that does not read), the registry learns of it, and a
+stream that has begun ends with a finish reason or an error event, then ``[DONE]``: never silently.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import struct
+import time
+
+from aiohttp import web
+
+from ...runtime.config import ServerSection
+from ...runtime.errors import RequestError
+from ...runtime.messages import Definition, MediaItem
+from .metrics import Metrics
+from .prompt import Prompt, PromptBuilder
+from .requests import Request, RequestRegistry
+from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Completion, error_event
+from .validation import ChatRequest, Limits, read_request
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+SLOW_READER_S = 30.0
+OVERLOAD_RETRY_S = 1
+DRAIN_RETRY_S = 5
+# Bodies and media in memory at once, in bodies of the largest size.
+_INTAKE_BODIES = 4
+# Larger bodies are validated and tokenized in a thread, so that running streams do not wait for them.
+_THREAD_BYTES = 32 * 1024
+
+
+class _Stream:
+    """One connection that is being written to; looked at by ``tick``."""
+
+    def __init__(self, transport: asyncio.Transport | None, event: asyncio.Event, request: Request, now_s: float) -> None:
+        self.transport = transport
+        self.event = event
+        self.request = request
+        self.written_s = now_s
+        self.write_began_s: float | None = None
+
+
+def _reset(transport: asyncio.Transport | None) -> None:
+    """Drop a connection with a TCP reset: what has not been sent is lost, and the client can tell that from an end."""
+    if transport is None or transport.is_closing():
+        return
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+class ChatCompletions:
+    """The handler, and what all its requests share."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        prompts: PromptBuilder,
+        registry: RequestRegistry,
+        metrics: Metrics,
+        server: ServerSection,
+        fingerprint: str,
+    ) -> None:
+        self._limits = limits
+        self._prompts = prompts
+        self._registry = registry
+        self._metrics = metrics
+        self._server = server
+        self._fingerprint = fingerprint
+        self._max_body_bytes = server.max_body_mib << 20
+        self._num_reading_bytes = 0
+        self._streams: set[_Stream] = set()
+        self.num_open = 0
+        self.is_draining = False
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Answer one request.
+
+        Raises:
+            RequestError: as long as no headers are out.
+        """
+        if self.is_draining:
+            raise RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
+        self.num_open += 1
+        try:
+            try:
+                chat, prompt = await self._intake(http)
+            except RequestError as error:
+                self._metrics.on_rejected(error.status)
+                raise
+            return await self._answer(http, chat, prompt)
+        finally:
+            self.num_open -= 1
+
+    def tick(self, now_s: float) -> None:
+        """Every 0.1 s or so: wake streams that owe their client a sign of life, and drop clients that do not read."""
+        for stream in list(self._streams):
+            began_s = stream.write_began_s
+            if stream.request.is_too_slow or (began_s is not None and now_s - began_s > SLOW_READER_S):
+                log.info("request %x: its client reads too slowly", stream.request.key)
+                _reset(stream.transport)
+            elif now_s - stream.written_s >= self._server.keep_alive_s:
+                stream.event.set()
+
+    # --------------------------------------------------------------------------------------------------------- intake
+
+    async def _intake(self, http: web.Request) -> tuple[ChatRequest, Prompt]:
+        num_bytes = self._check_size(http)
+        self._num_reading_bytes += num_bytes
+        try:
+            body = await self._read_body(http)
+            if len(body) <= _THREAD_BYTES:
+                return self._parse(body)
+            return await asyncio.to_thread(self._parse, body)
+        finally:
+            self._num_reading_bytes -= num_bytes
+
+    def _check_size(self, http: web.Request) -> int:
+        """How much memory the body may take. Raises RequestError when that is more than a body may, or than there is room for."""
+        content_type = http.headers.get("Content-Type")
+        if content_type is not None and http.content_type != "application/json":
+            raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
+        length = http.content_length
+        if length is not None and length > self._max_body_bytes:
+            raise self._too_large(length)
+        num_bytes = self._max_body_bytes if length is None else length
+        limit = _INTAKE_BODIES * self._max_body_bytes
+        if self._num_reading_bytes + self._registry.num_media_bytes + num_bytes > limit:
+            raise RequestError(
+                "too many large requests are being received",
+                status=503,
+                type="overloaded_error",
+                retry_after_s=OVERLOAD_RETRY_S,
+            )
+        return num_bytes
+
+    def _too_large(self, length: int) -> RequestError:
+        return RequestError(f"the body has {length} bytes, the limit is {self._max_body_bytes} (server.max_body_mib)", status=413)
+
+    async def _read_body(self, http: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await http.read()
+        except TimeoutError:
+            raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", status=408) from None
+        except web.HTTPRequestEntityTooLarge as error:
+            raise self._too_large(int(error.headers.get("X-Actual-Size", 0)) or self._max_body_bytes + 1) from None
+        except (web.RequestPayloadError, ValueError) as error:
+            raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
+
+    def _parse(self, body: bytes) -> tuple[ChatRequest, Prompt]:
+        chat = read_request(body, self._limits)
+        return chat, self._prompts.build(chat)
+
+    # --------------------------------------------------------------------------------------------------------- answer
+
+    async def _answer(self, http: web.Request, chat: ChatRequest, prompt: Prompt) -> web.StreamResponse:
+        now_s = time.monotonic()
+        id = f"chatcmpl-{secrets.token_hex(12)}"
+        definition = Definition(
+            request_id=id,
+            prompt_ids=prompt.ids,
+            items=[MediaItem(medium.kind, len(medium.data), medium.mime) for medium in chat.conversation.media],
+            sampling=chat.sampling,
+            max_new_tokens=chat.max_new_tokens,
+            stop=chat.stop,
+            ignore_eos=chat.ignore_eos,
+            deadline_s=now_s + self._server.request_timeout_s,
+            companion_ids=prompt.companion_ids,
+        )
+        completion = Completion(id, int(time.time()), self._limits.model_name, self._fingerprint)
+        event = asyncio.Event()
+        request = self._registry.submit(definition, [medium.data for medium in chat.conversation.media], event.set, now_s)
+        try:
+            if chat.stream:
+                chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage)
+                return await self._stream(http, request, completion, chunks, event)
+            return await self._whole(request, completion, event)
+        finally:
+            now_s = time.monotonic()
+            self._registry.cancel(request, now_s)
+            self._metrics.on_over(request, now_s)
+
+    async def _whole(self, request: Request, completion: Completion, event: asyncio.Event) -> web.Response:
+        parts = []
+        while not request.is_over:
+            event.clear()
+            await event.wait()
+            parts.append(request.take())
+        if request.error is not None:
+            raise request.error
+        assert request.finish is not None
+        self._metrics.on_first_text(request)
+        body = completion.whole("".join(parts), request.finish, request.prompt_tokens(), request.num_tokens)
+        return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
+
+    async def _stream(
+        self, http: web.Request, request: Request, completion: Completion, chunks: ChunkEncoder, event: asyncio.Event
+    ) -> web.StreamResponse:
+        """Headers go out when the request is known to fit, or when the client has waited for ``keep_alive_s``."""
+        stream = _Stream(http.transport, event, request, time.monotonic())
+        self._streams.add(stream)
+        try:
+            while not (request.has_started or request.is_over):
+                event.clear()
+                await event.wait()
+                if time.monotonic() - stream.written_s >= self._server.keep_alive_s:
+                    break
+            if request.error is not None:
+                raise request.error
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            response = web.StreamResponse(headers={**headers, "X-Request-Id": completion.id})
+            response.enable_chunked_encoding()
+            await response.prepare(http)
+            try:
+                await self._write_events(response, stream, chunks)
+                await response.write_eof()
+            except ConnectionResetError:
+                log.info("request %x: its client has gone", request.key)
+            return response
+        finally:
+            self._streams.discard(stream)
+
+    async def _write_events(self, response: web.StreamResponse, stream: _Stream, chunks: ChunkEncoder) -> None:
+        request = stream.request
+        frames = chunks.role(request.prompt_tokens())
+        num_tokens = 0
+        text_s: float | None = None
+        while True:
+            stream.event.clear()
+            text, is_over = request.take(), request.is_over
+            now_s = time.monotonic()
+            if text:
+                frames += chunks.text(text, request.prompt_tokens(), request.num_tokens)
+                if text_s is None:
+                    self._metrics.on_first_text(request)
+                else:
+                    self._metrics.on_text(now_s - text_s, request.num_tokens - num_tokens)
+                text_s, num_tokens = now_s, request.num_tokens
+            if request.error is not None:
+                frames += error_event(request.error) + DONE
+            elif request.finish is not None:
+                prompt_tokens = request.prompt_tokens()
+                frames += chunks.finish(request.finish, prompt_tokens, request.num_tokens)
+                frames += chunks.usage(prompt_tokens, request.num_tokens) + DONE
+            elif not frames and now_s - stream.written_s >= self._server.keep_alive_s:
+                frames = KEEP_ALIVE
+            if frames:
+                stream.write_began_s = now_s
+                await response.write(frames)
+                stream.write_began_s = None
+                stream.written_s = now_s
+                frames = b""
+                if is_over:
+                    return
+            else:
+                await stream.event.wait()

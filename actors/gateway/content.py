@@ -1,0 +1,103 @@
+"""Messages of a chat request: roles, text and content parts become what the chat template takes, and media in order.
+
+Pure. Called by validation.
+"""
+
+from typing import Any, NamedTuple
+
+from ...runtime.config import MediaSection
+from ...runtime.messages import MediaKind
+from .fields import Fields, kind_of, refuse, show
+from .media import INLINE_PARTS, URL_PARTS, Medium, read_media_part
+
+# OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = ("text", "input_text", "output_text")
+# Replies that a client sends back verbatim carry these; empty ones say nothing.
+_EMPTY_OF_REPLIES = ("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning")
+
+
+class MediaPart(NamedTuple):
+    """Where a medium stands in a message."""
+
+    kind: MediaKind
+
+
+class Message(NamedTuple):
+    """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts."""
+
+    role: str
+    content: str | tuple[str | MediaPart, ...]
+
+
+class Conversation(NamedTuple):
+    """All messages; ``media`` in the order of their parts."""
+
+    messages: tuple[Message, ...]
+    media: tuple[Medium, ...]
+
+
+def read_messages(value: Any, kinds: tuple[MediaKind, ...], limits: MediaSection) -> Conversation:
+    """Validate ``messages``. ``kinds`` are the media that the model takes.
+
+    Raises:
+        RequestError: what is wrong, and where.
+    """
+    if not isinstance(value, list):
+        raise refuse("messages", f"expected an array, got {kind_of(value)}")
+    if not value:
+        raise refuse("messages", "is empty, at least one message is needed")
+    media: list[Medium] = []
+    messages = tuple(_read_message(entry, f"messages[{i}]", kinds, limits, media) for i, entry in enumerate(value))
+    return Conversation(messages, tuple(media))
+
+
+def _read_message(value: Any, path: str, kinds: tuple[MediaKind, ...], limits: MediaSection, media: list[Medium]) -> Message:
+    fields = Fields(value, path)
+    stated = fields.take_required("role")
+    role = ROLES.get(stated) if isinstance(stated, str) else None
+    if role is None:
+        raise refuse(f"{path}.role", f"is {show(stated)}, allowed are {', '.join(ROLES)}")
+    content = fields.take("content")
+    if content is None:
+        raise refuse(f"{path}.content", "is required")
+    if isinstance(content, list):
+        if not content:
+            raise refuse(f"{path}.content", "is empty, at least one part is needed")
+        parts = [_read_part(part, f"{path}.content[{i}]", role, kinds, limits, media) for i, part in enumerate(content)]
+        content = tuple(parts)
+    elif not isinstance(content, str):
+        raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
+    for name in _EMPTY_OF_REPLIES:
+        if fields.leftover.get(name) in (None, [], {}, ""):
+            fields.take(name)
+    fields.refuse_leftover()
+    return Message(role, content)
+
+
+def _read_part(
+    value: Any, path: str, role: str, kinds: tuple[MediaKind, ...], limits: MediaSection, media: list[Medium]
+) -> str | MediaPart:
+    fields = Fields(value, path)
+    stated = fields.take_required("type")
+    if stated in TEXT_PARTS:
+        text = fields.take("text")
+        if not isinstance(text, str):
+            raise refuse(f"{path}.text", f"expected a string, got {kind_of(text)}")
+        if fields.leftover.get("annotations") == []:
+            fields.take("annotations")
+        fields.refuse_leftover()
+        return text
+    if not isinstance(stated, str) or (stated not in URL_PARTS and stated not in INLINE_PARTS):
+        raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *URL_PARTS, *INLINE_PARTS])}")
+    kind = URL_PARTS[stated] if stated in URL_PARTS else INLINE_PARTS[stated][0]
+    if kind not in kinds:
+        taken = f"it takes text, {', '.join(kinds)}" if kinds else "it takes text only"
+        raise refuse(path, f"the model does not take {kind}: {taken}")
+    if role != "user":
+        raise refuse(path, f"media may stand in messages of role user only, this one's role is {show(role)}")
+    if len(media) == limits.max_items:
+        raise refuse(path, f"more than {limits.max_items} media in one request (media.max_items)")
+    media.append(read_media_part(stated, fields, limits))
+    fields.refuse_leftover()
+    return MediaPart(kind)

@@ -1,0 +1,148 @@
+"""Prometheus metrics of the gateway: its own as ``mmrt_…``, and again under the names that vLLM's dashboards and routers look for.
+
+Own registry, so nothing of the process's other libraries leaks in. What the controller counts is read from shared memory.
+"""
+
+from collections.abc import Callable, Iterator
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from ...shm.status import PoolUse, StatsSnapshot
+from .requests import CLIENT_GONE, Request
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+
+# Our family name, without _total: the names that others know it by.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "mmrt_http_requests": ("http_requests",),
+    "mmrt_requests": ("vllm:request_success",),
+    "mmrt_prompt_tokens": ("vllm:prompt_tokens",),
+    "mmrt_generation_tokens": ("vllm:generation_tokens",),
+    "mmrt_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "mmrt_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "mmrt_e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds",),
+    "mmrt_request_queue_time_seconds": ("vllm:request_queue_time_seconds",),
+    "mmrt_request_prefill_time_seconds": ("vllm:request_prefill_time_seconds",),
+    "mmrt_request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
+    "mmrt_admission_rejections": ("vllm:admission_rejections",),
+    "mmrt_num_requests_running": ("vllm:num_requests_running",),
+    "mmrt_num_requests_waiting": ("vllm:num_requests_waiting",),
+    "mmrt_kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+}
+
+
+class Metrics:
+    """Counters and histograms that the handlers feed, and ``render`` for the endpoint."""
+
+    def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot]) -> None:
+        own = CollectorRegistry()
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"mmrt_{name}", help, labels, registry=own)
+
+        self._http_requests = counter("http_requests", "Answered HTTP requests.", "handler", "method", "status")
+        self._requests = counter("requests", "Chat requests that were submitted and are over.", "finished_reason")
+        self._rejections = counter("admission_rejections", "Chat requests refused or failed, by HTTP status.", "reason")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self._generation_tokens = counter("generation_tokens", "Completion tokens, of aborted requests too.")
+
+        def histogram(name: str, help: str) -> Histogram:
+            return Histogram(f"mmrt_{name}_seconds", help, buckets=_SECONDS, registry=own)
+
+        self._first_token = histogram("time_to_first_token", "Submission to the first text.")
+        self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them.")
+        self._whole = histogram("e2e_request_latency", "Submission to the end.")
+        self._queue = histogram("request_queue_time", "Submission to admission.")
+        self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
+        self._decode = histogram("request_decode_time", "First text to the end.")
+        own.register(_StatsCollector(stats))
+        self._registry = CollectorRegistry()
+        self._registry.register(_Renamer(own, model_name))
+
+    def on_http(self, handler: str, method: str, status: int) -> None:
+        """An HTTP request was answered; ``handler`` is its route, not its path."""
+        self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
+
+    def on_first_text(self, request: Request) -> None:
+        if request.first_text_s is not None:
+            self._first_token.observe(request.first_text_s - request.submitted_s)
+
+    def on_text(self, gap_s: float, num_tokens: int) -> None:
+        """Text of ``num_tokens`` tokens came ``gap_s`` after the text before."""
+        self._inter_token.observe(gap_s / max(1, num_tokens))
+
+    def on_rejected(self, status: int) -> None:
+        self._rejections.labels(str(status)).inc()
+
+    def on_over(self, request: Request, now_s: float) -> None:
+        """A request has been answered, by its text or by an error."""
+        if request.error is not None:
+            is_abort = request.error.status == CLIENT_GONE
+            reason = "abort" if is_abort else "error"
+            if not is_abort:
+                self.on_rejected(request.error.status)
+        else:
+            reason = request.finish or "abort"
+            self._prompt_tokens.inc(request.prompt_tokens())
+        self._requests.labels(reason).inc()
+        self._generation_tokens.inc(request.num_tokens)
+        self._whole.observe(now_s - request.submitted_s)
+        if request.granted_s is not None:
+            self._queue.observe(request.granted_s - request.submitted_s)
+            if request.first_text_s is not None:
+                self._prefill.observe(request.first_text_s - request.granted_s)
+        if request.first_text_s is not None:
+            self._decode.observe(now_s - request.first_text_s)
+
+    def render(self) -> bytes:
+        """Prometheus's text format."""
+        return prometheus_client.generate_latest(self._registry)
+
+
+class _StatsCollector(Collector):
+    """What the controller publishes in shared memory."""
+
+    def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
+        yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
+        yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
+        pages = GaugeMetricFamily("mmrt_pool_pages", "Pages of a pool.", labels=["pool"])
+        used = GaugeMetricFamily("mmrt_pool_pages_used", "Pages in use.", labels=["pool"])
+        for name, pool in stats.pools.items():
+            pages.add_metric([name], pool.pages)
+            used.add_metric([name], pool.used)
+        yield pages
+        yield used
+        kv = stats.pools.get("kv", PoolUse())
+        share = kv.used / kv.pages if kv.pages else 0.0
+        yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
+
+
+class _Renamer(Collector):
+    """Everything under our names, and what has an alias again under that, with ``model_name`` as vLLM has it."""
+
+    def __init__(self, own: CollectorRegistry, model_name: str) -> None:
+        self._own = own
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._own.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+            for alias in ALIASES.get(metric.name, ()):
+                renamed = Metric(alias, metric.documentation, metric.type)
+                renamed.samples = [self._rename(sample, metric.name, alias) for sample in metric.samples]
+                yield renamed
+
+    def _rename(self, sample: Sample, name: str, alias: str) -> Sample:
+        labels = {**sample.labels, "model_name": self._model_name}
+        return sample._replace(name=alias + sample.name.removeprefix(name), labels=labels)

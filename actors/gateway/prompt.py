@@ -1,0 +1,99 @@
+"""From a conversation to token ids: the chat template, the guard against forged control tokens, and the CFG companion.
+
+Runs in the gateway, for long prompts in a thread of it. Without state but for the loaded tokenizer and template.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ...models.architecture import ModelConfig
+from ...models.chat_template import ChatTemplate, TemplateRefusal
+from ...models.tokenizer import PromptGuard, Tokenizer
+from ...runtime.errors import RequestError
+from .content import Conversation, MediaPart, Message
+from .validation import ChatRequest
+
+
+class Prompt(NamedTuple):
+    """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance."""
+
+    ids: list[int]
+    companion_ids: list[int] | None
+
+
+class PromptBuilder:
+    """Renders and tokenizes. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelConfig, max_context: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
+        self._max_context = max_context
+
+    def build(self, request: ChatRequest) -> Prompt:
+        """Token ids of the prompt and, for a guidance scale other than 1, of its companion (CF2, CF5).
+
+        The companion is the same template around one user turn, the negative prompt or "": media, system prompt and earlier turns
+        condition the answer, so the unconditional member has none of them.
+
+        Raises:
+            RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long.
+        """
+        ids = self._encode(request.conversation)
+        companion_ids = None
+        if request.sampling.guidance_scale != 1.0:
+            is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
+            content = (request.negative_prompt,) if is_list else request.negative_prompt
+            companion_ids = self._encode(Conversation((Message("user", content),), ()))
+        return Prompt(ids, companion_ids)
+
+    def _encode(self, conversation: Conversation) -> list[int]:
+        texts = [text for message in conversation.messages for text in _texts(message)]
+        self._check_length(sum(self._tokenizer.min_tokens(text) for text in texts), "at least ")
+        guard = PromptGuard(self._tokenizer)
+        hidden = iter(guard.hide(texts))
+        try:
+            rendered = self._template.render([_for_template(message, hidden) for message in conversation.messages])
+        except TemplateRefusal as error:
+            raise RequestError(f"messages: {error}", param="messages") from None
+        ids = guard.encode(rendered)
+        self._check_length(len(ids))
+        self._check_placeholders(ids, conversation)
+        return ids
+
+    def _check_length(self, num_tokens: int, qualifier: str = "") -> None:
+        """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""
+        if num_tokens >= self._max_context:
+            raise RequestError(
+                f"messages: the prompt has {qualifier}{num_tokens} tokens, the context has {self._max_context} and the answer"
+                " needs at least one of them",
+                param="messages",
+            )
+
+    def _check_placeholders(self, ids: Sequence[int], conversation: Conversation) -> None:
+        """The last defence: whatever the template did, placeholders in the prompt are exactly the request's media."""
+        known = set(self._placeholders.values())
+        found = [id for id in ids if id in known]
+        expected = [self._placeholders[medium.kind] for medium in conversation.media]
+        if found != expected:
+            raise RequestError(
+                f"messages: the model's chat template makes {len(found)} media placeholders of {len(expected)} media,"
+                " or puts them in another order",
+                param="messages",
+            )
+
+
+def _texts(message: Message) -> list[str]:
+    if isinstance(message.content, str):
+        return [message.content]
+    return [part for part in message.content if isinstance(part, str)]
+
+
+def _for_template(message: Message, hidden: Iterator[str]) -> dict[str, Any]:
+    """A message as templates take it, with the hidden texts in place of the user's."""
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": next(hidden)}
+    parts: list[dict[str, str]] = [
+        {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
+    ]
+    return {"role": message.role, "content": parts}

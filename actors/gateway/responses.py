@@ -1,0 +1,96 @@
+"""What goes back over HTTP: completion objects, server-sent events and errors, in OpenAI's shapes.
+
+Pure. The constant parts of a stream's chunks are encoded once, so that a chunk costs little more than its text.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ...runtime.errors import RequestError
+from ...runtime.messages import FinishReason
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """``completion_tokens`` counts the end-of-sequence token, as vLLM does."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def error_body(error: RequestError) -> bytes:
+    """``{"error": {message, type, param, code}}``."""
+    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
+    return _encode({"error": inner})
+
+
+def error_event(error: RequestError) -> bytes:
+    """An error in a stream whose headers are out."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+class Completion:
+    """The identity of one answer, and its chunks."""
+
+    def __init__(self, id: str, created: int, model: str, fingerprint: str) -> None:
+        self.id = id
+        self._created = created
+        self._model = model
+        self._fingerprint = fingerprint
+
+    def whole(self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int) -> bytes:
+        """The body of an answer that is not streamed."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return _encode(self._object("chat.completion", [choice], {"usage": usage(prompt_tokens, completion_tokens)}))
+
+    def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+            **more,
+        }
+
+
+class ChunkEncoder:
+    """Chunks of one stream: role, text …, finish, usage. Every chunk but the last says ``usage: null`` when usage was asked for."""
+
+    def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool) -> None:
+        self._completion = completion
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        head = _encode(completion._object("chat.completion.chunk", [], {}))
+        assert head.endswith(b'"choices":[]}')
+        self._head = b"data: " + head.removesuffix(b"]}")
+        self._text_head = self._head + b'{"index":0,"delta":{"content":'
+
+    def role(self, prompt_tokens: int) -> bytes:
+        return self._head + b'{"index":0,"delta":{"role":"assistant","content":""}' + self._tail(b"null", prompt_tokens, 0)
+
+    def text(self, text: str, prompt_tokens: int, completion_tokens: int) -> bytes:
+        return self._text_head + _encode(text) + b"}" + self._tail(b"null", prompt_tokens, completion_tokens)
+
+    def finish(self, reason: FinishReason, prompt_tokens: int, completion_tokens: int) -> bytes:
+        return self._head + b'{"index":0,"delta":{}' + self._tail(_encode(reason), prompt_tokens, completion_tokens)
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+        """The usage chunk, empty unless usage was asked for."""
+        if not self._include_usage:
+            return b""
+        return self._head + b'],"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
+
+    def _tail(self, finish: bytes, prompt_tokens: int, completion_tokens: int) -> bytes:
+        tail = b',"logprobs":null,"finish_reason":' + finish + b"}]"
+        if self._continuous_usage:
+            return tail + b',"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
+        return tail + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")

@@ -1,0 +1,211 @@
+"""The gateway process: one event loop with HTTP on one side, the bus, media pages and the delta ring on the other.
+
+``serve`` wires the parts together, keeps time for them, and ends in order: refuse new requests, let running ones finish for
+``supervisor.drain_s``, then tell the rest.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import uvloop
+from aiohttp import web
+
+from ... import __version__
+from ...models.chat_template import ChatTemplate
+from ...models.config import load_model_config
+from ...models.tokenizer import Tokenizer
+from ...runtime.config import ACTORS, ServerSection
+from ...runtime.errors import RequestError, RunError
+from ...runtime.messages import ToActor, ToController, decode_delta
+from ...runtime.transport import drain_in_loop
+from ...shm.doorbell import Listener
+from ...shm.pool import PagePool
+from ...shm.ring import Ring
+from ...shm.role_lock import RoleLock
+from ...shm.status import ActorState, ActorTable, ControllerStats
+from ..base import Actor
+from .app import build_app
+from .chat import ChatCompletions
+from .metrics import Metrics
+from .prompt import PromptBuilder
+from .requests import RequestRegistry
+from .validation import Limits
+
+log = logging.getLogger(__name__)
+
+ENDPOINT_NAME = "endpoint"
+TICK_S = 0.1
+FAREWELL_S = 2.0  # for error events to reach their clients at the end
+
+
+class TextStack(NamedTuple):
+    """What of the model the gateway needs; loaded while still a standby."""
+
+    limits: Limits
+    prompts: PromptBuilder
+
+
+def main(actor: Actor) -> None:
+    """Entry of the gateway process."""
+    text = load_text_stack(actor)
+    actor.become_active()
+    uvloop.run(serve(actor, text))
+
+
+def load_text_stack(actor: Actor) -> TextStack:
+    """Read tokenizer, chat template and model facts of the checkpoint. Raises CheckpointError."""
+    layout = actor.wait_for_layout()
+    model = load_model_config(actor.model_path)
+    placeholders = [model.placeholder_id(kind) for kind in model.media_kinds]
+    tokenizer = Tokenizer.load(actor.model_path, control_ids=placeholders)
+    template = ChatTemplate.load(actor.model_path, tokenizer.special_tokens)
+    limits = Limits(
+        model_name=actor.config.model.name or actor.model_path.name,
+        kinds=model.media_kinds,
+        max_context=layout.max_context,
+        media=actor.config.media,
+    )
+    return TextStack(limits, PromptBuilder(tokenizer, template, model, layout.max_context))
+
+
+async def serve(actor: Actor, text: TextStack) -> None:
+    """Serve until the actor is told to end.
+
+    Raises:
+        RunError: the port cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    actors = ActorTable.attach(actor.run, writable=False)
+    stats = ControllerStats.attach(actor.run, writable=False)
+    deltas = Ring.attach(actor.run, "deltas")
+
+    def send(message: ToController) -> bool:
+        sent = actor.send(message)
+        bus.poke()
+        return sent
+
+    def receive(message: ToActor) -> None:
+        registry.on_message(message, time.monotonic())
+
+    registry = RequestRegistry(actor.generation, send, PagePool.attach(actor.run, "media"))
+    metrics = Metrics(text.limits.model_name, stats.read)
+    server = actor.config.server
+    chat = ChatCompletions(
+        limits=text.limits,
+        prompts=text.prompts,
+        registry=registry,
+        metrics=metrics,
+        server=server,
+        fingerprint=f"mmrt-{__version__}",
+    )
+
+    def unready() -> list[str]:
+        return [name for name in ACTORS if not _is_ready(actor, actors, name)]
+
+    app = build_app(
+        chat=chat,
+        limits=text.limits,
+        metrics=metrics,
+        api_key=server.api_key,
+        max_body_bytes=server.max_body_mib << 20,
+        version=__version__,
+        unready=unready,
+    )
+
+    def take_deltas() -> None:
+        """Apply what the detokenizer has pushed, then acknowledge it."""
+        now_s = time.monotonic()
+        while records := deltas.pop_all():
+            for record in records:
+                registry.on_delta(decode_delta(record), now_s)
+            deltas.ack()
+
+    def on_bell() -> None:
+        bell.drain()
+        take_deltas()
+
+    def tick() -> None:
+        now_s = time.monotonic()
+        actor.heartbeat()
+        bus.poke()
+        take_deltas()
+        registry.tick(now_s)
+        chat.tick(now_s)
+        if actor.status is not None:
+            actor.status.set_queue_depth(chat.num_open)
+
+    num_orders = 0
+
+    def on_ending() -> None:
+        nonlocal num_orders
+        num_orders += 1
+
+    def is_forced() -> bool:
+        """Told twice, or nobody is left to drain for."""
+        return num_orders > 1 or actor.lifeline.is_gone()
+
+    actor.watch_ending(loop, on_ending)
+    bus = drain_in_loop(loop, actor.bus, receive)
+    with Listener(actor.run, "gateway") as bell:
+        loop.add_reader(bell.fd, on_bell)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL_S)
+        await runner.setup()
+        try:
+            url = await _listen(runner, server)
+            _publish_endpoint(actor, url)
+            actor.serving()
+            log.info("listening on %s", url)
+            while not actor.ending:
+                tick()
+                await asyncio.sleep(TICK_S)
+            chat.is_draining = True
+            await _drain(actor, chat, registry, tick, is_forced)
+        finally:
+            await runner.cleanup()
+            loop.remove_reader(bell.fd)
+            bus.close()
+
+
+async def _listen(runner: web.AppRunner, server: ServerSection) -> str:
+    """Listen, on the configured host alone, and return the URL."""
+    try:
+        await web.TCPSite(runner, server.host, server.port).start()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot listen on server.host {server.host}, server.port {server.port}: {reason}") from error
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _publish_endpoint(actor: Actor, url: str) -> None:
+    """Leave the URL in the run directory: with port 0 nobody else knows it."""
+    part = actor.run.path / f".{ENDPOINT_NAME}.{os.getpid()}"
+    part.write_text(url + "\n")
+    os.replace(part, actor.run.path / ENDPOINT_NAME)
+
+
+def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
+    """An actor serves when its words say so and its role lock is held; a dead one cannot change its words."""
+    return actors.read(name).state is ActorState.ACTIVE and RoleLock.is_held(actor.run, name)
+
+
+async def _drain(
+    actor: Actor, chat: ChatCompletions, registry: RequestRegistry, tick: Callable[[], None], is_forced: Callable[[], bool]
+) -> None:
+    """Let running requests finish, then end the rest with an error that their clients see."""
+    drain_s = actor.config.supervisor.drain_s
+    log.info("%d requests are running, they have %g s", chat.num_open, drain_s)
+    end_s = time.monotonic() + drain_s
+    while chat.num_open and time.monotonic() < end_s and not is_forced():
+        tick()
+        await asyncio.sleep(TICK_S / 2)
+    error = RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=5)
+    registry.fail_all(error, time.monotonic())
+    end_s = time.monotonic() + FAREWELL_S
+    while chat.num_open and time.monotonic() < end_s:
+        tick()
+        await asyncio.sleep(TICK_S / 10)

@@ -1,0 +1,239 @@
+"""The body of ``/v1/chat/completions`` becomes a ``ChatRequest``, or an error that names the field, its value and the limit.
+
+Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ...runtime.config import MediaSection
+from ...runtime.errors import RequestError
+from ...runtime.messages import MediaKind, Sampling
+from .content import Conversation, read_messages
+from .fields import Fields, kind_of, refuse, show
+
+MAX_TEMPERATURE = 2.0
+MAX_GUIDANCE_SCALE = 20.0
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_USER_CHARS = 512
+_INT64 = 1 << 63
+# A JSON of nothing but brackets and commas would cost fifty times its size in objects.
+MAX_ELEMENTS = 1_000_000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests are checked against: the model served and the configuration."""
+
+    model_name: str
+    kinds: tuple[MediaKind, ...]
+    max_context: int
+    media: MediaSection = MediaSection()
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid request. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
+
+    conversation: Conversation
+    sampling: Sampling
+    max_new_tokens: int | None
+    stop: list[str]
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    negative_prompt: str
+
+
+def _is_number(expected: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and bool(value == expected)
+
+
+def _is_one_of(*expected: object) -> Callable[[Any], bool]:
+    return lambda value: any(type(value) is type(one) and value == one for one in expected)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list | dict) and not value
+
+
+def _is_any_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
+HARMLESS: Mapping[str, Callable[[Any], bool]] = {
+    "n": _is_number(1),
+    "best_of": _is_number(1),
+    "use_beam_search": _is_one_of(False),
+    "frequency_penalty": _is_number(0),
+    "presence_penalty": _is_number(0),
+    "repetition_penalty": _is_number(1),
+    "length_penalty": _is_number(1),
+    "logit_bias": _is_empty,
+    "logprobs": _is_one_of(False),
+    "top_logprobs": _is_number(0),
+    "min_tokens": _is_number(0),
+    "stop_token_ids": _is_empty,
+    "bad_words": _is_empty,
+    "echo": _is_one_of(False),
+    "add_generation_prompt": _is_one_of(True),
+    "continue_final_message": _is_one_of(False),
+    "skip_special_tokens": _is_one_of(True),
+    "spaces_between_special_tokens": _is_any_flag,
+    "include_stop_str_in_output": _is_one_of(False),
+    "chat_template_kwargs": _is_empty,
+    "mm_processor_kwargs": _is_empty,
+    "documents": _is_empty,
+    "tools": _is_empty,
+    "tool_choice": _is_one_of("none", "auto"),
+    "parallel_tool_calls": _is_any_flag,
+    "functions": _is_empty,
+    "function_call": _is_one_of("none", "auto"),
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "service_tier": _is_one_of("auto", "default"),
+    "metadata": _is_object,
+    "store": _is_any_flag,
+    "safety_identifier": _is_text,
+    "prompt_cache_key": _is_text,
+    "request_id": _is_text,
+}
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Parse JSON. Raises RequestError for anything but an object: bad syntax, bad UTF-8, nesting too deep, NaN, 1e999."""
+    if len(body) > MAX_ELEMENTS and sum(map(body.count, (b",", b"[", b"{"))) > MAX_ELEMENTS:
+        raise RequestError(f"the body has more than {MAX_ELEMENTS} elements")
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason}") from None
+    except ValueError as error:  # msgspec's DecodeError, and Python's limit on the digits of an integer
+        raise RequestError(f"the body is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, got {kind_of(value)}")
+    return value
+
+
+def read_request(body: bytes, limits: Limits) -> ChatRequest:
+    """Validate a whole request body.
+
+    Raises:
+        RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
+    """
+    fields = Fields(decode_body(body))
+    _check_model(fields, limits)
+    stream = fields.take_bool("stream")
+    include_usage, continuous_usage = _read_stream_options(fields, stream)
+    max_new_tokens = _read_max_tokens(fields, limits.max_context)
+    sampling = _read_sampling(fields)
+    stop = _read_stop(fields)
+    ignore_eos = fields.take_bool("ignore_eos")
+    fields.take_str("user", MAX_USER_CHARS)
+    negative_prompt = fields.take("negative_prompt")
+    if negative_prompt is not None and not isinstance(negative_prompt, str):
+        raise refuse("negative_prompt", f"expected a string, got {kind_of(negative_prompt)}")
+    messages = fields.take_required("messages")
+    for name, is_harmless in HARMLESS.items():
+        value = fields.take(name)
+        if value is not None and not is_harmless(value):
+            raise refuse(name, f"{show(value)} is not supported")
+    fields.refuse_leftover()
+    return ChatRequest(
+        conversation=read_messages(messages, limits.kinds, limits.media),
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        negative_prompt=negative_prompt or "",
+    )
+
+
+def _check_model(fields: Fields, limits: Limits) -> None:
+    model = fields.take_required("model")
+    if not isinstance(model, str):
+        raise refuse("model", f"expected a string, got {kind_of(model)}")
+    if model != limits.model_name:
+        raise RequestError(
+            f"model: {show(model)} does not exist, this server has {show(limits.model_name)}",
+            status=404,
+            type="not_found_error",
+            param="model",
+        )
+
+
+def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    value = fields.take("stream_options")
+    if value is None:
+        return False, False
+    if not stream:
+        raise refuse("stream_options", "is allowed only when stream is true")
+    options = Fields(value, "stream_options")
+    include = options.take_bool("include_usage")
+    continuous = options.take_bool("continuous_usage_stats")
+    if options.take_bool("include_obfuscation"):
+        raise refuse("stream_options.include_obfuscation", "is not supported")
+    options.refuse_leftover()
+    return include, include and continuous
+
+
+def _read_max_tokens(fields: Fields, max_context: int) -> int | None:
+    old = fields.take_int("max_tokens", 1, max_context)
+    new = fields.take_int("max_completion_tokens", 1, max_context)
+    if old is not None and new is not None and old != new:
+        raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
+    return old if new is None else new
+
+
+def _read_sampling(fields: Fields) -> Sampling:
+    seed = fields.take_int("seed", -_INT64, _INT64 - 1)
+    top_k = fields.take_int("top_k", -1, (1 << 31) - 1)
+    return Sampling(
+        temperature=_or(fields.take_float("temperature", 0, MAX_TEMPERATURE), 1.0),
+        top_p=_or(fields.take_float("top_p", 0, 1, low_allowed=False), 1.0),
+        top_k=max(top_k or 0, 0),  # -1 is off, as in vLLM
+        min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
+        seed=secrets.randbits(63) if seed is None else seed % _INT64,
+        guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    assert value is None or math.isfinite(value)
+    return default if value is None else value
+
+
+def _read_stop(fields: Fields) -> list[str]:
+    value = fields.take("stop")
+    if value is None:
+        return []
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise refuse("stop", f"expected a string or an array of strings, got {kind_of(value)}")
+    if len(stops) > MAX_STOPS:
+        raise refuse("stop", f"has {len(stops)} entries, the limit is {MAX_STOPS}")
+    for i, stop in enumerate(stops):
+        path = "stop" if isinstance(value, str) else f"stop[{i}]"
+        if not isinstance(stop, str):
+            raise refuse(path, f"expected a string, got {kind_of(stop)}")
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise refuse(path, f"has {len(stop)} characters, allowed are 1 to {MAX_STOP_CHARS}")
+    return stops

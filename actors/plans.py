@@ -1,0 +1,56 @@
+"""The main loop of the actors that work on plans (video, encoder, prefill): receive, do one plan, commit, answer.
+
+A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
+command is harmless; a plan whose slot holds something else is obsolete and is dropped.
+"""
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from ..runtime.messages import Plan, PlanDone, Result, Run, decode_plan
+from ..shm.plan_table import PlanTable
+from .base import Actor
+
+log = logging.getLogger(__name__)
+
+KEPT_RESULTS = 256
+IDLE_S = 0.5
+
+
+def serve_plans(actor: Actor, execute: Callable[[Plan], Result], deadline_s: Callable[[Plan], float]) -> None:
+    """Become active and do plans one at a time until told to end. ``deadline_s`` bounds one plan, for the watchdog."""
+    table = PlanTable.attach(actor.run)
+    results: OrderedDict[int, PlanDone] = OrderedDict()
+    queue: deque[Run] = deque()
+    status = actor.become_active()
+    actor.serving()
+    while not actor.ending:
+        _take(actor, queue, results)
+        if not queue:
+            actor.wait(IDLE_S)
+            continue
+        command = queue.popleft()
+        payload = table.read(command.slot, command.plan_id)
+        if payload is None or command.plan_id in results:
+            continue
+        plan = decode_plan(payload)
+        started_s = time.monotonic()
+        with status.step(command.plan_id, deadline_s(plan)):
+            result = execute(plan)
+        done = PlanDone(actor.name, actor.generation, command.plan_id, time.monotonic() - started_s, result)
+        results[command.plan_id] = done
+        if len(results) > KEPT_RESULTS:
+            results.popitem(last=False)
+        actor.send(done)
+
+
+def _take(actor: Actor, queue: deque[Run], results: OrderedDict[int, PlanDone]) -> None:
+    for message in actor.receive():
+        if not isinstance(message, Run):
+            log.warning("unexpected %s", type(message).__name__)
+        elif done := results.get(message.plan_id):
+            actor.send(done)
+        elif all(waiting.plan_id != message.plan_id for waiting in queue):
+            queue.append(message)

@@ -1,0 +1,97 @@
+"""The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
+
+A chunk may reach into ids that were generated before a preemption: what is prefilled then is the prompt and those ids.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..models.config import ModelConfig, family_of
+from ..models.lm import Chunk, LanguageModel
+from ..models.weights import torch_dtype
+from ..runtime.messages import Done, EmbeddingSpan, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
+from ..shm.pool import PagePool
+from ..shm.sequence_table import SequenceTable
+from .base import Actor
+from .language_model import open_language_model
+from .plans import serve_plans
+
+PLAN_DEADLINE_S = 300.0
+KEPT_POSITIONS = 64
+
+
+def main(actor: Actor) -> None:
+    """Entry of the prefill process."""
+    layout = actor.wait_for_layout()
+    kv = PagePool.attach(actor.run, "kv")
+    model = open_language_model(actor, kv, layout.kv_page_tokens)
+    table = SequenceTable.attach(actor.run)
+    worker = PrefillWorker(actor.model, model, table, PagePool.attach(actor.run, "embedding"), layout.kv_page_tokens)
+    serve_plans(actor, worker.execute, lambda plan: PLAN_DEADLINE_S)
+
+
+class PrefillWorker:
+    """Turns prefill plans into forwards. Positions of a row's prompt are kept while its generation lasts."""
+
+    def __init__(
+        self, config: ModelConfig, model: LanguageModel, table: SequenceTable, embeddings: PagePool, page_tokens: int
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._table = table
+        self._embeddings = embeddings
+        self._page_tokens = page_tokens
+        self._dtype = torch_dtype(config.dtype)
+        self._row_bytes = config.embedding_row_bytes()
+        self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
+
+    def execute(self, plan: Plan) -> Result:
+        """One forward over the plan's chunks; chunks of rows that have ended meanwhile are left out."""
+        assert isinstance(plan, Prefill)
+        live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
+        if live:
+            self._model.prefill([self._chunk(chunk) for chunk in live])
+        return Done()
+
+    def _chunk(self, chunk: PrefillChunk) -> Chunk:
+        ids = torch.from_numpy(self._ids(chunk))
+        embeds = self._model.embed(ids)
+        for span in chunk.spans:
+            at = span.start - chunk.start
+            embeds[at : at + span.num_tokens] = self._rows(span)
+        num_pages = -(-chunk.end // self._page_tokens)
+        block_table = self._table.block_table[chunk.row, chunk.member, :num_pages].astype(np.int64)
+        return Chunk(embeds, torch.from_numpy(self._chunk_positions(chunk)), chunk.start, torch.from_numpy(block_table))
+
+    def _ids(self, chunk: PrefillChunk) -> NDArray[np.int64]:
+        """Ids [start, end) of the prompt followed by what was generated."""
+        definition = decode_sequence_definition(self._table.read_definition(chunk.row))
+        num_prompt = definition.num_companion_tokens if chunk.member else definition.num_prompt_tokens
+        prompt = self._table.prompt[chunk.row, chunk.member, chunk.start : min(chunk.end, num_prompt)]
+        generated = self._table.ids[chunk.row, max(0, chunk.start - num_prompt) : max(0, chunk.end - num_prompt)]
+        return np.concatenate((prompt, generated), dtype=np.int64, casting="unsafe")
+
+    def _chunk_positions(self, chunk: PrefillChunk) -> NDArray[np.int64]:
+        """M-RoPE positions, int64 [3, end - start]."""
+        key = (chunk.row, chunk.row_generation, chunk.member)
+        if key not in self._positions:
+            definition = decode_sequence_definition(self._table.read_definition(chunk.row))
+            num_tokens = definition.num_companion_tokens if chunk.member else definition.num_prompt_tokens
+            spans = [] if chunk.member else definition.spans
+            self._positions[key] = family_of(self._config).positions(self._config, num_tokens, spans)
+            if len(self._positions) > KEPT_POSITIONS:
+                self._positions.popitem(last=False)
+        prompt, delta = self._positions[key]
+        num_prompt = prompt.shape[1]
+        beyond = np.arange(max(chunk.start, num_prompt), max(chunk.end, num_prompt)) + delta
+        inside = prompt[:, chunk.start : min(chunk.end, num_prompt)]
+        return np.concatenate((inside, np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
+
+    def _rows(self, span: EmbeddingSpan) -> torch.Tensor:
+        """Embedding rows [num_tokens, hidden] out of the span's pages (US3)."""
+        self._embeddings.check(span.source.pages, span.source.generations)
+        rows = self._embeddings.gather_rows(span.source.pages, self._row_bytes, span.num_tokens, span.first_row)
+        return torch.from_numpy(rows).view(self._dtype)

@@ -1,0 +1,202 @@
+"""The sequences that decode is working on, as arrays, and the step over all of them.
+
+A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
+sequences in the batch. Called by the decode actor only.
+
+Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..models.config import ModelConfig, family_of
+from ..models.lm import LanguageModel
+from ..models.sampler import SamplingRows, combine_guidance, sample
+from ..runtime.messages import SequenceDefinition, decode_sequence_definition
+from ..shm.sequence_table import EndCode, SequenceTable
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Member:
+    row: int
+    generation: int
+    definition: SequenceDefinition
+    delta: int  # M-RoPE: position of a generated token minus its index
+    count: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step did: rows that got a token, and those of them that ended as (row, generation, code)."""
+
+    rows: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
+
+
+class RunningSet:
+    """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
+
+    def __init__(self, config: ModelConfig, model: LanguageModel, table: SequenceTable, page_tokens: int) -> None:
+        self._config = config
+        self._model = model
+        self._eos = np.array(config.eos_token_ids, dtype=np.int64)
+        self._table = table
+        self._page_tokens = page_tokens
+        self._members: dict[int, Member] = {}
+        self._batch: _Batch | None = None
+        self._waiting: list[Member] = []
+
+    @property
+    def rows(self) -> list[int]:
+        return list(self._members)
+
+    def add(self, row: int, generation: int) -> None:
+        """Take a row in unless it is there already or has ended. What was committed before is where it continues."""
+        member = self._members.get(row)
+        if member is not None and member.generation == generation:
+            return
+        if self._table.end(row, generation) != EndCode.NONE:
+            return
+        definition = decode_sequence_definition(self._table.read_definition(row, generation))
+        _, delta = family_of(self._config).positions(self._config, definition.num_prompt_tokens, definition.spans)
+        self._keep_counts()
+        self._members[row] = Member(row, generation, definition, delta, self._table.committed(row, generation))
+
+    def remove(self, row: int, generation: int) -> None:
+        """Take a row out; nothing happens when this generation of it is not in."""
+        member = self._members.get(row)
+        if member is not None and member.generation == generation:
+            self._keep_counts()
+            del self._members[row]
+
+    def step(self) -> Outcome:
+        """One token for every member that has pages for it; the others wait, pair by pair, until they have."""
+        batch = self._current_batch()
+        if not batch.members:
+            return Outcome()
+        ended = self._commit(batch, self._forward(batch))
+        for row, generation, _ in ended:
+            self.remove(row, generation)
+        return Outcome(batch.row_N.tolist(), ended)
+
+    def _current_batch(self) -> "_Batch":
+        """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
+        batch = self._batch
+        if batch is not None and batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting)):
+            return batch
+        self._keep_counts()
+        members = list(self._members.values())
+        self._waiting = [member for member in members if not self._has_pages(member)]
+        self._batch = _Batch([member for member in members if self._has_pages(member)], self._table)
+        return self._batch
+
+    def _has_pages(self, member: Member) -> bool:
+        definition = member.definition
+        capacity = self._table.num_pages[member.row].astype(np.int64) * self._page_tokens
+        if definition.num_companion_tokens and capacity[1] < definition.num_companion_tokens + member.count:
+            return False
+        return bool(capacity[0] >= definition.num_prompt_tokens + member.count)
+
+    def _keep_counts(self) -> None:
+        """Carry what the arrays counted over to the members, before the arrays are dropped."""
+        if self._batch is not None:
+            for member, count in zip(self._batch.members, self._batch.count_N.tolist(), strict=True):
+                member.count = count
+            self._batch = None
+
+    def _forward(self, batch: "_Batch") -> Ints:
+        length_B = np.concatenate((batch.length_N, batch.companion_length_P))
+        position_B = length_B - 1
+        position_B[: len(batch.members)] += batch.delta_N
+        logits_BV = self._model.decode(
+            torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P))),
+            torch.from_numpy(position_B).expand(3, -1),
+            torch.from_numpy(length_B),
+            torch.from_numpy(self._block_tables(batch, length_B)),
+        )
+        num_members = len(batch.members)
+        logits_NV = logits_BV[:num_members]
+        if len(batch.pair_P):
+            guided = combine_guidance(logits_NV[batch.pair_P], logits_BV[num_members:], batch.guidance_P)
+            logits_NV = logits_NV.index_copy(0, torch.from_numpy(batch.pair_P), guided)
+        return sample(logits_NV, replace(batch.sampling, index=batch.count_N))
+
+    def _block_tables(self, batch: "_Batch", length_B: Ints) -> Ints:
+        """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
+        used = -(-int(length_B.max()) // self._page_tokens)
+        tables = self._table.block_table
+        return np.concatenate(
+            (tables[batch.row_N, 0, :used], tables[batch.row_N[batch.pair_P], 1, :used]), dtype=np.int64, casting="unsafe"
+        )
+
+    def _commit(self, batch: "_Batch", tokens_N: Ints) -> list[tuple[int, int, EndCode]]:
+        self._table.commit(batch.row_N, batch.generation_N, tokens_N)
+        batch.advance(tokens_N)
+        stopped_N = np.isin(tokens_N, self._eos) & ~batch.ignore_eos_N
+        ended: list[tuple[int, int, EndCode]] = []
+        for index in np.flatnonzero(stopped_N | (batch.count_N >= batch.max_new_N)).tolist():
+            code = EndCode.STOP if stopped_N[index] else EndCode.LENGTH
+            row, generation = int(batch.row_N[index]), int(batch.generation_N[index])
+            self._table.set_end(row, generation, code)
+            ended.append((row, generation, code))
+        return ended
+
+
+class _Batch:
+    """The arrays of some members, in one order."""
+
+    def __init__(self, members: list[Member], table: SequenceTable) -> None:
+        self.members = members
+        definitions = [member.definition for member in members]
+        self.row_N = np.array([member.row for member in members], dtype=np.int64)
+        self.generation_N = np.array([member.generation for member in members], dtype=np.int64)
+        self.count_N = np.array([member.count for member in members], dtype=np.int64)
+        self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
+        self.max_new_N = np.array([definition.max_new_tokens for definition in definitions], dtype=np.int64)
+        self.ignore_eos_N = np.array([definition.ignore_eos for definition in definitions], dtype=bool)
+        self.length_N = np.array([d.num_prompt_tokens for d in definitions], dtype=np.int64) + self.count_N
+        self.input_N = self._inputs(table, members, 0)
+        self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in definitions])
+        pairs = [members[index] for index in self.pair_P]
+        self.companion_length_P = np.array([m.definition.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
+        self.companion_input_P = self._inputs(table, pairs, 1)
+        self.guidance_P = torch.tensor([m.definition.sampling.guidance_scale for m in pairs], dtype=torch.float32)
+        self.sampling = SamplingRows(
+            temperature=np.array([d.sampling.temperature for d in definitions], dtype=np.float32),
+            top_k=np.array([d.sampling.top_k for d in definitions], dtype=np.int64),
+            top_p=np.array([d.sampling.top_p for d in definitions], dtype=np.float32),
+            min_p=np.array([d.sampling.min_p for d in definitions], dtype=np.float32),
+            seed=np.array([d.sampling.seed for d in definitions], dtype=np.uint64),
+            index=self.count_N,
+        )
+
+    @staticmethod
+    def _inputs(table: SequenceTable, members: list[Member], which: int) -> Ints:
+        """The id that each sequence feeds next: the last committed one, or the last of its prompt."""
+        inputs = np.empty(len(members), dtype=np.int64)
+        for index, member in enumerate(members):
+            if member.count:
+                inputs[index] = table.ids[member.row, member.count - 1]
+            else:
+                definition = member.definition
+                length = definition.num_companion_tokens if which else definition.num_prompt_tokens
+                inputs[index] = table.prompt[member.row, which, length - 1]
+        return inputs
+
+    def fits(self, table: SequenceTable, page_tokens: int) -> bool:
+        """Whether every sequence has a page for the token that it feeds next."""
+        tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens
+        return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
+
+    def advance(self, tokens_N: Ints) -> None:
+        """Every member has got its token; both sequences of a pair feed it next (CF3)."""
+        self.count_N += 1
+        self.length_N += 1
+        self.companion_length_P += 1
+        self.input_N = tokens_N
+        self.companion_input_P = tokens_N[self.pair_P]

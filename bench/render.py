@@ -1,0 +1,110 @@
+"""Tables in the terminal. Called by the benches after they have measured."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .environment import Environment
+from .report import Distribution, GroupSummary, Report, SloSummary, StallSummary
+
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def show_report(console: Console, report: Report) -> None:
+    """The figures of ``bench serve``."""
+    show_environment(console, report.environment)
+    console.print(_requests_table(report))
+    console.print(_latency_table(report.groups))
+    if report.stall is not None:
+        console.print(_stall_table(report.stall))
+    if report.slo is not None:
+        console.print(_slo_line(report.slo))
+    if report.lag is not None and report.lag.p99 > 0.05:
+        console.print(Text(f"The client itself was late by {_ms(report.lag.p99)} ms (P99): it was short of processor.", "yellow"))
+    for message, count in report.failures.items():
+        console.print(Text(f"{count} failed: {message}", "red"))
+
+
+def show_environment(console: Console, environment: Environment) -> None:
+    """One line above the tables."""
+    commit = f", commit {environment.commit}" if environment.commit else ""
+    load = environment.load_average[0]
+    console.print(
+        f"{environment.date}  {environment.cpu}, {environment.num_cpus} CPUs, load {load:.1f}; mmrt {environment.mmrt}{commit}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def show_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table: the first column is left-aligned, the others right."""
+    table = _table(title, *columns)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+    return table
+
+
+def _requests_table(report: Report) -> Table:
+    title = f"{report.scenario}: {report.model}, {report.duration_s:.1f} s"
+    table = _table(title, "group", "reqs", "failed", "cut", "req/s", "tok in", "tok out", "in/s", "out/s", "/chunk")
+    for group in report.groups:
+        table.add_row(
+            group.group,
+            str(group.num_requests),
+            Text(str(group.num_failed), "red" if group.num_failed else ""),
+            str(group.num_cut),
+            f"{group.requests_per_s:.2f}",
+            str(group.num_input_tokens),
+            str(group.num_output_tokens),
+            f"{group.input_tokens_per_s:.1f}",
+            f"{group.output_tokens_per_s:.1f}",
+            f"{group.tokens_per_chunk:.2f}",
+        )
+    return table
+
+
+def _latency_table(groups: Sequence[GroupSummary]) -> Table:
+    table = _table("latency, ms", "group", "", "count", *_PERCENTILES)
+    for group in groups:
+        for name, values in (("TTFT", group.ttft), ("TBT", group.tbt), ("chunk gap", group.gap), ("E2E", group.e2e)):
+            if name != "chunk gap" or group.tokens_per_chunk > 1.005:
+                table.add_row(group.group, name, *_cells(values))
+        table.add_section()
+    return table
+
+
+def _stall_table(stall: StallSummary) -> Table:
+    table = _table("stall: TBT of the text streams, ms", "", "count", *_PERCENTILES, "P99 / alone")
+    for name, values, ratio in (
+        (f"alone, {stall.alone_s:.0f} s", stall.alone, None),
+        (f"with fresh media, {stall.with_fresh_s:.0f} s", stall.with_fresh, stall.p99_ratio),
+        ("only while one is under way", stall.under_way, stall.p99_ratio_under_way),
+    ):
+        table.add_row(name, *_cells(values), "" if ratio is None else f"{ratio:.2f}x")
+    table.add_section()
+    table.add_row("TTFT of the fresh requests", *_cells(stall.fresh_ttft), "")
+    return table
+
+
+def _slo_line(slo: SloSummary) -> str:
+    tbt = "" if slo.tbt_s is None else f" and 90 % of TBTs < {slo.tbt_s:g} s"
+    return f"SLO TTFT < {slo.ttft_s:g} s{tbt}: {slo.attainment:.1%} attained, {slo.attained_requests_per_s:.2f} requests/s"
+
+
+def _cells(values: Distribution | None) -> list[str]:
+    if values is None:
+        return ["0", *("" for _ in _PERCENTILES)]
+    return [str(values.count), *(_ms(getattr(values, name)) for name in _PERCENTILES)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"

@@ -1,0 +1,76 @@
+"""Published request traces, read for their arrivals and lengths (notes of the field: Mooncake, Azure 2023, Azure multimodal 2024).
+
+Called by ``serve``. Pure but for reading the file. Traces are given by path; none of them is part of mmrt.
+"""
+
+import csv
+import datetime
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+
+class TraceRow(msgspec.Struct, frozen=True):
+    """One request of a trace. ``arrival_s`` counts from the trace's first request."""
+
+    arrival_s: float
+    num_input_tokens: int
+    num_output_tokens: int
+    num_images: int = 0
+
+
+def load_trace(path: Path) -> list[TraceRow]:
+    """Read a Mooncake ``.jsonl`` (timestamp in ms, input_length, output_length) or an Azure ``.csv`` (TIMESTAMP, ContextTokens,
+    GeneratedTokens and, in the multimodal one, NumImages), sorted by arrival, from 0 on.
+
+    Raises: OSError; ValueError naming the file and line.
+    """
+    with path.open(newline="") as lines:
+        rows = list(_azure(path, lines) if path.suffix.lower() == ".csv" else _mooncake(path, lines))
+    if not rows:
+        raise ValueError(f"{path} holds no requests")
+    rows.sort(key=lambda row: row.arrival_s)
+    first_s = rows[0].arrival_s
+    return [msgspec.structs.replace(row, arrival_s=row.arrival_s - first_s) for row in rows]
+
+
+def scale_to_rate(rows: Sequence[TraceRow], rate: float) -> list[TraceRow]:
+    """Stretch time linearly so that the rows arrive at ``rate`` requests per second on average; the bursts keep their shape.
+
+    Raises: ValueError for a rate that is not positive.
+    """
+    if rate <= 0:
+        raise ValueError(f"rate {rate} must be above 0")
+    duration_s = rows[-1].arrival_s
+    factor = (len(rows) - 1) / rate / duration_s if duration_s > 0 else 1.0
+    return [msgspec.structs.replace(row, arrival_s=row.arrival_s * factor) for row in rows]
+
+
+def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[TraceRow]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            yield TraceRow(float(fields["timestamp"]) / 1000, int(fields["input_length"]), int(fields["output_length"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: not a Mooncake request: {error!r}") from None
+
+
+def _azure(path: Path, lines: Iterator[str]) -> Iterator[TraceRow]:
+    reader = csv.DictReader(lines)
+    for fields in reader:
+        try:
+            arrival = datetime.datetime.fromisoformat(fields["TIMESTAMP"])
+            if arrival.tzinfo is None:
+                arrival = arrival.replace(tzinfo=datetime.UTC)
+            yield TraceRow(
+                arrival.timestamp(),
+                int(fields["ContextTokens"]),
+                int(fields["GeneratedTokens"]),
+                int(fields.get("NumImages") or 0),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{reader.line_num}: not an Azure request: {error!r}") from None

@@ -1,0 +1,210 @@
+"""What ``mmrt bench serve`` sends: requests planned from a seed, and their HTTP bodies. Pure; the same seed gives the same bytes.
+
+A plan says when, of which group, with which media and how long; ``make_body`` makes the bytes. Lengths are planned in tokens and
+made of words; ``Calibration`` is how many words that takes with the server's tokenizer. Called by ``serve``.
+"""
+
+import base64
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from .samples import ImageFormat, make_audio, make_image, make_video
+from .traces import TraceRow
+
+Modality = Literal["text", "image", "video", "audio"]
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+
+WORDS = (
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you were"
+    " her all she there would their we him been has when who will more no if out so said what up its about into than them can only"
+    " other new some could time these two may then do first any my now such like our over man me even most made after also did many"
+    " before must through back years where much your way well down should because each just those people how too little state good"
+    " very make world still own see men work long get here between both life being under never day same another know while last"
+    " might us great old year off come since against go came right used take three water house river stone light winter road letter"
+).split()
+
+
+class MediaShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of generated media: pixels as (width, height), lengths in seconds."""
+
+    image_size: tuple[int, int] = (336, 336)
+    image_format: ImageFormat = "png"
+    video_size: tuple[int, int] = (320, 240)
+    video_s: float = 2.0
+    video_fps: int = 8
+    audio_s: float = 2.0
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of text in, each request drawing evenly from [low, high]; tokens out, always the same."""
+
+    input_low: int = 64
+    input_high: int = 64
+    max_tokens: int = 64
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """tokens = overhead + per_word * words, for prompts without media."""
+
+    overhead_tokens: float = 0.0
+    tokens_per_word: float = 1.0
+
+    def num_words(self, num_tokens: int) -> int:
+        """How many words make a prompt of about ``num_tokens``; at least 1."""
+        return max(1, round((num_tokens - self.overhead_tokens) / self.tokens_per_word))
+
+
+class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. ``seed`` makes its words and media its own; ``group`` is what its figures are reported under."""
+
+    index: int
+    seed: str
+    group: str
+    media: tuple[Modality, ...]
+    num_input_tokens: int
+    max_tokens: int
+    arrival_s: float = 0.0
+
+
+def calibrate(short: tuple[int, int], long: tuple[int, int]) -> Calibration:
+    """From two measured (words, prompt tokens). Raises: ValueError when they do not make a rising line."""
+    (words_a, tokens_a), (words_b, tokens_b) = short, long
+    if words_b <= words_a or tokens_b <= tokens_a:
+        raise ValueError(f"{words_a} words gave {tokens_a} prompt tokens and {words_b} words {tokens_b}: no rising line")
+    per_word = (tokens_b - tokens_a) / (words_b - words_a)
+    return Calibration(tokens_a - per_word * words_a, per_word)
+
+
+def parse_modalities(text: str) -> dict[Modality, float]:
+    """``text,image`` or ``text:3,image:1`` as weights that sum to 1. Raises: ValueError naming the part at fault."""
+    weights: dict[Modality, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        known = next((modality for modality in MODALITIES if modality == name), None)
+        if known is None:
+            raise ValueError(f"unknown modality {name!r}: choose from {', '.join(MODALITIES)}")
+        weights[known] = weights.get(known, 0.0) + float(weight or 1)
+        if not 0 < weights[known] < float("inf"):
+            raise ValueError(f"the weight of {name!r} is {weight}, it must be above 0")
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def poisson_arrivals(rate: float, num_requests: int, seed: int) -> list[float]:
+    """Arrival times from 0 on with exponential gaps of mean 1/rate; all at 0 for an infinite rate. Raises: ValueError."""
+    if not rate > 0:
+        raise ValueError(f"rate {rate} must be above 0")
+    rng = random.Random(f"{seed}/arrivals")
+    arrivals, now_s = [], 0.0
+    for _ in range(num_requests):
+        arrivals.append(now_s)
+        now_s += 0.0 if rate == float("inf") else rng.expovariate(rate)
+    return arrivals
+
+
+def plan_steady(modalities: Mapping[Modality, float], num_requests: int, lengths: Lengths, seed: int) -> list[RequestPlan]:
+    """Requests that are all alike: text and one item of each other modality named. The group is their names joined by ``+``."""
+    media = tuple(name for name in modalities if name != "text")
+    return [_plan(index, "+".join(media) or "text", media, lengths, seed) for index in range(num_requests)]
+
+
+def plan_mixed(modalities: Mapping[Modality, float], num_requests: int, lengths: Lengths, seed: int) -> list[RequestPlan]:
+    """Requests of one modality each, drawn by weight; a medium comes with text. The group is the modality."""
+    rng = random.Random(f"{seed}/modalities")
+    drawn = rng.choices(list(modalities), list(modalities.values()), k=num_requests)
+    return [_plan(index, name, () if name == "text" else (name,), lengths, seed) for index, name in enumerate(drawn)]
+
+
+def with_trace(plans: Sequence[RequestPlan], rows: Sequence[TraceRow], *, own_input: bool, own_output: bool) -> list[RequestPlan]:
+    """The same plans with the rows' arrivals, images and lengths (TI17); lengths that are ``own`` stay as planned."""
+    planned = []
+    for plan, row in zip(plans, rows, strict=True):
+        media = ("image",) * row.num_images + plan.media
+        planned.append(
+            msgspec.structs.replace(
+                plan,
+                arrival_s=row.arrival_s,
+                media=media,
+                group="image" if row.num_images and plan.group == "text" else plan.group,
+                num_input_tokens=plan.num_input_tokens if own_input else max(1, row.num_input_tokens),
+                max_tokens=plan.max_tokens if own_output else max(1, row.num_output_tokens),
+            )
+        )
+    return planned
+
+
+def with_arrivals(plans: Sequence[RequestPlan], arrivals: Sequence[float]) -> list[RequestPlan]:
+    """The same plans at these times."""
+    return [msgspec.structs.replace(plan, arrival_s=at_s) for plan, at_s in zip(plans, arrivals, strict=True)]
+
+
+def _plan(index: int, group: str, media: tuple[Modality, ...], lengths: Lengths, seed: int) -> RequestPlan:
+    own = f"{seed}/{group}/{index}"
+    num_input_tokens = random.Random(f"{own}/length").randint(lengths.input_low, lengths.input_high)
+    return RequestPlan(
+        index=index, seed=own, group=group, media=media, num_input_tokens=num_input_tokens, max_tokens=lengths.max_tokens
+    )
+
+
+def make_prompt(seed: str, num_words: int) -> str:
+    """Words drawn from a fixed list."""
+    return " ".join(random.Random(f"{seed}/words").choices(WORDS, k=num_words))
+
+
+def make_body(
+    plan: RequestPlan,
+    shapes: MediaShapes,
+    calibration: Calibration,
+    model: str,
+    *,
+    extensions: bool = True,
+    temperature: float = 0.0,
+) -> bytes:
+    """The JSON body of a streaming chat completion. ``extensions`` adds ignore_eos and continuous_usage_stats.
+
+    Raises: ValueError for media sizes that cannot be made.
+    """
+    prompt = make_prompt(plan.seed, calibration.num_words(plan.num_input_tokens))
+    content: object = prompt
+    if plan.media:
+        parts = [_part(name, f"{plan.seed}/{number}", shapes) for number, name in enumerate(plan.media)]
+        content = [*parts, {"type": "text", "text": prompt}]
+    stream_options: dict[str, bool] = {"include_usage": True}
+    body: dict[str, object] = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": plan.max_tokens,
+        "temperature": temperature,
+        "stream": True,
+        "stream_options": stream_options,
+    }
+    if extensions:
+        stream_options["continuous_usage_stats"] = True
+        body["ignore_eos"] = True
+    return json.dumps(body).encode()
+
+
+def _part(name: Modality, seed: str, shapes: MediaShapes) -> dict[str, object]:
+    """A content part with its medium in a data: URL (input_audio: in base64)."""
+    number = random.Random(seed).getrandbits(63)
+    match name:
+        case "image":
+            data = make_image(number, *shapes.image_size, shapes.image_format)
+            return {"type": "image_url", "image_url": {"url": _data_url(f"image/{shapes.image_format}", data)}}
+        case "video":
+            num_frames = max(1, round(shapes.video_s * shapes.video_fps))
+            data = make_video(number, *shapes.video_size, num_frames, shapes.video_fps)
+            return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data)}}
+        case "audio":
+            data = make_audio(number, shapes.audio_s)
+            return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+        case "text":
+            raise ValueError("text is no medium")
+
+
+def _data_url(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"

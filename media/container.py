@@ -1,0 +1,110 @@
+"""Opening video and audio containers with PyAV, restricted to formats and codecs on the allow-lists. Used by video.py and audio.py.
+
+FFmpeg never gets a name or an address, only a Python reader: playlist formats are off the list and no protocol is allowed, so that
+a file cannot make it open another (an ffconcat text did, see tests).
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import av
+import av.error
+import av.logging
+import av.stream
+
+from .errors import MediaError
+from .formats import refuse
+from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
+
+av.logging.set_level(None)
+
+_VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg"
+_AUDIO_FORMATS = "wav,mp3,flac,ogg,aac,mov,matroska,mpegts"
+_VIDEO_CODECS = frozenset(
+    "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv".split()
+)
+_AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
+_ACCEPTED = {
+    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG and MPEG-TS files with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4",
+    "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
+}
+
+BROKEN = (av.error.FFmpegError, IndexError, ValueError)
+
+
+def broken(kind: str) -> MediaError:
+    return MediaError(f"the {kind} is broken: its data cannot be read")
+
+
+def open_container(reader: Reader, kind: Literal["video", "audio"], limits: MediaLimits, budget: TimeBudget) -> Any:
+    """An open PyAV container over the reader's bytes; the caller closes it.
+
+    Raises: MediaError (422) when it is empty, of another kind, of a format that is not on the list, or broken.
+    """
+    guarded = GuardedReader(reader, budget)
+    if guarded.num_bytes == 0:
+        raise MediaError(f"the {kind} is empty (0 bytes)")
+    options = {
+        "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
+        "protocol_whitelist": "none",
+        "max_pixels": str(limits.max_pixels),
+        "max_streams": "64",
+    }
+    try:
+        return av.open(guarded, mode="r", options=options, metadata_errors="ignore")
+    except MediaError:
+        raise
+    except BROKEN:
+        raise refuse(reader, kind, _ACCEPTED[kind]) from None
+
+
+def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
+    """The first stream of this kind that is not a cover picture; all others are discarded by the demuxer.
+
+    Raises: MediaError (422) when there is none, or its codec is not on the list.
+    """
+    attached = av.stream.Disposition.attached_pic
+    streams = [
+        stream
+        for stream in (container.streams.video if kind == "video" else container.streams.audio)
+        if not stream.disposition & attached
+    ]
+    if not streams:
+        other = "; it holds sound: send it as input_audio or audio_url" if container.streams.audio else ""
+        raise MediaError(f"the file holds no {kind} stream{other if kind == 'video' else ''}")
+    stream = streams[0]
+    name = stream.codec_context.name if stream.codec_context is not None else "unknown"
+    allowed = name in _VIDEO_CODECS if kind == "video" else name in _AUDIO_CODECS or name.startswith("pcm_")
+    if not allowed:
+        raise MediaError(f"the {kind} codec {name} is not supported (supported: {_ACCEPTED[kind]})")
+    for unwanted in container.streams:
+        if unwanted.index != stream.index:
+            unwanted.discard = av.stream.Discard.all
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
+    """The stream's packets in file order. A container that breaks off yields what came before.
+
+    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget.
+    """
+    num_packets = 0
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+        except MediaError:
+            raise
+        except BROKEN:
+            return
+        if packet is None:
+            return
+        if not packet.size:
+            continue
+        num_packets += 1
+        if num_packets > limits.max_packets:
+            raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
+        if num_packets % 64 == 0:
+            budget.check()
+        yield packet

@@ -1,0 +1,76 @@
+"""The log-mel spectrogram of Whisper-style audio towers in torch, bit-equal to transformers' WhisperFeatureExtractor.
+
+Values are clamped to the clip's own maximum less 8, so the spectrogram is made of the whole clip at once and segments are slices
+of it. Qwen2.5-Omni's processor pads every clip with silence to its full length (``max_s``) and masks what is padded; the model
+sees ceil(samples / hop) frames. Only the silence that those frames' windows reach is made here, which gives the same numbers.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .rules import MelRules
+
+Waveform = npt.NDArray[np.float32]
+
+
+def num_mel_frames(num_samples: int, rules: MelRules) -> int:
+    """Frames that a tower sees of a clip of ``num_samples``."""
+    return -(-num_samples // rules.hop)
+
+
+def mel_filters(rules: MelRules) -> torch.Tensor:
+    """Slaney's triangular filters with unit area. float32 [n_fft / 2 + 1, num_mel_bins], computed in float64."""
+    top_hz = rules.sample_rate / 2
+    mels = np.linspace(_hz_to_mel(np.float64(0.0)), _hz_to_mel(np.float64(top_hz)), rules.num_mel_bins + 2)
+    edges_hz = _mel_to_hz(mels)
+    bins_hz = np.linspace(0.0, top_hz, rules.n_fft // 2 + 1)
+    slopes = edges_hz[None, :] - bins_hz[:, None]
+    widths = np.diff(edges_hz)
+    rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+    filters = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges_hz[2:] - edges_hz[:-2]))
+    return torch.from_numpy(filters).to(torch.float32)
+
+
+_HZ_PER_MEL, _LINEAR_END_HZ = 200.0 / 3, 1000.0
+_LINEAR_END_MEL = _LINEAR_END_HZ / _HZ_PER_MEL
+_LOG_STEP = np.log(6.4) / 27.0
+
+
+def _hz_to_mel(hz: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.float64]:
+    ratio = np.maximum(hz, 1e-9) / _LINEAR_END_HZ
+    return np.where(hz >= _LINEAR_END_HZ, _LINEAR_END_MEL + np.log(ratio) / _LOG_STEP, hz / _HZ_PER_MEL)
+
+
+def _mel_to_hz(mel: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    logarithmic = _LINEAR_END_HZ * np.exp(_LOG_STEP * (mel - _LINEAR_END_MEL))
+    return np.where(mel >= _LINEAR_END_MEL, logarithmic, _HZ_PER_MEL * mel)
+
+
+_MIN_FRAMES = 64  # a product of few columns is summed in another order, and would differ in the last bit
+
+
+class LogMel:
+    """Window and filters of one set of rules, made once."""
+
+    def __init__(self, rules: MelRules) -> None:
+        self._rules = rules
+        self._window = torch.hann_window(rules.n_fft)
+        self._filters = mel_filters(rules)
+
+    def __call__(self, waveform: Waveform) -> npt.NDArray[np.float32]:
+        """waveform float32 [num_samples], at least one -> float32 [num_mel_frames, num_mel_bins]."""
+        rules = self._rules
+        num_frames = num_mel_frames(len(waveform), rules)
+        full_length = int(rules.max_s * rules.sample_rate)
+        num_padded = max((num_frames + 1) * rules.hop + 2 * rules.n_fft, _MIN_FRAMES * rules.hop)
+        if len(waveform) <= full_length:  # at the very end the extractor reflects the clip instead of padding it
+            num_padded = min(num_padded, full_length)
+        padded = np.zeros(num_padded, dtype=np.float32)
+        padded[: len(waveform)] = waveform
+        spectrum = torch.stft(torch.from_numpy(padded), rules.n_fft, rules.hop, window=self._window, return_complex=True)
+        power = (spectrum[..., :-1].abs() ** 2).contiguous()
+        log_mel = torch.clamp(self._filters.T @ power, min=1e-10).log10()
+        log_mel = torch.maximum(log_mel, log_mel.max() - 8.0)
+        frames: npt.NDArray[np.float32] = ((log_mel + 4.0) / 4.0)[:, :num_frames].T.contiguous().numpy()
+        return frames

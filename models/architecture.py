@@ -1,0 +1,201 @@
+"""What a model is, as plain numbers: dimensions, token ids and media rules.
+
+Made by ``families`` out of a checkpoint's JSON files, read by every actor. No torch, no transformers; msgspec can encode it all.
+"""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+MediaKind = Literal["image", "video", "audio"]
+DType = Literal["float32", "bfloat16"]
+
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class LanguageConfig(Struct):
+    """A decoder of the Llama/Qwen2/Qwen2.5/Qwen3 shape."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    mrope_section: tuple[int, ...] = ()  # rotary pairs per axis (t, h, w); empty is one axis
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+
+
+class VisionConfig(Struct):
+    """The Qwen2.5 vision tower."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    window_size: int
+    out_hidden_size: int
+    full_attention_blocks: tuple[int, ...]
+    hidden_act: str = "silu"
+
+
+class AudioConfig(Struct):
+    """The Qwen2.5-Omni audio tower."""
+
+    num_mel_bins: int
+    num_layers: int
+    num_heads: int
+    ffn_size: int
+    hidden_size: int
+    out_hidden_size: int
+    max_source_positions: int
+    n_window: int
+    scale_embedding: bool = False
+    activation: str = "gelu"
+
+
+class VisionRules(Struct):
+    """How pixels become patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
+
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    merge_size: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    video_min_pixels: int = 128 * 28 * 28
+    video_max_pixels: int = 768 * 28 * 28
+    video_total_pixels: int = 0  # bound on height * width * num_frames / temporal_patch_size; 0: none
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one uint8 patch row: 3 channels x temporal_patch_size x patch_size x patch_size."""
+        return 3 * self.temporal_patch_size * self.patch_size * self.patch_size
+
+
+class AudioRules(Struct):
+    """How sound becomes mel rows, as in the checkpoint's feature extractor (Whisper's)."""
+
+    sample_rate: int = 16000
+    n_fft: int = 400
+    hop: int = 160
+    num_mel_bins: int = 128
+    window_frames: int = 200  # mel frames that the tower attends over at once
+    max_s: float = 300.0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one float32 mel row."""
+        return 4 * self.num_mel_bins
+
+    def num_frames(self, num_samples: int) -> int:
+        """Mel frames of a clip of ``num_samples`` at ``sample_rate``."""
+        return -(-num_samples // self.hop)
+
+
+class NullConfig(Struct):
+    """Step times of the null model, in milliseconds."""
+
+    step_ms: float = 0.0
+    prefill_token_ms: float = 0.0
+
+
+class ModelConfig(Struct):
+    """All that a run must know about its model."""
+
+    family: str
+    language: LanguageConfig
+    dtype: DType
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    vision: VisionConfig | None = None
+    audio: AudioConfig | None = None
+    vision_rules: VisionRules | None = None
+    audio_rules: AudioRules | None = None
+    image_token_id: int = -1
+    video_token_id: int = -1
+    audio_token_id: int = -1
+    positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
+    null: NullConfig | None = None
+
+    @property
+    def media_kinds(self) -> tuple[MediaKind, ...]:
+        """Kinds of media that the model takes."""
+        kinds: list[MediaKind] = []
+        if self.vision is not None:
+            kinds += ["image", "video"]
+        if self.audio is not None:
+            kinds.append("audio")
+        return tuple(kinds)
+
+    def placeholder_id(self, kind: MediaKind) -> int:
+        """The token that stands for media of this kind in a prompt; -1 if the model does not take it."""
+        ids = {"image": self.image_token_id, "video": self.video_token_id, "audio": self.audio_token_id}
+        return ids[kind]
+
+    def kv_page_bytes(self, page_tokens: int) -> int:
+        """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
+        lm = self.language
+        return lm.num_layers * 2 * lm.num_kv_heads * page_tokens * lm.head_dim * DTYPE_BYTES[self.dtype]
+
+    def embedding_row_bytes(self) -> int:
+        """Bytes of one token's embedding row."""
+        return self.language.hidden_size * DTYPE_BYTES[self.dtype]
+
+
+class Segment(Struct):
+    """A part of an item that is decoded and encoded on its own; fields as in ``messages.SegmentShape``."""
+
+    grid: tuple[int, int, int]
+    num_rows: int
+    row_bytes: int
+    num_tokens: int
+
+
+class Item(Struct):
+    """One medium; fields as in ``messages.ItemShape``."""
+
+    kind: MediaKind
+    grid: tuple[int, int, int]
+    num_tokens: int
+    segments: tuple[Segment, ...]
+    second_per_grid_s: float = 0.0
+
+
+class ItemLike(Protocol):
+    """What positions need to know of a medium (``Item``, ``messages.ItemShape``)."""
+
+    @property
+    def kind(self) -> MediaKind: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def second_per_grid_s(self) -> float: ...
+
+
+class SpanLike(Protocol):
+    """Where a medium's tokens stand in an expanded prompt (``messages.MediaSpan``)."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def shape(self) -> ItemLike: ...

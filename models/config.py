@@ -1,0 +1,91 @@
+"""Load a checkpoint directory's configuration, and find its family. Pure: neither torch nor transformers is imported."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from .architecture import (
+    AudioConfig,
+    AudioRules,
+    DType,
+    Item,
+    LanguageConfig,
+    MediaKind,
+    ModelConfig,
+    NullConfig,
+    Segment,
+    VisionConfig,
+    VisionRules,
+)
+from .errors import CheckpointError
+from .families import null, qwen2_5_omni, qwen2_5_vl
+from .families.family import Family
+from .json_fields import CheckpointFiles
+
+__all__ = [
+    "AudioConfig",
+    "AudioRules",
+    "DType",
+    "Family",
+    "Item",
+    "LanguageConfig",
+    "MediaKind",
+    "ModelConfig",
+    "NullConfig",
+    "Segment",
+    "VisionConfig",
+    "VisionRules",
+    "family_of",
+    "load_model_config",
+]
+
+DEFAULT_MAX_CONTEXT = 32768
+
+_FAMILIES: dict[str, Family] = {"qwen2_5_vl": qwen2_5_vl, "qwen2_5_omni": qwen2_5_omni, "null": null}
+_MODEL_TYPES = {
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen2_5_omni": "qwen2_5_omni",
+    "qwen2_5_omni_thinker": "qwen2_5_omni",
+    "mmrt_null": "null",
+}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The functions of the model's family."""
+    return _FAMILIES[config.family]
+
+
+def load_model_config(
+    path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0
+) -> ModelConfig:
+    """Read a Hugging Face checkpoint directory's configuration.
+
+    ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens.
+
+    Raises: CheckpointError naming file, field and value.
+    """
+    files = CheckpointFiles(Path(path))
+    root = files.required("config.json")
+    model_type = root.text("model_type")
+    if model_type not in _MODEL_TYPES:
+        raise root.error("model_type", f"is {model_type!r}, expected one of {', '.join(sorted(_MODEL_TYPES))}")
+    config = _FAMILIES[_MODEL_TYPES[model_type]].parse_config(files)
+    _check_ids(files, config)
+    if max_context > config.max_context:
+        raise CheckpointError(f"{path}: max_context of {max_context} is above the model's limit of {config.max_context}")
+    return msgspec.structs.replace(
+        config,
+        dtype=config.dtype if dtype == "auto" else dtype,
+        max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
+    )
+
+
+def _check_ids(files: CheckpointFiles, config: ModelConfig) -> None:
+    ids = [("eos_token_id", token) for token in config.eos_token_ids]
+    ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
+    for name, token in ids:
+        if not 0 <= token < config.language.vocab_size:
+            raise CheckpointError(
+                f"{files.path / 'config.json'}: {name} is {token}, outside the vocabulary of {config.language.vocab_size}"
+            )

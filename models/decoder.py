@@ -1,0 +1,39 @@
+"""What the prefill and decode actors need of a language model; ``lm`` and ``null_model`` provide it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens [start, start + n) of one sequence.
+
+    embeds [n, H] in the model's dtype; positions int64 [3, n]; block_table int64, at least ceil((start + n) / page_tokens) pages.
+    """
+
+    embeds: Tensor
+    positions: Tensor
+    start: int
+    block_table: Tensor
+
+
+class Decoder(Protocol):
+    """What the actors need of a language model."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids int64 [n] -> [n, H] in the model's dtype."""
+        ...
+
+    def prefill(self, chunks: list[Chunk]) -> None:
+        """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier."""
+        ...
+
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+        """One step: logits float32 [B, V] of the token after each sequence's input token.
+
+        ids int64 [B]; positions int64 [3, B]; lengths int64 [B], the input token included: its K and V go to index length - 1;
+        block_tables int64 [B, P], P at least the pages of the longest sequence; beyond a row's own pages anything may stand.
+        """
+        ...

@@ -1,0 +1,62 @@
+"""The null family: no weights, fixed step times, text only. It measures what the runtime itself costs.
+
+config.json: ``{"model_type": "mmrt_null", "step_ms": 5.0, "prefill_token_ms": 0.0, "vocab_size": 512}``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..architecture import Item, LanguageConfig, ModelConfig, NullConfig, SpanLike
+from ..errors import UnsupportedMediaError
+from ..json_fields import CheckpointFiles
+
+_NO_MEDIA = "the null model takes no media"
+
+
+def parse_config(files: CheckpointFiles) -> ModelConfig:
+    """Map config.json. The KV cache is as small as it can be: 64 bytes per token. Raises CheckpointError."""
+    config = files.required("config.json")
+    language = LanguageConfig(
+        vocab_size=config.integer("vocab_size", default=512),
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+    )
+    return ModelConfig(
+        family="null",
+        language=language,
+        dtype="float32",
+        max_context=config.integer("max_position_embeddings", default=32768),
+        eos_token_ids=config.integers("eos_token_id", default=()),
+        null=NullConfig(
+            step_ms=config.number("step_ms", default=0.0, above=-1e-9),
+            prefill_token_ms=config.number("prefill_token_ms", default=0.0, above=-1e-9),
+        ),
+    )
+
+
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+    return np.broadcast_to(np.arange(num_tokens, dtype=np.int64), (3, num_tokens)), 0
+
+
+def image_item(config: ModelConfig, height: int, width: int) -> Item:
+    raise UnsupportedMediaError(_NO_MEDIA)
+
+
+def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray[np.int64]:
+    raise UnsupportedMediaError(_NO_MEDIA)
+
+
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+    raise UnsupportedMediaError(_NO_MEDIA)
+
+
+def audio_item(config: ModelConfig, num_frames: int) -> Item:
+    raise UnsupportedMediaError(_NO_MEDIA)

@@ -1,0 +1,199 @@
+"""The text side of a made checkpoint: a byte-level BPE tokenizer trained on the spot, with Qwen's control tokens, and a ChatML template.
+
+``make`` calls it. The corpus comes from the word list below and a fixed seed, so the same call gives the same files.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Literal
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+Family = Literal["qwen2_5_vl", "qwen2_5_omni", "null"]
+
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_VL_SPECIALS = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
+    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
+).split()
+_OMNI_SPECIALS = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|AUDIO|> <|audio_bos|> <|audio_eos|> <|box_end|> <|quad_start|> <|quad_end|> "
+    "<|vision_bos|> <|vision_eos|> <|vision_pad|> <|IMAGE|> <|VIDEO|>"
+).split()
+_PLAIN_ADDED = (
+    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
+).split()
+_OMNI_NAMES = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+
+_WORDS = (
+    "the of and to a in is it you that he was for on are with as I his they be at one have this from or had by hot word but what "
+    "some we can out other were all there when up use your how said an each she which do their time if will way about many then "
+    "them write would like so these her long make thing see him two has look more day could go come did number sound no most "
+    "people my over know water than call first who may down side been now find any new work part take get place made live where "
+    "after back little only round man year came show every good me give our under name very through just form sentence great "
+    "think say help low line differ turn cause much mean before move right boy old too same tell does set three want air well "
+    "also play small end put home read hand port large spell add even land here must big high such follow act why ask men change "
+    "went light kind off need house picture try us again animal point mother world near build self earth father head stand own "
+    "page should country found answer school grow study still learn plant cover food sun four between state keep eye never last "
+    "let thought city tree cross farm hard start might story saw far sea draw left late run while press close night real life "
+    "few north image video audio frame pixel colour red green blue dog cat street window river mountain music voice river"
+).split()
+_MARKS = ". . . , , ; : ! ? - ( ) \" ' / % & + = * # @ _ { } [ ]".split()
+_FOREIGN = "über naïve café señor 日本語 中文 文字 привет мир γειά שלום 안녕 🙂 🎵 🚀 – — … “quoted” ½ €".split()
+
+_TEMPLATE = """\
+{%- macro part(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}
+{%- for item in content -%}
+{%- if item.type == 'image' or item.type == 'image_url' -%}VISION_OPENIMAGEVISION_CLOSE
+{%- elif item.type == 'video' or item.type == 'video_url' -%}VISION_OPENVIDEOVISION_CLOSE
+AUDIO_BRANCH{%- elif item.type == 'text' -%}{{ item.text }}
+{%- else -%}{{ raise_exception('this model takes no content part of type ' ~ item.type) }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' ~ message.role ~ '\\n' -}}{{- part(message.content) -}}{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+_AUDIO_BRANCH = "{%- elif item.type in ('audio', 'audio_url', 'input_audio') -%}<|audio_bos|><|AUDIO|><|audio_eos|>\n"
+
+
+def control_tokens(family: Family) -> list[str]:
+    """Added tokens of the family in the order of their ids; the null model speaks Qwen2.5-VL's."""
+    return (_OMNI_SPECIALS if family == "qwen2_5_omni" else _VL_SPECIALS) + _PLAIN_ADDED
+
+
+def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int) -> dict[str, int]:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Returns the ids of the added tokens.
+
+    At most ``num_merges`` merges are learned; the rest of ``vocab_size`` is filled with words that text never becomes but that a
+    random model may say.
+    """
+    added = control_tokens(family)
+    tokenizer = _train(vocab_size - len(added), num_merges)
+    specials = set(added) - set(_PLAIN_ADDED)
+    tokenizer.add_tokens([AddedToken(text, special=text in specials, normalized=False) for text in added])
+    ids = {text: tokenizer.token_to_id(text) for text in added}
+    tokenizer.save(str(out / "tokenizer.json"))
+    names = _OMNI_NAMES if family == "qwen2_5_omni" else {}
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "model_max_length": 131072,
+        "clean_up_tokenization_spaces": False,
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "extra_special_tokens": names,
+        "added_tokens_decoder": {
+            str(i): {
+                "content": text,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": text in specials,
+            }
+            for text, i in ids.items()
+        },
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    (out / "chat_template.jinja").write_text(_chat_template(family))
+    return ids
+
+
+def _chat_template(family: Family) -> str:
+    omni = family == "qwen2_5_omni"
+    replaced = {
+        "VISION_OPEN": "<|vision_bos|>" if omni else "<|vision_start|>",
+        "VISION_CLOSE": "<|vision_eos|>" if omni else "<|vision_end|>",
+        "IMAGE": "<|IMAGE|>" if omni else "<|image_pad|>",
+        "VIDEO": "<|VIDEO|>" if omni else "<|video_pad|>",
+        "AUDIO_BRANCH": _AUDIO_BRANCH if omni else "",
+    }
+    template = _TEMPLATE
+    for name in ("VISION_OPEN", "VISION_CLOSE", "AUDIO_BRANCH", "IMAGE", "VIDEO"):
+        template = template.replace(name, f"\0{name}\0")
+    for name, text in replaced.items():
+        template = template.replace(f"\0{name}\0", text)
+    return template
+
+
+def _train(vocab_size: int, num_merges: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of ``vocab_size`` tokens with Qwen's pre-tokenizer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocab_size, len(alphabet) + num_merges), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(_corpus(num_merges), trainer)
+    if tokenizer.get_vocab_size() < vocab_size:
+        state = json.loads(tokenizer.to_str())
+        _fill(state["model"]["vocab"], vocab_size)
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(state))
+    return tokenizer
+
+
+def _fill(vocab: dict[str, int], size: int) -> None:
+    number = 0
+    while len(vocab) < size:
+        number += 1
+        word = "Ġ" + _pseudo_word(number)
+        if word not in vocab:
+            vocab[word] = len(vocab)
+
+
+def _pseudo_word(number: int) -> str:
+    """A different pronounceable word for each number."""
+    consonants, vowels, word = "bdfghklmnprstvz", "aeiou", ""
+    while number or len(word) < 4:
+        number, digit = divmod(number, 75)
+        word += consonants[digit // 5] + vowels[digit % 5]
+    return word
+
+
+def _corpus(num_merges: int) -> list[str]:
+    """Sentences, code and foreign words, about as much as ``num_merges`` merges can be learned from."""
+    rng = random.Random(0)
+    words = _WORDS + [_pseudo_word(i) for i in range(num_merges // 2)]
+    weights = [1.0 / (rank + 5) for rank in range(len(words))]
+    lines = []
+    for i in range(400 + num_merges):
+        chosen = rng.choices(words, weights, k=rng.randint(4, 14))
+        if i % 3 == 0:
+            chosen[0] = chosen[0].capitalize()
+        if i % 11 == 0:
+            chosen.insert(rng.randrange(len(chosen)), rng.choice(_FOREIGN))
+        if i % 13 == 0:
+            chosen.append(f"{rng.randint(0, 9999)}")
+        if i % 17 == 0:
+            chosen = [f"    def {chosen[0]}_{chosen[1]}(self, {chosen[2]}):\n        return {chosen[3]}[{rng.randint(0, 99)}]"]
+        lines.append(" ".join(chosen) + rng.choice(_MARKS))
+    return lines

@@ -1,0 +1,49 @@
+"""Stop strings in a stream of text: what may be shown, and where it ends. The detokenizer has one matcher per request."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Cuts a stream of text before the first stop string that is completed in it.
+
+    The result depends on the text alone, not on how it was cut into pieces: the stop string whose last character comes first wins,
+    and of those that end together the longest. Text that may be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Text that may be shown now. Once ``stopped``, nothing more."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        shown = len(text) - self._num_held(text)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def flush(self) -> str:
+        """The held-back rest, when nothing more will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest suffix of ``text`` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            start = max(0, len(text) - len(stop) + 1)
+            while (start := text.find(stop[0], start)) >= 0 and len(text) - start > longest:
+                if stop.startswith(text[start:]):
+                    longest = len(text) - start
+                    break
+                start += 1
+        return longest

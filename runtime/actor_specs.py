@@ -1,0 +1,46 @@
+"""How every actor is started and stopped, as the configuration says: values for the supervisor, made by ``mmrt up``."""
+
+from collections.abc import Mapping, Sequence
+
+from .config import ACTORS, TORCH_ACTORS, RuntimeConfig
+from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
+from .supervised import ActorSpec
+
+HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
+
+
+def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | None = None) -> list[ActorSpec]:
+    """How to start every actor. ``commands`` (for tests) names all actors of the run and their programs instead."""
+    specs = []
+    for name in ACTORS if commands is None else commands:
+        section = config.actor(name)
+        stage = TOWER_STAGE if name == "encoder" else TORCH_STAGE if name in TORCH_ACTORS else None
+        specs.append(
+            ActorSpec(
+                name=name,
+                command=tuple(actor_command(name) if commands is None else commands[name]),
+                needs=stage if commands is None else None,
+                entry=ACTOR_ENTRY,
+                argument=name,
+                requires=frozenset({"memory"}) - {name},
+                threads=section.threads,
+                nice=section.nice,
+                stop_grace_s=config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else 5.0,
+                ready_timeout_s=config.supervisor.ready_timeout_s,
+                watchdog_s=config.supervisor.watchdog_s,
+            )
+        )
+    return specs
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What actors inherit: everything but what concerns this process alone, and settings that all of them share."""
+    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD")
+    inherited = {key: value for key, value in environ.items() if key not in own}
+    return inherited | {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,43 @@
+"""``mmrt down``: end the run, and return when nothing of it is left."""
+
+import os
+import select
+from typing import Annotated
+
+import typer
+
+from ...shm.run_directory import RunDirectory
+from ..control import DownRequest, StatusReply, StatusRequest, call
+from ..errors import RunError
+from ..lifeline import sweep
+from .options import DEFAULT_RUN, RunName, run_path
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def down(
+        drain: Annotated[
+            float | None,
+            typer.Option(
+                min=0, metavar="S", help="Seconds that running requests get to finish, at most supervisor.drain_s (the default)."
+            ),
+        ] = None,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """End the run: no new requests, running ones finish, every process ends, nothing is left behind."""
+        path = run_path(run)
+        if not RunDirectory.is_alive(path):
+            sweep(str(path))
+            print(f"no run is up in {path}")
+            return
+        status = call(path, StatusRequest())
+        assert isinstance(status, StatusReply)
+        pid = status.report.supervisor_pid
+        pidfd = os.pidfd_open(pid) if pid else None
+        call(path, DownRequest(drain), timeout_s=None)
+        if pidfd is not None:
+            select.select([pidfd], [], [])
+            os.close(pidfd)
+        if RunDirectory.is_alive(path):
+            raise RunError(f"processes are left in {path}: they joined after it ended, or another run is up there by now")
+        print("the run is down")

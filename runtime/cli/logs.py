@@ -1,0 +1,46 @@
+"""``mmrt logs``: what the actors have printed, also after the run."""
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from ...shm.run_directory import RunDirectory
+from ..config import ACTORS, read_environment
+from ..errors import RunError
+from ..logs import LogReader
+from .options import DEFAULT_RUN, RunName, log_directory, run_path
+from .terminal import Palette
+
+_FOLLOW_POLL_S = 0.2
+_ALSO = ("supervisor", "zygote", "model")
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def logs(
+        actor: Annotated[str | None, typer.Argument(help="Only this actor's; also supervisor, zygote, model.")] = None,
+        follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+        lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with.")] = 50,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """Print the logs of the run in $XDG_STATE_HOME/mmrt/RUN, all actors in the order of time."""
+        if actor is not None and actor not in (*ACTORS, *_ALSO):
+            raise typer.BadParameter(f"no actor {actor!r}; there are {', '.join((*ACTORS, *_ALSO))}", param_hint="ACTOR")
+        path = run_path(run)
+        directory = log_directory(path, read_environment())
+        if not directory.is_dir():
+            raise RunError(f"no logs in {directory}")
+        reader = LogReader(directory, () if actor is None else (actor,))
+        palette = Palette(sys.stdout)
+        for name, line in reader.last(lines):
+            print(palette.line(name, line))
+        while follow:
+            alive = RunDirectory.is_alive(path)
+            for name, line in reader.new():
+                print(palette.line(name, line), flush=True)
+            if not alive:
+                break
+            time.sleep(_FOLLOW_POLL_S)
+        reader.close()

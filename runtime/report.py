@@ -1,0 +1,58 @@
+"""What ``mmrt status`` shows, as data: made by ``status_report``, sent over the control socket, printed as a table or JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class ActorReport(msgspec.Struct, kw_only=True):
+    """One actor. ``memory_bytes`` is its proportional set size, ``cpu_percent`` of one processor since the last look."""
+
+    name: str
+    state: str
+    ready: bool = False
+    pid: int | None = None
+    generation: int = 0
+    restarts: int = 0
+    last_exit: str = ""
+    status: str = ""
+    uptime_s: float = 0.0
+    memory_bytes: int | None = None
+    cpu_percent: float | None = None
+    queue_depth: int = 0
+    steps: int = 0
+
+
+class PoolReport(msgspec.Struct):
+    pages: int = 0
+    used: int = 0
+
+
+class RequestsReport(msgspec.Struct):
+    waiting: int = 0
+    preparing: int = 0
+    running: int = 0
+
+
+class RunReport(msgspec.Struct, kw_only=True):
+    """The whole run. ``ready``: every actor serves."""
+
+    ready: bool
+    state: str  # starting, ready, degraded, stopping; "unsupervised" when no supervisor answers
+    path: str
+    run_id: str
+    endpoint: str
+    model: str
+    supervisor_pid: int | None
+    uptime_s: float
+    actors: list[ActorReport]
+    pools: dict[str, PoolReport]
+    requests: RequestsReport
+
+
+def endpoint(info: Mapping[str, Any]) -> str:
+    """The address that clients use, from run.json: a wildcard address is reached over loopback."""
+    host = str(info.get("host", "127.0.0.1"))
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{info.get('port', 0)}"

@@ -1,0 +1,99 @@
+"""What a run is made of before its first actor: the checkpoint, the address, and ``run.json``; and how a process joins it.
+
+Called by the command line for ``mmrt up``, and by actors that nobody supervises (systemd): there ``memory`` makes the run
+directory, and the others wait until it has.
+"""
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..shm.errors import ShmError
+from ..shm.run_directory import RunDirectory
+from . import default_model
+from .config import Environment, RuntimeConfig, load_config, to_data
+from .errors import ConfigError, RunError
+
+_JOIN_POLL_S = 0.05
+
+
+def model_path(config: RuntimeConfig, environment: Environment) -> Path:
+    """The checkpoint directory of the configuration; the default model's when there is none, also before it is made.
+
+    Raises: ConfigError if the configured one is not a checkpoint directory.
+    """
+    if not config.model.path:
+        return default_model.path(environment)
+    path = Path(config.model.path).expanduser().absolute()
+    if not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "is not a directory"
+        raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")
+    return path
+
+
+def model_family(path: Path) -> str:
+    """The family name of a checkpoint, "" if its config.json does not tell: whoever loads it will complain."""
+    try:
+        model_type = json.loads((path / "config.json").read_bytes())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(model_type).removesuffix("_thinker")
+
+
+def free_port(config: RuntimeConfig) -> int:
+    """The port to serve on: the configured one if it is free, any free one for 0.
+
+    Raises: RunError if it is in use or the address cannot be bound.
+    """
+    host, port = config.server.host, config.server.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise RunError(
+            f"cannot serve on {host}:{port} (server.host, server.port): {error.strerror or error}; another port: --port"
+        ) from None
+
+
+def run_info(config: RuntimeConfig, model: Path, port: int) -> dict[str, Any]:
+    """What ``run.json`` says of the run, besides what the run directory adds itself."""
+    return {
+        "version": __version__,
+        "config": to_data(config),
+        "model_path": str(model),
+        "host": config.server.host,
+        "port": port,
+    }
+
+
+def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:
+    """Attach ``actor`` to the run in MMRT_RUN_DIR. Without a supervisor ``memory`` makes the run and the others wait for it.
+
+    Raises: RunError when there is none in time; ConfigError.
+    """
+    path = environment.run_dir or RunDirectory.default_path()
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if RunDirectory.is_alive(path):
+                return RunDirectory.attach(path)
+            if environment.lifeline_fd is not None:
+                raise RunError(f"the run in {path} is gone")
+            if actor == "memory":
+                config = load_config(environment.config_file)
+                model = model_path(config, environment)
+                if not default_model.is_made(model):
+                    default_model.make(str(model))
+                return RunDirectory.create(path, run_info(config, model, free_port(config)))
+        except ShmError as error:
+            if actor == "memory" or time.monotonic() > deadline_s:
+                raise RunError(str(error)) from None
+        if time.monotonic() > deadline_s:
+            raise RunError(f"no run in {path} after {timeout_s:g} s: is the memory actor up?")
+        time.sleep(_JOIN_POLL_S)

@@ -1,0 +1,114 @@
+"""Policy ``unified``: UnifiedServe's prefill-encode orchestration (US8, US9; paper Algorithm 3, mended), plus what video
+decodes.
+
+Mended: a request without free KV pages is passed over for prefill and its media are encoded all the same; both loops end when
+the requests do; every candidate is looked at once, so neither chunk nor image is planned twice; the encode batch is what is *to
+be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5). An older request that is short of pages stops
+younger ones from taking them, so that the oldest always gets on.
+"""
+
+from .types import ChunkChoice, ItemChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
+
+MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
+
+
+def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
+    """One round: video work within its credit, at most one encode batch and one prefill batch. ``now`` is not needed here."""
+    del now
+    analyse, decode = _video(view)
+    encode = _encode_batch(view, limits) if view.encoder_credit > 0 else ()
+    prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 else ()
+    if limits.exclusive and view.num_decoding:
+        if view.encode_in_flight or view.prefill_in_flight:
+            encode, prefill = (), ()
+        elif encode and prefill:
+            encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
+    return StepPlan(analyse, decode, encode, prefill)
+
+
+def get_next_chunk_size(ready: int, next_token: int, budget: int, num_planned: int) -> int:
+    """Tokens of a member that go into this batch: what is ready, within what is left of the budget."""
+    return max(0, min(ready - next_token, budget - num_planned))
+
+
+def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
+    """US9: n_p <= tau always. Both members of a pair are taken when its turn comes, the longer one over several rounds (CF3)."""
+    chunks: list[ChunkChoice] = []
+    num_planned = 0
+    for request in sorted(view.requests, key=lambda r: (not r.is_partial, r.arrival)):
+        if not request.has_kv or request.prefill_in_flight or (request.alone and chunks):
+            continue
+        for member, state in enumerate(request.members):
+            size = get_next_chunk_size(state.ready, state.next, limits.prefill_tokens, num_planned)
+            if size:
+                chunks.append(ChunkChoice(request.key, member, state.next, state.next + size))
+                num_planned += size
+        if request.alone and chunks:
+            break
+    assert num_planned <= limits.prefill_tokens
+    return tuple(chunks)
+
+
+def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
+    """Gather decoded segments while embedding pages can be had and n_e < alpha; may overshoot by one: no image is split (US7)."""
+    batch: list[SegmentChoice] = []
+    num_rows = 0
+    num_free = view.num_free_embedding_pages
+    for request in view.requests:
+        held = request.embedding_held
+        if request.alone and batch:
+            continue
+        for segment in request.segments:
+            if segment.stage < SegmentStage.DECODED:
+                break  # in order: a later segment must not hold the pages that an earlier one needs
+            if segment.stage != SegmentStage.DECODED:
+                continue
+            if num_rows >= limits.encode_rows or len(batch) >= MAX_PARTS:
+                return tuple(batch)
+            need = segment.embedding_pages
+            if not _may_take(view.num_embedding_pages, num_free, held, need, request.has_kv):
+                break
+            if need > num_free:
+                return tuple(batch)
+            num_free -= need
+            held += need
+            num_rows += segment.num_rows
+            batch.append(SegmentChoice(request.key, segment.item, segment.segment))
+        if request.alone and batch:
+            break
+    return tuple(batch)
+
+
+def _may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
+    """Shares of the embedding pool: half for one request, and what is encoded ahead of its KV pages leaves half of it free."""
+    if held and held + need > num_pages // 2:
+        return False
+    return has_kv or num_free - need >= num_pages // 2
+
+
+def _video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice, ...]]:
+    """Analyses first, for they are short and tell what a request needs; then segments, request by request."""
+    analyse = [ItemChoice(request.key, item) for request in view.requests for item in request.unanalysed]
+    analyse = analyse[: max(0, view.video_credit)]
+    return tuple(analyse), tuple(_segments(view, view.video_credit - len(analyse)))
+
+
+def _segments(view: View, credit: int) -> list[SegmentChoice]:
+    chosen: list[SegmentChoice] = []
+    num_free = view.num_free_patch_pages
+    for request in view.requests:
+        held = request.patch_held
+        for segment in request.segments:
+            if segment.stage != SegmentStage.PENDING:
+                continue
+            if len(chosen) >= credit:
+                return chosen
+            need = segment.patch_pages
+            if held and held + need > view.num_patch_pages // 2:
+                break  # half of the pool is enough to keep a request's encoder busy
+            if need > num_free:
+                return chosen
+            num_free -= need
+            held += need
+            chosen.append(SegmentChoice(request.key, segment.item, segment.segment))
+    return chosen

@@ -1,0 +1,372 @@
+"""Work for video, encoder and prefill: the view that policies see, the plans that follow, and what their results change.
+
+Pure; rules over ``Core``. A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not
+overtake the one before it. Results are idempotent: one is applied when the record still names the pages that its plan wrote.
+"""
+
+from ..shm.sequence_table import Phase
+from .core import Core, Outstanding, owner
+from .effects import PoolName, SetPrefilled
+from .errors import RequestError
+from .intake import embedding_pages, patch_pages
+from .lifecycle import fail, reset_media, settle
+from .messages import (
+    Analyse,
+    Analysed,
+    DecodeSegment,
+    Encode,
+    EncodePart,
+    ItemError,
+    Prefill,
+    PrefillChunk,
+    Result,
+)
+from .request import Request, SegmentRecord
+from .scheduling import unified
+from .scheduling.budgets import allowance_s, update
+from .scheduling.types import (
+    ChunkChoice,
+    MemberView,
+    RequestView,
+    SegmentChoice,
+    SegmentStage,
+    SegmentView,
+    StepLimits,
+    View,
+)
+
+MAX_ROUNDS = 8
+
+# ------------------------------------------------------------------------------------------------------------ planning
+
+
+def issue(core: Core, now: float) -> None:
+    """Plan and send until the policy has nothing more for the credit that is left."""
+    steering = core.steering
+    limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
+    for _ in range(MAX_ROUNDS):
+        view = make_view(core)
+        step = unified.plan(view, limits, now) if view.requests else None
+        if not step:
+            break
+        for choice in step.analyse:
+            _issue_analysis(core, core.requests[choice.key], choice.item, now)
+        for segment in step.decode:
+            _issue_segment(core, segment, now)
+        if step.encode:
+            _issue_encode(core, step.encode, now)
+        if step.prefill:
+            _issue_prefill(core, step.prefill, now)
+    _notice_shortage(core, view, now)
+
+
+def make_view(core: Core) -> View:
+    """Rows in preparation, in order of arrival, and what is free."""
+    rows = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending and r.record.filled]
+    rows.sort(key=lambda request: request.arrival)
+    in_flight = [outstanding.actor for outstanding in core.plans.values()]
+    return View(
+        requests=tuple(_view_request(core, request) for request in rows),
+        video_credit=core.credit("video"),
+        encoder_credit=core.credit("encoder"),
+        prefill_credit=core.credit("prefill"),
+        encode_in_flight=in_flight.count("encoder"),
+        prefill_in_flight=in_flight.count("prefill"),
+        num_decoding=sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in core.rows),
+        num_patch_pages=core.limits.num_patch_pages,
+        num_free_patch_pages=core.pools["patch"].num_free,
+        num_embedding_pages=core.limits.num_embedding_pages,
+        num_free_embedding_pages=core.pools["embedding"].num_free,
+        last=core.steering.last,
+    )
+
+
+def _view_request(core: Core, request: Request) -> RequestView:
+    items = request.record.items
+    if not request.record.prepared:
+        unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
+        return RequestView(request.key, request.arrival, unanalysed=unanalysed)
+    segments = []
+    if not request.record.evicting:
+        for index, item in enumerate(items):
+            for number, segment in enumerate(item.segments):
+                if segment.stage < SegmentStage.ENCODED:
+                    assert item.shape is not None
+                    shape = item.shape.segments[number]
+                    pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
+                    segments.append(SegmentView(index, number, segment.stage, shape.num_rows, *pages))
+    return RequestView(
+        request.key,
+        request.arrival,
+        has_kv=request.has_kv and request.looked,
+        prefill_in_flight=bool(request.prefill_plan),
+        members=_members(request),
+        segments=tuple(segments),
+        patch_held=core.pools["patch"].num_owned(owner(request)),
+        embedding_held=core.pools["embedding"].num_owned(owner(request)),
+        alone=request.key in core.suspects,
+    )
+
+
+def _members(request: Request) -> tuple[MemberView, ...]:
+    targets = request.targets
+    first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
+    ready = (first, *targets[1:])
+    return tuple(MemberView(request.prefilled[m], ready[m], targets[m]) for m in range(len(targets)))
+
+
+def _notice_shortage(core: Core, view: View, now: float) -> None:
+    """If the oldest row with KV pages cannot get patch or embedding pages for a while, younger rows lose theirs."""
+    for seen in view.requests:
+        request = core.requests[seen.key]
+        if not seen.segments or request.plans or not seen.has_kv:
+            continue
+        segment = seen.segments[0]
+        pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"
+        actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
+        if not core.credit(actor) or core.pools[pool].num_free >= need:
+            return
+        if request.blocked_s < 0:
+            request.blocked_s = now
+        elif now - request.blocked_s >= core.limits.patience_s:
+            request.blocked_s = now
+            _evict_younger(core, request, pool, need)
+        return
+
+
+def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> None:
+    """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later."""
+    ledger = core.pools[pool]
+    younger = [r for r in core.rows if r is not None and not r.ending and r.arrival > request.arrival]
+    holders = [r for r in younger if ledger.num_owned(owner(r))]
+    for victim in sorted(holders, key=lambda r: -r.arrival):
+        if ledger.num_free >= need:
+            return
+        core.totals.evicted += 1
+        reset_media(core, victim, consumed_too=False)
+        core.save(victim)
+
+
+# ------------------------------------------------------------------------------------------------------------- issuing
+
+
+def _issue_analysis(core: Core, request: Request, item: int, now: float) -> None:
+    source = request.record.items[item].source
+    plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source)
+    request.analysing.add(item)
+    core.place_plan("video", plan, [request], [("media", source.pages)], now)
+
+
+def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
+    request = core.requests[choice.key]
+    item = request.record.items[choice.item]
+    segment = item.segments[choice.segment]
+    assert item.shape is not None and segment.stage == SegmentStage.PENDING
+    target = core.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], core.limits))
+    assert target is not None, "the policy chose a segment without patch pages for it"
+    segment.stage, segment.patch = SegmentStage.DECODING, target
+    request.blocked_s = -1.0
+    core.save(request)
+    plan = DecodeSegment(
+        request.row,
+        request.row_generation,
+        choice.item,
+        choice.segment,
+        request.definition.items[choice.item],
+        item.shape,
+        item.source,
+        target,
+    )
+    core.place_plan("video", plan, [request], [("media", item.source.pages), ("patch", target.pages)], now)
+
+
+def _issue_encode(core: Core, choices: tuple[SegmentChoice, ...], now: float) -> None:
+    parts: list[EncodePart] = []
+    requests: dict[int, Request] = {}
+    for choice in choices:
+        request = requests[choice.key] = core.requests[choice.key]
+        item = request.record.items[choice.item]
+        segment = item.segments[choice.segment]
+        assert item.shape is not None and segment.patch is not None and segment.stage == SegmentStage.DECODED
+        shape = item.shape.segments[choice.segment]
+        target = core.allocate("embedding", request, embedding_pages(shape, core.limits))
+        assert target is not None, "the policy chose a segment without embedding pages for it"
+        segment.stage, segment.embedding = SegmentStage.ENCODING, target
+        request.blocked_s = -1.0
+        parts.append(EncodePart(request.row, request.row_generation, item.shape.kind, shape, segment.patch, target))
+    for request in requests.values():
+        core.save(request)
+    core.steering.last = "encode"
+    core.place_plan("encoder", Encode(parts), requests.values(), encode_uses(parts), now)
+
+
+def encode_uses(parts: list[EncodePart]) -> list[tuple[PoolName, list[int]]]:
+    """Pages that an Encode plan names."""
+    patch = [page for part in parts for page in part.source.pages]
+    embedding = [page for part in parts for page in part.target.pages]
+    return [("patch", patch), ("embedding", embedding)]
+
+
+def _issue_prefill(core: Core, choices: tuple[ChunkChoice, ...], now: float) -> None:
+    chunks = [_chunk(core.requests[choice.key], choice) for choice in choices]
+    requests = {choice.key: core.requests[choice.key] for choice in choices}
+    core.steering.last = "prefill"
+    outstanding = core.place_plan("prefill", Prefill(chunks), requests.values(), prefill_uses(chunks, list(requests.values())), now)
+    for request in requests.values():
+        request.prefill_plan = outstanding.plan_id
+
+
+def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:
+    spans = []
+    if choice.member == 0 and request.tracker is not None:
+        for part in request.tracker.overlapping(choice.start, choice.end):
+            run = request.record.items[part.item].segments[part.segment].embedding
+            assert run is not None, "a chunk reaches into a segment without embedding pages"
+            spans.append(request.tracker.span(part, run, choice.start, choice.end))
+    return PrefillChunk(request.row, request.row_generation, choice.member, choice.start, choice.end, spans)
+
+
+def prefill_uses(chunks: list[PrefillChunk], requests: list[Request]) -> list[tuple[PoolName, list[int]]]:
+    """Pages that a Prefill plan names: embedding pages it reads and *all* KV pages of its rows, whose block tables it follows."""
+    embedding = [page for chunk in chunks for span in chunk.spans for page in span.source.pages]
+    kv = [page for request in requests for table in request.block_tables for page in table]
+    return [("embedding", embedding), ("kv", kv)]
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def finish_plan(core: Core, outstanding: Outstanding, result: Result, elapsed_s: float) -> None:
+    """Apply a plan's result to the rows it was for, free its slot, and let go of what it held."""
+    plan = outstanding.plan
+    live = [request for request in outstanding.requests if not request.ending]
+    if isinstance(plan, Analyse):
+        _finish_analysis(plan, live)
+    if isinstance(result, ItemError):
+        _blame(core, outstanding, live, result)
+    elif isinstance(plan, Analyse):
+        if isinstance(result, Analysed):
+            _apply_shape(core, plan, live, result)
+    elif isinstance(plan, DecodeSegment):
+        _apply_decoded(core, plan, live)
+    elif isinstance(plan, Encode):
+        _apply_encoded(core, plan, live)
+        num_rows = sum(part.shape.num_rows for part in plan.parts)
+        core.steering.encode = update(core.steering.encode, num_rows, elapsed_s, _allowance(core))
+    elif isinstance(plan, Prefill):
+        _apply_prefilled(core, plan, live)
+        num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+        core.steering.prefill = update(core.steering.prefill, num_tokens, elapsed_s, _allowance(core))
+    core.clear_plan(outstanding)
+    for request in outstanding.requests:
+        settle(core, request)
+
+
+def _allowance(core: Core) -> float:
+    decoding = sum(r is not None and r.phase == Phase.DECODE for r in core.rows)
+    return allowance_s(core.steering.share, decoding, core.limits.tbt_target_s)
+
+
+def _blame(core: Core, outstanding: Outstanding, live: list[Request], error: ItemError) -> None:
+    """One request's data cannot be used: it fails. In a plan of several nobody knows whose: each is tried again alone."""
+    if len({request.key for request in outstanding.requests}) == 1:
+        for request in live:
+            fail(core, request, RequestError(error.message, status=error.status, param="messages" if error.status < 500 else None))
+        return
+    core.suspects.update(request.key for request in live)
+    if isinstance(outstanding.plan, Encode):
+        for request in live:
+            for _, segment in _segments_by_target(request, outstanding.plan):
+                segment.stage, segment.embedding = SegmentStage.DECODED, None
+            _retire_unnamed(core, request)
+            core.save(request)
+
+
+def _retire_unnamed(core: Core, request: Request) -> None:
+    """Give back embedding pages that no segment names any more."""
+    runs = [segment.embedding for item in request.record.items for segment in item.segments if segment.embedding]
+    named = {page for run in runs for page in run.pages}
+    ledger = core.pools["embedding"]
+    ledger.retire(owner(request), ledger.owned_by(owner(request)) - named)
+
+
+def _finish_analysis(plan: Analyse, live: list[Request]) -> None:
+    for request in live:
+        request.analysing.discard(plan.item)
+
+
+def _apply_shape(core: Core, plan: Analyse, live: list[Request], result: Analysed) -> None:
+    for request in live:
+        item = request.record.items[plan.item]
+        if item.shape is None:
+            item.shape = result.shape
+            core.save(request)
+
+
+def _apply_decoded(core: Core, plan: DecodeSegment, live: list[Request]) -> None:
+    for request in live:
+        segment = request.record.items[plan.item].segments[plan.segment]
+        if segment.stage == SegmentStage.DECODING and segment.patch == plan.target:
+            segment.stage = SegmentStage.DECODED
+            core.save(request)
+
+
+def _segments_by_target(request: Request, plan: Encode) -> list[tuple[tuple[int, int], SegmentRecord]]:
+    """Segments of the request that are being encoded into pages of this plan."""
+    targets = [part.target for part in plan.parts if (part.row, part.row_generation) == (request.row, request.row_generation)]
+    return [
+        ((index, number), segment)
+        for index, item in enumerate(request.record.items)
+        for number, segment in enumerate(item.segments)
+        if segment.stage == SegmentStage.ENCODING and segment.embedding in targets
+    ]
+
+
+def _apply_encoded(core: Core, plan: Encode, live: list[Request]) -> None:
+    """Embedding rows are there; patch pages have done their service."""
+    for request in live:
+        done = _segments_by_target(request, plan)
+        for (index, number), segment in done:
+            assert segment.patch is not None and request.tracker is not None
+            core.pools["patch"].retire(owner(request), segment.patch.pages)
+            segment.stage, segment.patch = SegmentStage.ENCODED, None
+            request.tracker.mark_ready(index, number)
+        if done:
+            release_consumed(core, request)
+            core.save(request)
+        core.suspects.discard(request.key)
+
+
+def _apply_prefilled(core: Core, plan: Prefill, live: list[Request]) -> None:
+    """Tokens are in the KV cache; embedding pages that were read to their end are free (RS2, US4). The word goes first."""
+    rows = {(request.row, request.row_generation): request for request in live}
+    for chunk in plan.chunks:
+        request = rows.get((chunk.row, chunk.row_generation))
+        if request is None or request.record.evicting or request.prefilled[chunk.member] >= chunk.end:
+            continue
+        assert request.prefilled[chunk.member] == chunk.start, "a chunk was prefilled out of order"
+        request.prefilled[chunk.member] = chunk.end
+        core.emit(SetPrefilled(request.row, chunk.member, chunk.end))
+        if chunk.spans and release_consumed(core, request):
+            core.save(request)
+    core.suspects.difference_update(request.key for request in live)
+
+
+def release_consumed(core: Core, request: Request) -> bool:
+    """Give back embedding pages whose rows are all prefilled, as ``prefilled`` says. True if the record changed."""
+    changed = False
+    assert request.tracker is not None
+    for part in request.tracker.overlapping(0, request.prefilled[0]):
+        segment = request.record.items[part.item].segments[part.segment]
+        if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
+            continue
+        place = (part.item, part.segment)
+        before = request.num_consumed.get(place, 0)
+        count = request.tracker.num_consumed_pages(part, request.prefilled[0])
+        core.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
+        request.num_consumed[place] = count
+        if request.prefilled[0] >= part.end:
+            segment.embedding = None
+            del request.num_consumed[place]
+            changed = True
+    return changed

@@ -1,0 +1,122 @@
+"""The supervisor's way to start processes: keeps the zygote, decides between fork and plain start, gives each its environment."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from .launcher import Zygote, ZygoteError, pipe_to_logs
+from .logs import LogPump
+from .processes import CHILD_LIFELINE_FD, Process, reap_strangers, spawn
+from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, decide
+from .supervised import ActorSpec
+
+NOTIFY_NAME = "notify"
+
+
+class StarterHost(Protocol):
+    """What the starter needs of the supervisor."""
+
+    policy: RestartPolicy
+
+    def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
+    def on_message(self, actor: str, text: str) -> None: ...
+
+
+class Starter:
+    """Starts the processes of one run. Owns the lifeline: its write end closes with this process, however that ends."""
+
+    def __init__(
+        self,
+        host: StarterHost,
+        run: Path,
+        environment: Mapping[str, str],
+        stages: Mapping[str, Sequence[str]],
+    ) -> None:
+        """``stages`` is what a zygote imports; when there are none every process starts plainly."""
+        self._host = host
+        self._run = run
+        self._environment = dict(environment)
+        self._stages = stages
+        self._zygote: Zygote | None = None
+        self._children: list[Process] = []
+        self._lifeline, self._lifeline_end = os.pipe()
+
+    def close(self) -> None:
+        os.close(self._lifeline)
+        os.close(self._lifeline_end)
+
+    async def keep_zygote(self) -> None:
+        """Keep a zygote there until cancelled. One that keeps dying is given up: actors then start plainly."""
+        history = RestartHistory()
+        try:
+            while True:
+                read_end, write_end = pipe_to_logs()
+                environment = {**self._environment, "OMP_NUM_THREADS": "1"}
+                zygote = Zygote.start(self._run, self._stages, environment, output_fd=write_end)
+                os.close(write_end)
+                pump = LogPump(read_end, lambda lines: self._host.on_lines("zygote", lines))
+                self._zygote = zygote
+                self._children = [child for child in self._children if child.alive]
+                for child in self._children:
+                    zygote.guard(child)
+                status = await zygote.process.wait()
+                assert status is not None
+                pump.finish()
+                zygote.close()
+                decision, history = decide(
+                    self._host.policy, history, lifetime_s=zygote.process.lifetime_s, status=status, jitter=0.0
+                )
+                if isinstance(decision, GiveUp):
+                    self._host.on_message("zygote", f"given up: {decision.reason}; actors start without it")
+                    self._zygote = None
+                    await asyncio.Event().wait()
+                assert isinstance(decision, StartAgain)
+                await asyncio.sleep(decision.delay_s)
+        finally:
+            if self._zygote is not None:
+                self._zygote.close()
+                await self._zygote.process.wait()
+
+    async def start(self, spec: ActorSpec, output_fd: int) -> Process:
+        """Fork the actor from the zygote where that is possible, start it plainly otherwise."""
+        environment = {
+            **self._environment,
+            "MMRT_RUN_DIR": str(self._run),
+            "NOTIFY_SOCKET": str(self._run / NOTIFY_NAME),
+            "MMRT_LIFELINE_FD": str(CHILD_LIFELINE_FD),
+            "WATCHDOG_USEC": str(int(spec.watchdog_s * 1e6)),
+            "OMP_NUM_THREADS": str(spec.threads),
+        }
+        if spec.needs and self._zygote is not None and self._zygote.usable:
+            try:
+                process = await self._zygote.fork(
+                    spec.name,
+                    needs=spec.needs,
+                    entry=spec.entry,
+                    argument=spec.argument,
+                    environment=environment,
+                    output_fd=output_fd,
+                    lifeline_fd=self._lifeline,
+                    nice=spec.nice,
+                )
+                self._remember(process)
+                return process
+            except ZygoteError as error:
+                self._host.on_message(spec.name, f"{error}: starts without it")
+        process = spawn(spec.command, environment, output_fd=output_fd, lifeline_fd=self._lifeline, nice=spec.nice)
+        self._remember(process)
+        return process
+
+    def _remember(self, process: Process) -> None:
+        self._children = [child for child in self._children if child.alive] + [process]
+        if self._zygote is not None:
+            self._zygote.guard(process)
+
+    def reap_strangers(self) -> None:
+        """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet."""
+        if self._zygote is not None and self._zygote.busy:
+            return
+        own = {child.pid for child in self._children}
+        reap_strangers(own | ({self._zygote.process.pid} if self._zygote else set()))

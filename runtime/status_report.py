@@ -1,0 +1,152 @@
+"""Making a ``RunReport``: by the supervisor, or by ``mmrt status`` from the run directory alone when no supervisor answers.
+
+Everything about pools, queues and steps is read from the status words in shared memory, without the bus.
+"""
+
+import time
+
+import msgspec
+
+from ..shm.errors import ShmError
+from ..shm.role_lock import RoleLock
+from ..shm.run_directory import RunDirectory
+from ..shm.status import ActorTable, ControllerStats
+from .config import ACTORS
+from .layout import read_layout
+from .processes import cpu_seconds, pss_bytes
+from .report import ActorReport, PoolReport, RequestsReport, RunReport, endpoint
+
+POOLS = ("media", "patch", "embedding", "kv")
+_CPU_SAMPLE_S = 0.1
+
+
+class ActorWords(msgspec.Struct, frozen=True):
+    """What an actor's active generation has written into its row."""
+
+    state: str = "absent"
+    pid: int = 0
+    generation: int = 0
+    started_s: float = 0.0
+    step_deadline_s: float = 0.0  # CLOCK_MONOTONIC; 0: no step is running
+    queue_depth: int = 0
+    steps: int = 0
+
+
+class StatusTables:
+    """The status words of a run. They appear while the run starts: until then everything reads as absent and zero."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._actors: ActorTable | None = None
+        self._stats: ControllerStats | None = None
+
+    def actor(self, name: str) -> ActorWords:
+        """The row of ``name``."""
+        if self._actors is None:
+            try:
+                self._actors = ActorTable.attach(self._run, writable=False)
+            except ShmError:
+                return ActorWords()
+        if name not in self._actors.actors:
+            return ActorWords()
+        row = self._actors.read(name)
+        return ActorWords(
+            state=row.state.name.lower(),
+            pid=row.pid,
+            generation=row.generation,
+            started_s=row.started_ns / 1e9,
+            step_deadline_s=row.step_deadline_ns / 1e9,
+            queue_depth=row.queue_depth,
+            steps=row.steps,
+        )
+
+    def pools_and_requests(self) -> tuple[dict[str, PoolReport], RequestsReport]:
+        """Use of every pool, and how many requests are where, as the controller last said."""
+        if self._stats is None:
+            try:
+                self._stats = ControllerStats.attach(self._run, writable=False)
+            except ShmError:
+                return _pools_of_layout(self._run), RequestsReport()
+        snapshot = self._stats.read()
+        pools = {name: PoolReport(pool.pages, pool.used) for name, pool in snapshot.pools.items()}
+        requests = RequestsReport(snapshot.waiting, snapshot.preparing, snapshot.running)
+        return pools or _pools_of_layout(self._run), requests
+
+    def close(self) -> None:
+        for table in (self._actors, self._stats):
+            if table is not None:
+                table.close()
+        self._actors = self._stats = None
+
+
+def _pools_of_layout(run: RunDirectory) -> dict[str, PoolReport]:
+    """Before the controller has counted anything: the pools as ``memory`` has made them, none used."""
+    layout = read_layout(run.path)
+    pools = {} if layout is None else layout.pools
+    return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in POOLS}
+
+
+class CpuMeter:
+    """Processor use of processes between looks. One per observer."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[float, float]] = {}  # pid -> (when, seconds used)
+
+    def percent(self, pid: int) -> float | None:
+        """Of one processor, since the last call for this pid; at the first call None."""
+        used_s = cpu_seconds(pid)
+        now_s = time.monotonic()
+        if used_s is None:
+            self._last.pop(pid, None)
+            return None
+        before = self._last.get(pid)
+        self._last[pid] = now_s, used_s
+        if before is None or now_s - before[0] < 0.01:
+            return None
+        return max(0.0, 100 * (used_s - before[1]) / (now_s - before[0]))
+
+
+def report_without_supervisor(run: RunDirectory) -> RunReport:
+    """The run as its directory, role locks and status words show it: for runs under systemd, or whose supervisor is gone."""
+    tables = StatusTables(run)
+    meter = CpuMeter()
+    try:
+        holders = {name: RoleLock.holder(run, name) for name in ACTORS}
+        for pid in holders.values():
+            if pid:
+                meter.percent(pid)
+        time.sleep(_CPU_SAMPLE_S)
+        actors = [_observe(name, holders[name], tables.actor(name), meter) for name in ACTORS]
+        pools, requests = tables.pools_and_requests()
+    finally:
+        tables.close()
+    return RunReport(
+        ready=all(actor.ready for actor in actors),
+        state="unsupervised",
+        path=str(run.path),
+        run_id=run.run_id,
+        endpoint=endpoint(run.info),
+        model=str(run.info.get("model_path", "")),
+        supervisor_pid=None,
+        uptime_s=time.time() - float(run.info.get("created_s", time.time())),
+        actors=actors,
+        pools=pools,
+        requests=requests,
+    )
+
+
+def _observe(name: str, holder: int | None, words: ActorWords, meter: CpuMeter) -> ActorReport:
+    if not holder:
+        return ActorReport(name=name, state="absent")
+    return ActorReport(
+        name=name,
+        state=words.state if words.pid == holder else "active",
+        ready=words.pid == holder and words.state == "active",
+        pid=holder,
+        generation=words.generation,
+        uptime_s=time.monotonic() - words.started_s if words.pid == holder else 0.0,
+        memory_bytes=pss_bytes(holder),
+        cpu_percent=meter.percent(holder),
+        queue_depth=words.queue_depth,
+        steps=words.steps,
+    )

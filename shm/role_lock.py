@@ -1,0 +1,142 @@
+"""Who is *the* active generation of an actor, and what the next one is called. Used by every actor, the supervisor and ``status``.
+
+Whoever holds the role lock may write the actor's words. The kernel gives the lock up only after the last thread of the holder has
+left its address space, so holding it proves that no older generation can write any more.
+"""
+
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import Protocol, Self
+
+_WORD = 8
+_COUNTER, _HOLDER = 0, _WORD  # what the lock file contains: last generation given out, pid of the last holder
+_live: "weakref.WeakSet[RoleLock]" = weakref.WeakSet()
+
+
+class Run(Protocol):
+    """What is needed of a RunDirectory here."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _read_word(fd: int, offset: int) -> int:
+    return int.from_bytes(os.pread(fd, _WORD, offset), "little")
+
+
+def _write_word(fd: int, offset: int, value: int) -> None:
+    os.pwrite(fd, value.to_bytes(_WORD, "little"), offset)
+
+
+def _path(run: Run, actor: str) -> Path:
+    return run.path / f"{actor}.lock"
+
+
+def next_generation(run: Run, actor: str) -> int:
+    """A number that no process of this actor has had in this run: 1, 2, …"""
+    lock = _open(run.path / "generations.lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fd = _open(_path(run, actor))
+        try:
+            generation = _read_word(fd, _COUNTER) + 1
+            _write_word(fd, _COUNTER, generation)
+            return generation
+        finally:
+            os.close(fd)
+    finally:
+        os.close(lock)
+
+
+class RoleLock:
+    """The right to act as ``actor`` and write its words, held by at most one process at a time.
+
+    A forked child shares the open file and would keep the lock alive after its parent's death, while it could not be said to hold
+    it; so every RoleLock is closed in forked children, without touching the parent's. A holder must not fork without exec all the
+    same: the child keeps the mappings.
+    """
+
+    def __init__(self, run: Run, actor: str) -> None:
+        self.actor = actor
+        self.held = False
+        self._path = _path(run, actor)
+        self._fd = -1
+        _live.add(self)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it; True also if this process has it already."""
+        if self.held:
+            return True
+        if self._fd < 0:
+            self._fd = _open(self._path)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        _write_word(self._fd, _HOLDER, os.getpid())
+        self.held = True
+        return True
+
+    def acquire(self, poll_s: float = 0.01, timeout_s: float | None = None) -> bool:
+        """Wait for the lock, looking every ``poll_s``. False if ``timeout_s`` passed first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.try_acquire():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(poll_s)
+        return True
+
+    def release(self) -> None:
+        """Give the lock up, also if a child shares the file. The caller has written its last word and dropped its mappings."""
+        if self.held:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file without unlocking it: what a forked child does."""
+        self.held = False
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    @staticmethod
+    def is_held(run: Run, actor: str) -> bool:
+        """Whether any process acts as ``actor``."""
+        return RoleLock.holder(run, actor) is not None
+
+    @staticmethod
+    def holder(run: Run, actor: str) -> int | None:
+        """The pid of the process that acts as ``actor``, or None."""
+        try:
+            fd = os.open(_path(run, actor), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            # Shared: probes do not meet each other, and a standby that meets one looks again.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_word(fd, _HOLDER)
+        finally:
+            os.close(fd)
+        return None
+
+
+def _close_inherited() -> None:
+    for lock in list(_live):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

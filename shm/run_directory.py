@@ -1,0 +1,320 @@
+"""The run directory: who is alive, who may sweep, which generation of an actor may write, and where everything lies.
+
+``mmrt up`` (or whoever starts first) creates it, every process of the run attaches. All locks are flock(2) on descriptors that
+are closed on exec, so the kernel gives them up with their holder, however it dies.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from .errors import BusyError, MissingError, ShmError
+from .role_lock import RoleLock, next_generation
+
+__all__ = ["RoleLock", "RunDirectory", "next_generation", "sweep_dead_run", "sweep_dead_runs"]
+
+ENVIRONMENT = "MMRT_RUN_DIR"
+MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path, less the closing zero
+_LONGEST_SOCKET_NAME = 32
+_LOCK = "LOCK"
+_MARKER = b"mmrt run directory\n"  # nothing is ever swept that does not carry it
+_INFO = "run.json"
+_RETRY_S = 0.01
+_BUSY_RETRY_S = 0.3  # a mere probe holds the lock for microseconds
+
+
+def _parent() -> Path:
+    for candidate in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "")):
+        if candidate and os.access(candidate, os.W_OK | os.X_OK):
+            return Path(candidate) / f"mmrt-{os.getuid()}"
+    raise ShmError(f"/dev/shm is not writable; set {ENVIRONMENT} to a directory on a tmpfs")
+
+
+def _make_private(path: Path) -> None:
+    """Make a directory of mode 0700, or check that the existing one is ours alone."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise ShmError(f"{path} is not a directory of user {os.geteuid()}")
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def _open_lock(path: Path, create: bool) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    return os.open(path / _LOCK, flags, 0o600)
+
+
+def _lock(fd: int, mode: int) -> bool:
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_current(fd: int, path: Path) -> bool:
+    """Whether an open file is still what its name leads to: a sweeper may have removed it between open and lock."""
+    try:
+        named = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(fd))
+
+
+def _is_ours(lock_fd: int, path: Path) -> bool:
+    """Whether a directory with a lock file is a run's: it says so, or there is nothing else in it."""
+    return os.pread(lock_fd, len(_MARKER), 0) == _MARKER or os.listdir(path) == [_LOCK]
+
+
+def _lock_holders(path: Path) -> tuple[int, ...]:
+    """The processes that took a lock on the file, after /proc/locks; empty where the kernel does not tell."""
+    try:
+        status = path.stat()
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return ()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    fields = (line.split() for line in lines if "->" not in line)
+    return tuple(sorted({int(f[4]) for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5] == device and int(f[4]) > 0}))
+
+
+def _busy(path: Path) -> BusyError:
+    pids = _lock_holders(path / _LOCK)
+    known = f" (pid {', '.join(map(str, pids))})" if pids else ""
+    return BusyError(f"run directory {path} is in use by a live run{known}", pids)
+
+
+def _remove_contents(path: Path) -> None:
+    """Remove everything in a directory but the lock. The caller holds it exclusively."""
+    for entry in path.iterdir():
+        if entry.name == _LOCK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a run directory whose lock the caller holds exclusively, and its parent if that is mmrt's own and empty.
+
+    The lock goes last: somebody who is killed half-way leaves a dead run, which can be swept again.
+    """
+    _remove_contents(path)
+    os.unlink(path / _LOCK)
+    with suppress(OSError):  # somebody else may be making a run here, or in the parent, right now
+        path.rmdir()
+        if path.parent.name == f"mmrt-{os.getuid()}":
+            path.parent.rmdir()
+
+
+class RunDirectory:
+    """A run that this process belongs to: it holds a shared lock until ``close``, ``leave``, ``destroy``, or its death.
+
+    ``info`` is what the creator wrote, plus ``run_id``, ``created_s`` (wall clock) and ``creator_pid``.
+    """
+
+    def __init__(self, path: Path, lock_fd: int, info: dict[str, Any]) -> None:
+        """Use ``create`` or ``attach``."""
+        self.path = path
+        self.info = info
+        self.run_id: str = info["run_id"]
+        self._lock_fd = lock_fd
+
+    @staticmethod
+    def default_path(name: str = "default") -> Path:
+        """``$MMRT_RUN_DIR`` if set, else /dev/shm/mmrt-<uid>/<name>."""
+        if override := os.environ.get(ENVIRONMENT):
+            return Path(override).absolute()
+        return _parent() / name
+
+    @classmethod
+    def create(cls, path: Path, run_json: dict[str, Any]) -> Self:
+        """Start a run here: sweep what a dead one left, write ``run.json``, hold the shared lock.
+
+        Raises: BusyError if a run is alive here; ShmError if the directory holds something else, or its path is too long.
+        """
+        path = Path(os.path.abspath(path))
+        if len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
+            limit = MAX_SOCKET_PATH - _LONGEST_SOCKET_NAME - 1
+            raise ShmError(f"run directory {path} has {len(os.fsencode(path))} bytes in its name; sockets allow {limit}")
+        fd = cls._lock_exclusively(path)
+        try:
+            _remove_contents(path)
+            os.pwrite(fd, _MARKER, 0)
+            info = {**run_json, "run_id": secrets.token_hex(6), "created_s": time.time(), "creator_pid": os.getpid()}
+            _write_whole(path / _INFO, json.dumps(info, indent=1).encode())
+            # The kernel may let an exclusive locker in between; it would have swept this run.
+            if not _lock(fd, fcntl.LOCK_SH) or not _is_current(fd, path / _LOCK) or _read_info(path) != info:
+                raise _busy(path)
+            return cls(path, fd, info)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @staticmethod
+    def _lock_exclusively(path: Path) -> int:
+        deadline = time.monotonic() + _BUSY_RETRY_S
+        while True:
+            try:
+                if path.parent.name == f"mmrt-{os.getuid()}":
+                    _make_private(path.parent)
+                _make_private(path)
+                names = os.listdir(path)
+                if names and _LOCK not in names:
+                    raise ShmError(f"{path} is not empty and not a run directory")
+                fd = _open_lock(path, create=True)
+            except FileNotFoundError:
+                if not path.parent.parent.is_dir():
+                    raise MissingError(f"no directory {path.parent.parent} to make {path} in") from None
+                continue  # somebody destroyed the directory at this moment
+            if _lock(fd, fcntl.LOCK_EX):
+                if not _is_current(fd, path / _LOCK):
+                    os.close(fd)
+                    continue
+                if not _is_ours(fd, path):
+                    os.close(fd)
+                    raise ShmError(f"{path} is not empty and not a run directory")
+                return fd
+            os.close(fd)
+            if time.monotonic() > deadline:
+                raise _busy(path)
+            time.sleep(_RETRY_S)
+
+    @classmethod
+    def attach(cls, path: Path, timeout_s: float = 5.0) -> Self:
+        """Join the run here, waiting up to ``timeout_s`` for one that is just being created.
+
+        Raises: MissingError if there is none.
+        """
+        path = Path(os.path.abspath(path))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fd = _open_lock(path, create=False)
+            except (FileNotFoundError, NotADirectoryError):
+                raise MissingError(f"no run in {path}") from None
+            if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path / _LOCK):
+                info = _read_info(path)
+                if info is not None:
+                    return cls(path, fd, info)
+            os.close(fd)
+            if time.monotonic() > deadline:
+                raise MissingError(f"the run in {path} was not complete within {timeout_s} s")
+            time.sleep(_RETRY_S)
+
+    @staticmethod
+    def is_alive(path: Path) -> bool:
+        """Whether any process belongs to a run in ``path``. The caller itself counts, if it does."""
+        try:
+            fd = _open_lock(path, create=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            return not _lock(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(fd)
+
+    def segment_path(self, name: str) -> Path:
+        """Where the segment ``name`` of this run lies."""
+        return self.path / f"{name}.{self.run_id}"
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes that belong to the run, as far as the kernel tells; this one included."""
+        return _lock_holders(self.path / _LOCK)
+
+    def destroy(self, timeout_s: float = 2.0) -> None:
+        """Remove the directory and all in it, once every other process has left.
+
+        Raises: BusyError if others are still there after ``timeout_s``; the run then goes on.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not _lock(self._lock_fd, fcntl.LOCK_EX):
+            _lock(self._lock_fd, fcntl.LOCK_SH)
+            if time.monotonic() > deadline:
+                raise _busy(self.path)
+            time.sleep(_RETRY_S)
+        if _is_current(self._lock_fd, self.path / _LOCK):
+            _remove(self.path)
+        self.close()
+
+    def leave(self) -> bool:
+        """Give up the lock; the last one to leave removes everything. True if that was this process.
+
+        For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
+        lock, so that exactly one of them finds nobody else.
+        """
+        last = _lock(self._lock_fd, fcntl.LOCK_EX) and _is_current(self._lock_fd, self.path / _LOCK)
+        if last:
+            _remove(self.path)
+        self.close()
+        return last
+
+    def close(self) -> None:
+        """Give up the lock and leave the directory as it is. In a forked child this does not touch the parent's lock."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def sweep_dead_run(path: Path) -> bool:
+    """Remove a run directory that no process belongs to. True if that was done; anything else is left alone."""
+    try:
+        fd = _open_lock(path, create=False)
+    except FileNotFoundError:
+        with suppress(OSError):
+            path.rmdir()  # only if it is empty: a sweeper died between its last two steps
+            return True
+        return False
+    except OSError:
+        return False
+    try:
+        if not _lock(fd, fcntl.LOCK_EX) or not _is_current(fd, path / _LOCK) or not _is_ours(fd, path):
+            return False
+        _remove(path)
+        return True
+    finally:
+        os.close(fd)
+
+
+def sweep_dead_runs(parent: Path | None = None) -> list[Path]:
+    """Remove every dead run directory in ``parent`` (default: mmrt's own). Returns what was removed."""
+    parent = _parent() if parent is None else parent
+    try:
+        candidates = sorted(entry for entry in parent.iterdir() if entry.is_dir() and not entry.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [path for path in candidates if sweep_dead_run(path)]
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+
+
+def _read_info(path: Path) -> dict[str, Any] | None:
+    try:
+        info: dict[str, Any] = json.loads((path / _INFO).read_bytes())
+    except FileNotFoundError:
+        return None
+    return info

@@ -1,0 +1,308 @@
+"""The sequence table: one row per live sequence, and the truth about it. A CFG pair is one row with two members.
+
+The controller writes definition, prompt, block tables, phase and its own state; decode appends ids and sets the end; everybody else
+reads. Each word has one writer. Whatever stands in a row belongs to the generation of the row: a reader that asks for another one
+finds nothing committed and nothing ended.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import StaleRow
+from .fence import fence
+from .run_directory import RunDirectory
+from .segment import Field, Layout, Segment
+from .versioned import VersionedBlob
+
+NUM_MEMBERS = 2  # conditional, companion
+
+_KIND = "sequence"
+_NAME = "sequences"
+_LOW = 0xFFFFFFFF
+
+
+class Phase(enum.IntEnum):
+    """Where a row is in its life. Only the controller moves it."""
+
+    FREE = 0
+    PREPARE = 1
+    DECODE = 2
+    ENDING = 3
+
+
+class EndCode(enum.IntEnum):
+    """Why decode appends no more ids."""
+
+    NONE = 0
+    STOP = 1  # an end-of-sequence id, which is the last committed one
+    LENGTH = 2
+    ERROR = 3
+
+
+class _Geometry(NamedTuple):
+    num_rows: int
+    max_context: int
+    max_pages: int
+    max_definition_bytes: int
+    max_state_bytes: int
+
+
+class _Fields:
+    """Where everything lies. What different processes write lies on different cache lines."""
+
+    def __init__(self, geometry: _Geometry) -> None:
+        rows, max_context, max_pages, max_definition_bytes, max_state_bytes = geometry
+        self._layout = layout = Layout()
+        self.generation = layout.add(rows, np.uint64)
+        self.phases = layout.add(rows, np.uint64)
+        self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.definition_words = layout.add(rows, np.uint64)
+        self.state_words = layout.add(rows, np.uint64)
+        self.counts = layout.add(rows, np.uint64)
+        self.ends = layout.add(rows, np.uint64)
+        self.decode_generation = layout.add(1, np.uint64)
+        self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
+        self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
+        self.ids = layout.add((rows, max_context), np.int32)
+        self.definitions = layout.add((rows, max_definition_bytes), np.uint8)
+        self.states = layout.add((rows, 2 * VersionedBlob.slot_bytes(max_state_bytes)), np.uint8)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._layout.num_bytes
+
+
+class SequenceTable:
+    """Words and arrays (R rows, M = 2 members):
+
+    written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``num_pages`` [R, M],
+    ``prefilled`` [R, M] (tokens) uint64; ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
+    written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
+    ``ids`` [R, max_context] int32.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        """Use ``create`` or ``attach``."""
+        geometry = _Geometry(*segment.geometry[: len(_Geometry._fields)])
+        fields = _Fields(geometry)
+        segment.expect_bytes(fields.num_bytes)
+        self._segment = segment
+        self.num_rows, self.max_context, self.max_pages, self.max_definition_bytes, self.max_state_bytes = geometry
+        self.generation: NDArray[np.uint64] = segment.field(fields.generation)
+        self.phases: NDArray[np.uint64] = segment.field(fields.phases)
+        self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
+        self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
+        self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
+        self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
+        self.counts: NDArray[np.uint64] = segment.field(fields.counts)
+        self.ends: NDArray[np.uint64] = segment.field(fields.ends)
+        self.ids: NDArray[np.int32] = segment.field(fields.ids)
+        self._generation = _word(fields.generation)
+        self._phase = _word(fields.phases)
+        self._num_pages = _word(fields.num_pages)
+        self._count = _word(fields.counts)
+        self._end = _word(fields.ends)
+        self._decode_generation = _word(fields.decode_generation)
+        self._definition_word = _word(fields.definition_words)
+        self._definitions = fields.definitions.offset
+        stride = 2 * VersionedBlob.slot_bytes(self.max_state_bytes)
+        self._states = [
+            VersionedBlob(segment, _word(fields.state_words) + row, fields.states.offset + row * stride, self.max_state_bytes)
+            for row in range(self.num_rows)
+        ]
+
+    @classmethod
+    def create(
+        cls,
+        run: RunDirectory,
+        num_rows: int,
+        max_context: int,
+        max_pages: int,
+        *,
+        max_definition_bytes: int = 65536,
+        max_state_bytes: int = 131072,
+    ) -> Self:
+        """Make the table; ``max_pages`` is the length of one member's block table. Raises: SpaceError, FileExistsError."""
+        geometry = _Geometry(num_rows, max_context, max_pages, max_definition_bytes, max_state_bytes)
+        num_bytes = _Fields(geometry).num_bytes
+        return cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry))
+
+    @classmethod
+    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
+        """Map the table. Raises: MissingError, SegmentError."""
+        return cls(Segment.attach(run.segment_path(_NAME), kind=_KIND, writable=writable))
+
+    def close(self) -> None:
+        """Drop the table's own views; the memory stays mapped while others are around."""
+        del self.generation, self.phases, self.num_pages, self.prefilled, self.block_table, self.prompt
+        del self.counts, self.ends, self.ids
+        self._segment.close()
+
+    # --------------------------------------------------------------------------------------------------- controller
+
+    def begin(self, row: int) -> int:
+        """Give a FREE row its next generation and return it: no pages, nothing prefilled, and FREE until ``set_phase``.
+
+        A controller that dies in between leaves a free row: write the definition or the state first, the phase last.
+        """
+        words = self._segment.words
+        assert words[self._phase + row] & 0xFF == Phase.FREE, f"row {row} is in use"
+        generation = words[self._generation + row] + 1
+        words[self._generation + row] = generation
+        fence()
+        self.num_pages[row] = 0
+        self.prefilled[row] = 0
+        return generation
+
+    def set_phase(self, row: int, phase: Phase) -> None:
+        """Move the row's current generation to ``phase``; what was written before is visible to whoever sees it."""
+        fence()
+        self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
+
+    def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
+        """Prompt ids of one member. Raises: ValueError above ``max_context``."""
+        if len(ids) > self.max_context:
+            raise ValueError(f"a prompt of {len(ids)} tokens exceeds the context of {self.max_context}")
+        self.prompt[row, member, : len(ids)] = ids
+
+    def append_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
+        """Grow a member's block table: entries first, then ``num_pages``. Raises: ValueError above ``max_pages``."""
+        word = self._num_pages + row * NUM_MEMBERS + member
+        start = self._segment.words[word]
+        end = start + len(pages)
+        if end > self.max_pages:
+            raise ValueError(f"{end} pages for row {row} exceed its block table of {self.max_pages}")
+        self.block_table[row, member, start:end] = pages
+        fence()
+        self._segment.words[word] = end
+
+    def write_definition(self, row: int, definition: bytes) -> None:
+        """Once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
+        if len(definition) > self.max_definition_bytes:
+            raise ValueError(f"a definition of {len(definition)} bytes exceeds {self.max_definition_bytes}")
+        words = self._segment.words
+        start = self._definitions + row * self.max_definition_bytes
+        words[self._definition_word + row] = 0
+        fence()
+        self._segment.buf[start : start + len(definition)] = definition
+        fence()
+        words[self._definition_word + row] = words[self._generation + row] << 32 | len(definition)
+
+    def write_state(self, row: int, state: bytes) -> None:
+        """Replace the controller's own record of the row, atomically. Raises: ValueError above the limit."""
+        self._states[row].write(self._segment.words[self._generation + row], state)
+
+    def read_state(self, row: int) -> bytes | None:
+        """The state last written for the row's current generation; None if none was."""
+        return self._states[row].read(self._segment.words[self._generation + row])
+
+    # -------------------------------------------------------------------------------------------------------- decode
+
+    def commit(self, rows: NDArray[Any], generations: NDArray[Any], tokens: NDArray[Any]) -> NDArray[np.int64]:
+        """Append one id to each of these (distinct) rows: all ids, then all counts. Integer arrays [N].
+
+        Rows whose generation is another by now are left alone. Returns the new counts [N], 0 for those.
+        Raises: ValueError, with nothing written, if a row is full.
+        """
+        generations = np.asarray(generations, np.uint64)
+        current = self.generation[rows] == generations
+        if not current.all():
+            counts = np.zeros(len(rows), np.int64)
+            counts[current] = self.commit(rows[current], generations[current], tokens[current])
+            return counts
+        words = self.counts[rows]
+        counts = np.where(words >> 32 == generations, words & _LOW, 0).view(np.int64)
+        try:
+            self.ids[rows, counts] = tokens
+        except IndexError:
+            full = np.asarray(rows)[counts >= self.max_context].tolist()
+            raise ValueError(f"rows {full} hold {self.max_context} ids already") from None
+        fence()
+        counts += 1
+        self.counts[rows] = generations << 32 | counts.view(np.uint64)
+        return counts
+
+    def set_end(self, row: int, generation: int, code: EndCode) -> None:
+        """Say that decode appends nothing more to this generation of the row. After the last ``commit``."""
+        words = self._segment.words
+        if words[self._generation + row] == generation:
+            fence()
+            words[self._end + row] = generation << 32 | code
+
+    @property
+    def decode_generation(self) -> int:
+        """The decode generation that wrote last."""
+        return self._segment.words[self._decode_generation]
+
+    @decode_generation.setter
+    def decode_generation(self, generation: int) -> None:
+        self._segment.words[self._decode_generation] = generation
+
+    # ------------------------------------------------------------------------------------------------------- readers
+
+    def phase(self, row: int) -> tuple[int, Phase]:
+        """The row's (generation, phase)."""
+        word = self._segment.words[self._phase + row]
+        fence()
+        return word >> 8, Phase(word & 0xFF)
+
+    def rows_in(self, phase: Phase) -> list[tuple[int, int]]:
+        """All (row, generation) in a phase."""
+        words = self.phases.copy()
+        fence()
+        rows = np.flatnonzero(words & 0xFF == phase)
+        return list(zip(rows.tolist(), (words[rows] >> 8).tolist(), strict=True))
+
+    def committed(self, row: int, generation: int) -> int:
+        """How many ids of this generation are committed; 0 if the row has another."""
+        return self._tagged(self._count, row, generation)
+
+    def end(self, row: int, generation: int) -> EndCode:
+        """Whether and why this generation has ended; NONE if the row has another. The count read after it is final."""
+        return EndCode(self._tagged(self._end, row, generation))
+
+    def _tagged(self, word: int, row: int, generation: int) -> int:
+        words = self._segment.words
+        value = words[word + row]
+        fence()
+        return value & _LOW if value >> 32 == generation == words[self._generation + row] else 0
+
+    def new_ids(self, row: int, generation: int, start: int = 0) -> NDArray[np.int32]:
+        """A copy of the committed ids from ``start`` on; empty if the row has another generation."""
+        count = self.committed(row, generation)
+        ids = self.ids[row, start:count].copy()
+        fence()
+        return ids if self._segment.words[self._generation + row] == generation else ids[:0]
+
+    def prompt_ids(self, row: int, member: int, num_tokens: int) -> NDArray[np.int32]:
+        """The first ``num_tokens`` prompt ids of a member: a view."""
+        return self.prompt[row, member, :num_tokens]
+
+    def pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """A member's block table as far as it is filled: a view."""
+        count = self._segment.words[self._num_pages + row * NUM_MEMBERS + member]
+        fence()
+        return self.block_table[row, member, :count]
+
+    def read_definition(self, row: int, generation: int | None = None) -> bytes:
+        """The definition of this generation (default: the row's own). Raises: StaleRow if the row has none of it."""
+        words = self._segment.words
+        wanted = words[self._generation + row] if generation is None else generation
+        word = words[self._definition_word + row]
+        fence()
+        start = self._definitions + row * self.max_definition_bytes
+        definition = bytes(self._segment.buf[start : start + (word & _LOW)])
+        fence()
+        if word >> 32 != wanted or words[self._generation + row] != wanted:
+            raise StaleRow(f"row {row} has no definition of generation {wanted} (it is at {words[self._generation + row]})")
+        return definition
+
+
+def _word(field: Field) -> int:
+    """Index of a field's first word in ``Segment.words``."""
+    return field.offset // 8

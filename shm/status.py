@@ -1,0 +1,277 @@
+"""What every process says of itself, readable by ``mmrt status``, the watchdog and /metrics without any of them being alive.
+
+``ActorTable``: two rows of words per actor, one for the generation that holds the role lock and one for a standby; the owner of a
+row is its only writer. ``ControllerStats``: one snapshot, written by the controller.
+"""
+
+import enum
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from .fence import fence
+from .run_directory import RunDirectory
+from .segment import Layout, Segment
+from .versioned import VersionedBlob
+
+NUM_EXTRA = 8
+
+_ACTORS_KIND = "actors"
+_STATS_KIND = "stats"
+_NAME_BYTES = 32
+_ROW_WORDS = 24
+_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH = range(9)
+_EXTRA = 16
+_READ_ATTEMPTS = 100
+_MAX_SNAPSHOT_BYTES = 32768
+
+
+class ActorState(enum.IntEnum):
+    """What an actor generation says it is. A dead one cannot say so: look at its pid and role lock."""
+
+    ABSENT = 0  # this row was never written
+    STARTING = 1
+    STANDBY = 2
+    ACTIVE = 3
+    STOPPING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReading:
+    """One look at an actor's row. Times are CLOCK_MONOTONIC nanoseconds; ``step_deadline_ns`` 0: no step is running."""
+
+    actor: str
+    state: ActorState
+    generation: int
+    pid: int
+    started_ns: int
+    step_plan: int
+    step_start_ns: int
+    step_deadline_ns: int
+    steps: int
+    busy_ns: int
+    queue_depth: int
+    extra: tuple[int, ...]
+
+    def is_overdue(self, now_ns: int) -> bool:
+        """Whether a step has run past the deadline that it declared."""
+        return 0 < self.step_deadline_ns < now_ns
+
+
+class ActorTable:
+    """Row = 24 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Use ``create`` or ``attach``."""
+        num_actors = segment.geometry[0]
+        names, rows, num_bytes = _actor_layout(num_actors)
+        segment.expect_bytes(num_bytes)
+        self._segment = segment
+        self._rows = rows // 8
+        stored = (bytes(segment.buf[names + i * _NAME_BYTES : names + (i + 1) * _NAME_BYTES]) for i in range(num_actors))
+        self.actors = tuple(name.rstrip(b"\0").decode() for name in stored)
+
+    @classmethod
+    def create(cls, run: RunDirectory, actors: Sequence[str]) -> Self:
+        """Make the table. Raises: SpaceError, FileExistsError, ValueError."""
+        names, _, num_bytes = _actor_layout(len(actors))
+        for name in actors:
+            if not name or len(name.encode()) > _NAME_BYTES:
+                raise ValueError(f"an actor's name has 1 to {_NAME_BYTES} bytes, not {name!r}")
+        path = run.segment_path("actors")
+        segment = Segment.create(path, num_bytes, kind=_ACTORS_KIND, geometry=(len(actors),), publish=False)
+        try:
+            for index, name in enumerate(actors):
+                start = names + index * _NAME_BYTES
+                segment.buf[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+            segment.publish()
+            return cls(segment)
+        except BaseException:
+            segment.close()
+            raise
+
+    @classmethod
+    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
+        """Map the table. Raises: MissingError, SegmentError."""
+        return cls(Segment.attach(run.segment_path("actors"), kind=_ACTORS_KIND, writable=writable))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._segment.close()
+
+    def writer(self, actor: str, generation: int, standby: bool = False) -> "ActorStatus":
+        """Take over an actor's row, cleared, in state STARTING. Without ``standby`` the caller holds the role lock.
+
+        Raises: ValueError for an actor that is not in the table.
+        """
+        return ActorStatus(self._segment, self._row(actor, standby), generation)
+
+    def read(self, actor: str, standby: bool = False) -> ActorReading:
+        """Look at an actor's row. Raises: ValueError for an actor that is not in the table."""
+        words = self._segment.words
+        start = self._row(actor, standby)
+        for _ in range(_READ_ATTEMPTS):
+            row = words[start : start + _ROW_WORDS].tolist()
+            fence()
+            again = words[start + _STATE], words[start + _PLAN], words[start + _DEADLINE]
+            if again == (row[_STATE], row[_PLAN], row[_DEADLINE]):
+                break
+        return ActorReading(
+            actor=actor,
+            state=ActorState(row[_STATE] & 0xFF),
+            generation=row[_STATE] >> 8,
+            pid=row[_PID],
+            started_ns=row[_STARTED],
+            step_plan=row[_PLAN],
+            step_start_ns=row[_START],
+            step_deadline_ns=row[_DEADLINE],
+            steps=row[_STEPS],
+            busy_ns=row[_BUSY],
+            queue_depth=row[_DEPTH],
+            extra=tuple(row[_EXTRA : _EXTRA + NUM_EXTRA]),
+        )
+
+    def _row(self, actor: str, standby: bool) -> int:
+        if actor not in self.actors:
+            raise ValueError(f"no actor {actor!r} in this run (there are {', '.join(self.actors)})")
+        return self._rows + (2 * self.actors.index(actor) + standby) * _ROW_WORDS
+
+
+class ActorStatus:
+    """The words of one actor generation, written by it alone. A call is well under a microsecond."""
+
+    def __init__(self, segment: Segment, start: int, generation: int) -> None:
+        """Use ``ActorTable.writer``."""
+        self._words = segment.words[start : start + _ROW_WORDS]
+        self._generation = generation
+        words = self._words
+        words[_STATE] = 0
+        fence()
+        for index in range(1, _ROW_WORDS):
+            words[index] = 0
+        words[_PID] = os.getpid()
+        words[_STARTED] = time.monotonic_ns()
+        self.set_state(ActorState.STARTING)
+
+    def set_state(self, state: ActorState) -> None:
+        """Say what this generation is now."""
+        fence()
+        self._words[_STATE] = self._generation << 8 | state
+
+    @contextmanager
+    def step(self, plan_id: int, deadline_s: float) -> Iterator[None]:
+        """Declare a step that takes at most ``deadline_s``; past it the watchdog kills the process."""
+        self.begin_step(plan_id, deadline_s)
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def begin_step(self, plan_id: int, deadline_s: float) -> None:
+        """The first half of ``step``. Deadline last: it says that there is a step."""
+        words = self._words
+        now_ns = time.monotonic_ns()
+        words[_PLAN] = plan_id
+        words[_START] = now_ns
+        fence()
+        words[_DEADLINE] = now_ns + int(deadline_s * 1e9)
+
+    def end_step(self) -> None:
+        """The second half of ``step``: counts it, and the time that it took."""
+        words = self._words
+        words[_DEADLINE] = 0
+        fence()
+        words[_STEPS] += 1
+        words[_BUSY] += time.monotonic_ns() - words[_START]
+
+    def set_queue_depth(self, depth: int) -> None:
+        """How much work waits for this actor, in units that are its own."""
+        self._words[_DEPTH] = depth
+
+    def set_extra(self, index: int, value: int) -> None:
+        """One of NUM_EXTRA numbers with a meaning of the actor's own."""
+        assert 0 <= index < NUM_EXTRA
+        self._words[_EXTRA + index] = value
+
+
+class PoolUse(msgspec.Struct, frozen=True):
+    """Pages of one pool, and how many of them are granted or held."""
+
+    pages: int = 0
+    used: int = 0
+
+
+class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller counts. Totals grow over the whole run, also across controllers: a new one reads them first."""
+
+    epoch: int = 0
+    waiting: int = 0  # requests journaled, not admitted
+    preparing: int = 0  # rows in phase PREPARE
+    running: int = 0  # rows in phase DECODE
+    admitted_total: int = 0
+    finished_total: int = 0
+    failed_total: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    encode_budget: int = 0
+    prefill_budget: int = 0
+    pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
+    extra: dict[str, float] = {}
+
+
+class ControllerStats:
+    """The controller's snapshot: replaced whole, never torn, and there when nobody is."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Use ``create`` or ``attach``."""
+        word, slots, num_bytes = _stats_layout()
+        segment.expect_bytes(num_bytes)
+        self._segment = segment
+        self._blob = VersionedBlob(segment, word // 8, slots, _MAX_SNAPSHOT_BYTES)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StatsSnapshot)
+
+    @classmethod
+    def create(cls, run: RunDirectory) -> Self:
+        """Make it. Raises: SpaceError, FileExistsError."""
+        return cls(Segment.create(run.segment_path("stats"), _stats_layout()[2], kind=_STATS_KIND))
+
+    @classmethod
+    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
+        """Map it. Raises: MissingError, SegmentError."""
+        return cls(Segment.attach(run.segment_path("stats"), kind=_STATS_KIND, writable=writable))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._segment.close()
+
+    def publish(self, snapshot: StatsSnapshot) -> None:
+        """Replace the snapshot. Controller only."""
+        self._blob.write(1, self._encoder.encode(snapshot))
+
+    def read(self) -> StatsSnapshot:
+        """The last snapshot; all zero before the first."""
+        blob = self._blob.read(1)
+        return StatsSnapshot() if blob is None else self._decoder.decode(blob)
+
+
+def _actor_layout(num_actors: int) -> tuple[int, int, int]:
+    """(offset of the names, offset of the rows, bytes of the segment)."""
+    layout = Layout()
+    names = layout.add((num_actors, _NAME_BYTES), np.uint8).offset
+    rows = layout.add((num_actors, 2, _ROW_WORDS), np.uint64).offset
+    return names, rows, layout.num_bytes
+
+
+def _stats_layout() -> tuple[int, int, int]:
+    """(offset of the word, offset of the slots, bytes of the segment)."""
+    layout = Layout()
+    word = layout.add(1, np.uint64).offset
+    slots = layout.add((2, VersionedBlob.slot_bytes(_MAX_SNAPSHOT_BYTES)), np.uint8).offset
+    return word, slots, layout.num_bytes

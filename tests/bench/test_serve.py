@@ -1,0 +1,166 @@
+"""The command against a real server: scenarios, load shapes, files, exit statuses."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mmrt.bench.record import Record
+from mmrt.bench.serve import main
+from mmrt.bench.serve_options import parse_options
+
+Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
+ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]
+
+
+def run_server(toy_server: ToyServer, script: Script) -> Iterator[str]:
+    """The server in a thread with a loop of its own, since ``main`` has one too."""
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with toy_server(script) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    address: list[str] = []
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(10)
+    yield address[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def url(toy_server: ToyServer, honest: Script) -> Iterator[str]:
+    yield from run_server(toy_server, honest)
+
+
+def bench(url: str, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    target = tmp_path / "report.json"
+    status = main(["--url", url, "--json", str(target), *arguments])
+    return status, json.loads(target.read_text()) if target.exists() else {}
+
+
+def test_closed_loop_of_all_modalities(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, report = bench(
+        url, tmp_path, "--num-requests", "12", "--concurrency", "3", "--max-tokens", "5", "--input-tokens", "43",
+        "--scenario", "mixed", "--modality", "text,image,video,audio", "--seed", "3", "--out", str(out), "--slo-ttft", "5",
+    )  # fmt: skip
+    assert status == 0 and report["failures"] == {} and report["model"] == "toy"
+    everything, *groups = report["groups"]
+    assert (everything["group"], everything["num_requests"], everything["num_output_tokens"]) == ("all", 12, 60)
+    assert {group["group"] for group in groups} <= {"text", "image", "video", "audio"} and len(groups) > 1
+    assert everything["num_input_tokens"] == 12 * 43  # three tokens and two per word, learned by calibration
+    assert report["slo"]["attainment"] == 1.0
+    assert report["environment"]["cpu"] and report["environment"]["date"]
+    lines = (out / "records.jsonl").read_bytes().splitlines()
+    records = [Record(**{**json.loads(line), "chunks": []}) for line in lines]
+    assert len(records) == 12 and json.loads((out / "report.json").read_text()) == report
+
+
+def test_open_loop_sends_at_the_arrival_times(url: str, tmp_path: Path) -> None:
+    status, report = bench(url, tmp_path, "--rate", "100", "--num-requests", "30", "--max-tokens", "2", "--no-extensions")
+    assert status == 0 and report["groups"][0]["num_requests"] == 30
+    assert 0.1 < report["duration_s"] < 5
+    assert report["lag"]["min"] > -0.005 and report["lag"]["count"] == 30
+
+
+def test_a_trace(url: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(json.dumps({"timestamp": 1000 * n, "input_length": 21, "output_length": n + 1}) + "\n" for n in range(6))
+    )
+    status, report = bench(url, tmp_path, "--trace", str(trace), "--rate", "40", "--num-requests", "5")
+    assert status == 0 and report["groups"][0]["num_output_tokens"] == 15 and report["groups"][0]["num_input_tokens"] == 5 * 21
+
+
+def test_stall_has_both_phases_and_a_picture(url: str, tmp_path: Path) -> None:
+    picture = tmp_path / "stall.png"
+    status, report = bench(
+        url, tmp_path, "--scenario", "stall", "--streams", "2", "--phase", "0.4", "--fresh-interval", "0.1",
+        "--image-size", "32x32", "--fresh-max-tokens", "2", "--max-tokens", "50", "--plot", str(picture),
+    )  # fmt: skip
+    assert status == 0 and report["failures"] == {}
+    stall = report["stall"]
+    assert stall["alone"]["count"] > 20 and stall["with_fresh"]["count"] > 20 and stall["p99_ratio"] > 0
+    assert stall["fresh_ttft"]["count"] == 4 and stall["alone_s"] > 0.39
+    streams = next(group for group in report["groups"] if group["group"] == "stream")
+    assert streams["num_cut"] == 2 and streams["num_requests"] > 2  # streams that end are started again
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_failures_are_reported_and_end_in_status_1(
+    toy_server: ToyServer, honest: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails_for_four(response: web.StreamResponse, body: dict[str, Any]) -> None:
+        if body["max_tokens"] != 4:
+            await honest(response, body)
+
+    for url in run_server(toy_server, fails_for_four):
+        status, report = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4", "--warmup", "0")
+        assert status == 1 and report["failures"] == {"the stream ended without [DONE]": 3}
+        assert "3 failed" in capsys.readouterr().out
+        status, _ = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4")
+        assert status == 1 and "before the measurement failed" in capsys.readouterr().err
+        stall = ("--scenario", "stall", "--max-tokens", "4", "--fresh-max-tokens", "3", "--phase", "30", "--num-requests", "1")
+        status, _ = bench(url, tmp_path, *stall)
+        assert status == 1 and "3 times in a row" in capsys.readouterr().err
+
+
+def test_json_on_standard_output_is_nothing_but_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", f"{url}/v1/", "--num-requests", "1", "--max-tokens", "1", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["scenario"] == "steady" and "TTFT" in captured.err
+
+
+def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _ = bench("http://127.0.0.1:1", tmp_path)
+    assert status == 1 and "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    status, _ = bench("http://127.0.0.1:1", tmp_path, "--plot", str(tmp_path / "x.png"))
+    assert status == 1 and "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "0"], "above 0"),
+        (["--rate", "2", "--concurrency", "2"], "not allowed with"),
+        (["--concurrency", "0"], "at least 1"),
+        (["--modality", "smell"], "smell"),
+        (["--image-size", "10"], "10"),
+        (["--video-size", "11x10"], "even"),
+        (["--input-tokens", "9-3"], "9-3"),
+        (["--scenario", "stall", "--modality", "text"], "image, video or audio"),
+        (["--scenario", "stall", "--rate", "2"], "--fresh-interval"),
+        (["--trace", "x", "--concurrency", "2"], "--concurrency"),
+        (["--slo-tbt", "1"], "--slo-ttft"),
+        (["--max-tokens", "many"], "not a number"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_options(arguments)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_missing_trace(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _ = bench(url, tmp_path, "--trace", str(tmp_path / "absent.jsonl"))
+    assert status == 1 and "absent.jsonl" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Real runs of ``mmrt up`` on a tiny checkpoint, an openai client for each, and transformers as the oracle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from mmrt.models.make import make_checkpoint
+from mmrt.shm.run_directory import RunDirectory
+
+from mmrt.tests.end_to_end.oracle import Oracle
+
+MMRT = [sys.executable, "-m", "mmrt.runtime.cli.main"]
+
+
+class Server:
+    """One run. ``settings`` is the text of its TOML file."""
+
+    def __init__(self, folder: Path, checkpoint: Path, settings: str = "") -> None:
+        self.run_path = Path(f"/dev/shm/mmrt-test-{os.getpid()}-{folder.name}"[:70])
+        self.environment = {
+            **os.environ,
+            "MMRT_RUN_DIR": str(self.run_path),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+        self.checkpoint = checkpoint
+        self.config = folder / "mmrt.toml"
+        self.config.write_text(settings)
+
+    def mmrt(self, *arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*MMRT, *arguments], env=self.environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+
+    def up(self) -> None:
+        done = self.mmrt("up", "-d", "--model", str(self.checkpoint), "--port", "0", "--config", str(self.config), timeout_s=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.url = f"http://127.0.0.1:{self.status()['port']}"
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def status(self) -> dict[str, Any]:
+        done = self.mmrt("status", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def pid(self, actor: str) -> int:
+        return next(int(found["pid"]) for found in self.status()["actors"] if found["name"] == actor)
+
+    def kill(self, actor: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(actor), number)
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while not condition(status := self.status()):
+            assert time.monotonic() < deadline, f"{what} did not come true: {status}"
+        return status
+
+    def wait_until_empty(self) -> None:
+        """All pages of all pools are back."""
+        self.wait(lambda status: all(pool["used"] == 0 for pool in status["pools"].values()), "empty pools")
+
+    def down(self) -> None:
+        self.client.close()
+        pids = [found["pid"] for found in self.status()["actors"]]
+        done = self.mmrt("down", "--drain", "1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not self.run_path.exists()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    def chat(self, content: Any, **options: Any) -> tuple[str, list[int]]:
+        """A streamed answer: text and token ids."""
+        text, ids = "", []
+        for chunk in self.stream(content, **options):
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                ids += getattr(choice, "token_ids", None) or []
+        return text, ids
+
+    def stream(self, content: Any, **options: Any) -> Any:
+        extra = {"return_token_ids": True, **options.pop("extra_body", {})}
+        messages = content if isinstance(content, list) and "role" in content[0] else [{"role": "user", "content": content}]
+        return self.client.chat.completions.create(
+            **{"model": self.checkpoint.name, "messages": messages, "max_tokens": 24, "temperature": 0, "stream": True, **options},
+            extra_body=extra,
+        )
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The tiny checkpoint of a family, made once."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("checkpoints") / f"tiny-{family}"
+            make_checkpoint("tiny", family, made[family])  # type: ignore[arg-type]
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    """Start runs; each still up at the end of the session is taken down and must leave nothing."""
+    servers: list[Server] = []
+
+    def start(family: str = "qwen2_5_omni", settings: str = "") -> Server:
+        server = Server(tmp_path_factory.mktemp("run"), checkpoints(family), settings)
+        server.up()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        if RunDirectory.is_alive(server.run_path):
+            server.down()
+
+
+@pytest.fixture(scope="session")
+def server(launch: Callable[..., Server]) -> Server:
+    """The run that most tests share."""
+    return launch()
+
+
+@pytest.fixture(scope="session")
+def oracle(checkpoints: Callable[[str], Path]) -> Oracle:
+    return Oracle(checkpoints("qwen2_5_omni"))

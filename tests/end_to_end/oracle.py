@@ -1,0 +1,120 @@
+"""transformers as the judge: given the same prefix, is each emitted token the argmax of its logits?
+
+Everything from pixels to logits is transformers' and PIL's; nothing of mmrt is imported. Media are given as decoded pictures and samples.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, Qwen2_5OmniThinkerForConditionalGeneration, WhisperFeatureExtractor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+TIE = 1e-4
+MERGE = 4  # patches per token
+
+
+@dataclass
+class Media:
+    """What a prompt holds, in order: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, samples float32 at 16 kHz."""
+
+    images: list[NDArray[np.uint8]] = field(default_factory=list)
+    videos: list[tuple[NDArray[np.uint8], float]] = field(default_factory=list)
+    audios: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+class Oracle:
+    """The tiny omni checkpoint in transformers, float32."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        torch.set_num_threads(1)
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.model = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
+        self.sounds = WhisperFeatureExtractor(feature_size=128)
+        config = self.model.config
+        self.placeholders = {
+            "image": config.image_token_id,
+            "video": config.video_token_id,
+            "audio": config.audio_token_id,
+        }
+
+    def inputs(self, messages: list[dict[str, Any]], media: Media | None = None) -> dict[str, Any]:
+        """Model inputs for a conversation whose content parts are {"type": "text" | "image" | "video" | "audio"}."""
+        media = media or Media()
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = self.tokenizer(text)["input_ids"]
+        found: dict[str, Any] = {}
+        counts: dict[str, list[int]] = {"image": [], "video": [], "audio": []}
+        if media.images:
+            patches, grids = zip(*(self._patches(picture[None]) for picture in media.images), strict=True)
+            found |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+            counts["image"] = [int(np.prod(grid)) // MERGE for grid in grids]
+        if media.videos:
+            patches, grids = zip(*(self._patches(frames) for frames, _ in media.videos), strict=True)
+            seconds = [2 / fps for _, fps in media.videos]
+            found |= {
+                "pixel_values_videos": torch.cat(patches),
+                "video_grid_thw": torch.tensor(grids),
+                "video_second_per_grid": torch.tensor(seconds),
+            }
+            counts["video"] = [int(np.prod(grid)) // MERGE for grid in grids]
+        if media.audios:
+            batch = self.sounds(
+                media.audios, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+            )
+            found |= {"input_features": batch["input_features"], "feature_attention_mask": batch["attention_mask"]}
+            counts["audio"] = [int(((n - 1) // 2 + 1 - 2) // 2 + 1) for n in batch["attention_mask"].sum(-1).tolist()]
+        kinds = {token: kind for kind, token in self.placeholders.items()}
+        expanded: list[int] = []
+        for token in ids:
+            expanded += [token] * (counts[kinds[token]].pop(0) if token in kinds else 1)
+        return {"input_ids": torch.tensor([expanded]), **found}
+
+    def _patches(self, frames: NDArray[np.uint8]) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Patches of pictures that are resized as torchvision does it: uint8, bicubic, antialiased."""
+        _, height, width, _ = frames.shape
+        low, high = (56 * 56, 28 * 28 * 1280) if len(frames) == 1 else (128 * 28 * 28, 768 * 28 * 28)
+        height, width = smart_resize(height, width, 28, low, high)
+        pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
+        if pixels.shape[2:] != (height, width):
+            pixels = torch.nn.functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True)
+        pictures = [picture.permute(1, 2, 0).numpy() for picture in pixels]
+        if len(pictures) == 1:
+            done = self.images(images=pictures, return_tensors="pt")
+            return done["pixel_values"], tuple(done["image_grid_thw"][0].tolist())
+        if len(pictures) % 2:
+            pictures.append(pictures[-1])
+        grid = (len(pictures) // 2, height // 14, width // 14)
+        single = [self.images(images=[picture], return_tensors="pt")["pixel_values"] for picture in pictures]
+        # an image's patch row repeats it over both instants: [3, 2, 14, 14]; a video's row takes one instant from each of two frames
+        rows = [
+            torch.stack((first.view(-1, 3, 2, 196)[:, :, 0], second.view(-1, 3, 2, 196)[:, :, 1]), dim=2).reshape(len(first), -1)
+            for first, second in zip(single[::2], single[1::2], strict=True)
+        ]
+        return torch.cat(rows), grid
+
+    @torch.inference_mode()
+    def logits(self, inputs: dict[str, Any], ids: list[int]) -> torch.Tensor:
+        """float32 [len(ids), V]: what the model says before each emitted id, all earlier ones given."""
+        prompt = inputs["input_ids"]
+        forced = torch.cat((prompt, torch.tensor([ids[:-1]], dtype=torch.long)), dim=1)
+        # a fresh model state per call: rope positions belong to one prompt
+        self.model.rope_deltas = None
+        output = self.model(**{**inputs, "input_ids": forced, "attention_mask": torch.ones_like(forced)}, use_cache=False)
+        logits: torch.Tensor = output.logits[0, prompt.shape[1] - 1 :].float()
+        return logits
+
+    def check_greedy(self, inputs: dict[str, Any], ids: list[int]) -> None:
+        """Fail unless every id is the argmax of its prefix, or within TIE of it."""
+        assert ids
+        check_argmax(self.logits(inputs, ids), ids)
+
+
+def check_argmax(logits: torch.Tensor, ids: list[int]) -> None:
+    gaps = logits.max(dim=-1).values - logits[torch.arange(len(ids)), torch.tensor(ids)]
+    worst = int(gaps.argmax())
+    assert gaps[worst] <= TIE, f"token {worst} ({ids[worst]}) is {gaps[worst]:.2e} below the argmax ({int(logits[worst].argmax())})"

@@ -1,0 +1,63 @@
+"""Text through all processes: every greedy token is transformers' argmax, however requests are batched and chunked."""
+
+import threading
+from typing import Any
+
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.oracle import Oracle
+
+QUESTIONS = ["Hi", "What is the colour of the sky on a clear day?", "Tell me a story. " * 20, "1 2 3 4", "naïve café — ÿ 漢字 🙂"]
+
+
+def ask(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_greedy_tokens_are_transformers_argmax(server: Server, oracle: Oracle) -> None:
+    for question in QUESTIONS:
+        _, ids = server.chat(question)
+        oracle.check_greedy(oracle.inputs(ask(question)), ids)
+
+
+def test_sixteen_at_once(server: Server, oracle: Oracle) -> None:
+    prompts = [f"{index}: " + "many words follow here " * (index * 3) for index in range(16)]
+    answers: dict[str, list[int]] = {}
+
+    def run(index: int) -> None:
+        answers[prompts[index]] = server.chat(prompts[index], max_tokens=8 + 2 * index)[1]
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt, ids in answers.items():
+        oracle.check_greedy(oracle.inputs(ask(prompt)), ids)
+    assert len(answers) == 16
+    server.wait_until_empty()
+
+
+def test_stream_and_whole_answer_are_equal(server: Server) -> None:
+    text, ids = server.chat(QUESTIONS[1])
+    whole = server.client.chat.completions.create(
+        model=server.checkpoint.name, messages=ask(QUESTIONS[1]), max_tokens=24, temperature=0  # type: ignore[arg-type]
+    )
+    assert whole.choices[0].message.content == text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == len(ids)
+
+
+def test_system_prompt_and_history(server: Server, oracle: Oracle) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi!"},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    _, ids = server.chat(messages)
+    oracle.check_greedy(oracle.inputs(messages), ids)
+
+
+def test_a_seed_repeats_a_sampled_answer(server: Server) -> None:
+    answers = {server.chat("Say something.", temperature=1.0, seed=seed, max_tokens=16)[0] for seed in (1, 1, 2)}
+    assert len(answers) == 2

@@ -1,0 +1,378 @@
+"""Request bodies: what is taken, what is refused and how, and that no JSON whatsoever is an internal error."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmrt.actors.gateway.fields import show
+from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, Limits, read_request
+from mmrt.runtime.config import MediaSection
+from mmrt.runtime.errors import RequestError
+
+LIMITS = Limits(
+    model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(max_items=2, max_item_mib=1)
+)
+PIXEL = base64.b64encode(b"\x89PNG not checked here").decode()
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+def with_part(part: Any, role: str = "user") -> bytes:
+    return body(messages=[{"role": role, "content": [part]}])
+
+
+def read(data: bytes, limits: Limits = LIMITS) -> ChatRequest:
+    return read_request(data, limits)
+
+
+def refusal(data: bytes, limits: Limits = LIMITS) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read_request(data, limits)
+    assert len(caught.value.message) < 700
+    return caught.value
+
+
+def test_the_defaults() -> None:
+    request = read(body())
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert sampling.guidance_scale == 1.0 and sampling.seed >= 0
+    assert (request.max_new_tokens, request.stop, request.ignore_eos, request.stream) == (None, [], False, False)
+    assert read(body()).sampling.seed != sampling.seed
+
+
+def test_all_fields() -> None:
+    request = read(
+        body(
+            max_tokens=5,
+            max_completion_tokens=5,
+            temperature=0,
+            top_p=0.5,
+            top_k=-1,
+            min_p=0.1,
+            seed=-1,
+            stop=["a", "b"],
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            ignore_eos=True,
+            user="somebody",
+            guidance_scale=0,
+            negative_prompt="bad",
+            n=1,
+        )
+    )
+    assert request.max_new_tokens == 5
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.0, 0, 2**63 - 1)
+    assert request.sampling.guidance_scale == 0.0 and request.negative_prompt == "bad"
+    assert request.stop == ["a", "b"] and request.ignore_eos and request.stream
+    assert request.include_usage and request.continuous_usage
+    assert read(body(stop="one")).stop == ["one"]
+    assert read(body(max_completion_tokens=7)).max_new_tokens == 7
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_null_is_always_harmless(name: str) -> None:
+    read(body(**{name: None}))
+
+
+HARMLESS_VALUES = {
+    "n": 1,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "logprobs": False,
+    "tools": [],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "auto",
+    "modalities": ["text"],
+}
+
+
+def test_harmless_values_are_taken() -> None:
+    read(body(**HARMLESS_VALUES))
+
+
+EFFECTS: list[tuple[str, Any]] = [
+    ("n", 2),
+    ("n", True),
+    ("best_of", 3),
+    ("frequency_penalty", 0.5),
+    ("presence_penalty", -0.1),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {"5": 1}),
+    ("logprobs", True),
+    ("logprobs", 0),
+    ("top_logprobs", 2),
+    ("tools", [{}]),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("reasoning_effort", "low"),
+    ("prediction", {}),
+    ("chat_template_kwargs", {"x": 1}),
+    ("no_such_field", 1),
+    ("Temperature", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), EFFECTS)
+def test_fields_with_an_effect_are_refused_by_name(name: str, value: Any) -> None:
+    error = refusal(body(**{name: value}))
+    assert (error.status, error.param) == (400, name)
+    assert name in error.message and "not supported" in error.message
+
+
+BAD_VALUES: list[tuple[str, Any, str]] = [
+    ("temperature", -0.1, "0 to 2"),
+    ("temperature", 2.1, "0 to 2"),
+    ("temperature", "hot", "expected a number"),
+    ("temperature", True, "expected a number"),
+    ("temperature", 10**400, "is an integer of"),
+    ("top_p", 0, "more than 0 to 1"),
+    ("top_p", 1.01, "more than 0 to 1"),
+    ("top_k", -2, "-1 to"),
+    ("top_k", 1.0, "expected an integer"),
+    ("top_k", 10**30, "-1 to"),
+    ("min_p", 2, "0 to 1"),
+    ("seed", 2**63, "allowed are"),
+    ("seed", 1.5, "expected an integer"),
+    ("max_tokens", 0, "1 to 2048"),
+    ("max_tokens", 2049, "1 to 2048"),
+    ("max_tokens", -1, "1 to 2048"),
+    ("max_tokens", True, "expected an integer"),
+    ("max_completion_tokens", "5", "expected an integer"),
+    ("stream", 1, "true or false"),
+    ("stream", "true", "true or false"),
+    ("ignore_eos", 0, "true or false"),
+    ("guidance_scale", 20.5, "0 to 20"),
+    ("guidance_scale", -1, "0 to 20"),
+    ("negative_prompt", 5, "expected a string"),
+    ("user", 5, "expected a string"),
+    ("user", "x" * 513, "513 characters, the limit is 512"),
+    ("stop", 5, "expected a string or an array"),
+    ("stop", "", "0 characters"),
+    ("stop", "x" * 257, "257 characters"),
+    ("stop", list("abcde"), "5 entries, the limit is 4"),
+    ("messages", "hi", "expected an array"),
+    ("messages", [], "is empty"),
+    ("messages", None, "is required"),
+    ("model", 5, "expected a string"),
+    ("model", None, "is required"),
+    ("stream_options", {"include_usage": True}, "only when stream is true"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "text"), BAD_VALUES)
+def test_wrong_types_and_ranges(name: str, value: Any, text: str) -> None:
+    error = refusal(body(**{name: value}))
+    assert (error.status, error.param) == (400, name)
+    assert error.message.startswith(f"{name}: ") and text in error.message
+
+
+NESTED_BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"stop": ["a", 5]}, "stop[1]", "expected a string"),
+    ({"stop": ["a", ""]}, "stop[1]", "0 characters"),
+    ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "not supported"),
+    ({"stream": True, "stream_options": 5}, "stream_options", "expected an object"),
+    ({"messages": ["hi"]}, "messages[0]", "expected an object"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role", "is required"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "allowed are system"),
+    ({"messages": [{"role": ["user"], "content": "hi"}]}, "messages[0].role", "allowed are system"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "expected a string or an array"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "is empty"),
+    ({"messages": [{"role": "user", "content": "hi", "name": "Bob"}]}, "messages[0].name", "not supported"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "max_completion_tokens is 6"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "text"), NESTED_BAD)
+def test_errors_say_where(fields: dict[str, Any], param: str, text: str) -> None:
+    error = refusal(body(**fields))
+    assert (error.status, error.param) == (400, param)
+    assert text in error.message
+
+
+def test_an_unknown_model_is_404() -> None:
+    error = refusal(body(model="gpt-9"))
+    assert (error.status, error.param, error.type) == (404, "model", "not_found_error")
+    assert "gpt-9" in error.message and "tiny" in error.message
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"nonsense", "not valid JSON"),
+        (b"[]", "must be a JSON object, got an array"),
+        (b"null", "must be a JSON object, got null"),
+        (b'{"model": "\xff"}', "not UTF-8"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b'{"temperature": NaN}', "not valid JSON"),
+        (b'{"temperature": 1e9999}', "not valid JSON"),
+        (b'{"temperature": -Infinity}', "not valid JSON"),
+        (b'{"seed": ' + b"9" * 100_000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"[" + b"[]," * (MAX_ELEMENTS // 2 + 1) + b"[]]", "more than 1000000 elements"),
+    ],
+)
+def test_bodies_that_are_no_json_object(data: bytes, text: str) -> None:
+    error = refusal(data)
+    assert error.status == 400 and text in error.message
+
+
+def test_replies_may_be_sent_back_verbatim() -> None:
+    reply = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
+    request = read(body(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "a"}, reply]))
+    assert [message.role for message in request.conversation.messages] == ["system", "user", "assistant"]
+
+
+def data_url(mime: str = "image/png", data: str = PIXEL) -> str:
+    return f"data:{mime};base64,{data}"
+
+
+GOOD_PARTS: list[tuple[Any, str, str]] = [
+    ({"type": "image_url", "image_url": {"url": data_url(), "detail": "auto"}}, "image", "image/png"),
+    ({"type": "image_url", "image_url": {"url": "DATA:Image/JPEG;charset=x;BASE64," + PIXEL}}, "image", "image/jpeg"),
+    ({"type": "video_url", "video_url": {"url": data_url("video/mp4")}}, "video", "video/mp4"),
+    ({"type": "audio_url", "audio_url": {"url": data_url("audio/ogg")}}, "audio", "audio/ogg"),
+    ({"type": "input_audio", "input_audio": {"data": PIXEL, "format": "mp3"}}, "audio", "audio/mpeg"),
+    ({"type": "input_video", "input_video": {"data": PIXEL, "format": "mp4"}}, "video", "video/mp4"),
+]
+
+
+@pytest.mark.parametrize(("part", "kind", "mime"), GOOD_PARTS)
+def test_media_parts(part: Any, kind: str, mime: str) -> None:
+    (medium,) = read(with_part(part)).conversation.media
+    assert (medium.kind, medium.mime, medium.data) == (kind, mime, base64.b64decode(PIXEL))
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+BAD_PARTS: list[tuple[Any, str, str, int]] = [
+    ("hi", "", "expected an object", 400),
+    ({"text": "x"}, ".type", "is required", 400),
+    ({"type": "text"}, ".text", "expected a string", 400),
+    ({"type": "text", "text": "x", "cache_control": {}}, ".cache_control", "not supported", 400),
+    ({"type": "file", "file": {}}, ".type", "allowed are text, image_url", 400),
+    ({"type": ["text"], "text": "x"}, ".type", "allowed are", 400),
+    ({"type": "image_url"}, ".image_url", "is required", 400),
+    ({"type": "image_url", "image_url": data_url()}, ".image_url", "expected an object", 400),
+    ({"type": "image_url", "image_url": {"url": data_url(), "detail": "high"}}, ".image_url.detail", "only 'auto'", 400),
+    ({"type": "image_url", "image_url": {"url": data_url(), "size": 5}}, ".image_url.size", "not supported", 400),
+    (image("https://example.com/cat.png"), ".image_url.url", "remote media is off", 400),
+    (image("HTTP://example.com/cat.png"), ".image_url.url", "remote media is off", 400),
+    (image("file:///etc/passwd"), ".image_url.url", "file: URLs are not read", 400),
+    (image("/etc/passwd"), ".image_url.url", "expected a data: URL", 400),
+    (image("gopher://x"), ".image_url.url", "expected a data: URL", 400),
+    (image(5), ".image_url.url", "expected a data: URL", 400),
+    (image("data:image/png,rawdata"), ".image_url.url", "must be base64-encoded", 400),
+    (image("data:;base64," + PIXEL), ".image_url.url", "expected image/", 400),
+    (image(data_url("video/mp4")), ".image_url.url", "expected image/", 400),
+    (image(data_url("text/html")), ".image_url.url", "expected image/", 400),
+    (image(data_url(data="")), ".image_url.url", "is empty", 400),
+    (image(data_url(data="abc")), ".image_url.url", "not valid base64", 400),
+    (image(data_url(data="ab\ncd")), ".image_url.url", "not valid base64", 400),
+    (image(data_url(data="ab==cdef")), ".image_url.url", "not valid base64", 400),
+    (image(data_url(data="äöüß")), ".image_url.url", "not valid base64", 400),
+    (image(data_url(data="A" * (2 << 20))), ".image_url.url", "media.max_item_mib", 413),
+    ({"type": "input_audio", "input_audio": {"data": PIXEL}}, ".input_audio.format", "is required", 400),
+    ({"type": "input_audio", "input_audio": {"data": PIXEL, "format": "exe"}}, ".input_audio.format", "allowed are wav", 400),
+    ({"type": "input_audio", "input_audio": {"data": 5, "format": "wav"}}, ".input_audio.data", "expected base64", 400),
+]
+
+
+@pytest.mark.parametrize(("part", "suffix", "text", "status"), BAD_PARTS)
+def test_bad_media_parts(part: Any, suffix: str, text: str, status: int) -> None:
+    error = refusal(with_part(part))
+    assert error.status == status
+    assert error.param == "messages[0].content[0]" + suffix
+    assert text in error.message
+
+
+def test_long_base64_is_checked_in_slices() -> None:
+    limits = Limits(model_name="tiny", kinds=("image",), max_context=2048, media=MediaSection(max_item_mib=4))
+    data = bytes(range(256)) * 8192
+    text = base64.b64encode(data).decode()
+    (medium,) = read(with_part(image(data_url(data=text))), limits).conversation.media
+    assert medium.data == data
+    cut = text[: 1 << 20]
+    for broken in (cut[:-2] + "==" + text, text[:-1], text + "AAAA=", cut[:-4] + "A===" + text):
+        assert refusal(with_part(image(data_url(data=broken))), limits).status == 400
+
+
+def test_the_number_of_media_is_limited() -> None:
+    part = image(data_url())
+    assert len(read(body(messages=[{"role": "user", "content": [part, part]}])).conversation.media) == 2
+    error = refusal(body(messages=[{"role": "user", "content": [part, part]}, {"role": "user", "content": [part]}]))
+    assert "media.max_items" in error.message and error.param == "messages[1].content[0]"
+
+
+def test_media_that_the_model_does_not_take() -> None:
+    part = {"type": "audio_url", "audio_url": {"url": data_url("audio/wav")}}
+    error = refusal(with_part(part), Limits(model_name="tiny", kinds=("image", "video"), max_context=9))
+    assert "does not take audio: it takes text, image, video" in error.message
+    assert "text only" in refusal(with_part(part), Limits(model_name="tiny", kinds=(), max_context=9)).message
+
+
+def test_media_stand_in_user_messages_only() -> None:
+    assert "role user only" in refusal(with_part(image(data_url()), role="system")).message
+
+
+def test_messages_do_not_repeat_what_was_sent() -> None:
+    error = refusal(body(model="x" * 1_000_000))
+    assert len(error.message) < 200
+    assert len(refusal(body(**{"y" * 100_000: 1})).message) < 200
+    assert show({"a": 1}) == "an object with 1 entries"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = ["messages", "temperature", "top_k", "seed", "stop", "stream", "stream_options", "max_tokens", "n", "tools", "user"]
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["text", "image_url", "input_audio"]) | JSON,
+        "text": JSON,
+        "image_url": st.fixed_dictionaries({"url": st.sampled_from([data_url(), "data:", "data:,", "http:"]) | JSON}) | JSON,
+        "input_audio": JSON,
+    },
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PARTS) | JSON})
+    | JSON,
+    max_size=3,
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(fields=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4), messages=st.none() | MESSAGES)
+def test_any_json_is_taken_or_refused(fields: dict[str, Any], messages: Any) -> None:
+    more = {} if messages is None else {"messages": messages}
+    try:
+        read(body(**fields, **more) if "messages" not in fields else body(**{**fields, **more}))
+    except RequestError as error:
+        assert error.status in (400, 404, 413)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(RequestError):
+        read(data)

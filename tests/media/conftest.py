@@ -1,0 +1,115 @@
+"""Media files made on the spot with PyAV and Pillow, small enough to encode in a fraction of a second each."""
+
+import io
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+os.environ["SVT_LOG"] = "0"  # the AV1 encoder writes to stderr otherwise
+
+import av
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+Frames = list[np.ndarray]
+
+
+def picture(number: int, height: int, width: int) -> np.ndarray:
+    """A textured RGB picture that differs from its neighbours everywhere, and in ways that motion search can follow."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.stack([np.sin((x + number * s) / (5 + s) + y / 7) * np.cos(y / (4 + s) - number / 9) for s in (1, 2, 3)], axis=-1)
+    noise = np.random.default_rng(number).integers(-12, 12, (height, width, 3))
+    return np.clip(128 + 90 * waves + noise, 0, 255).astype(np.uint8)
+
+
+def encode_video(
+    codec: str = "libx264",
+    container: str = "mp4",
+    *,
+    num_frames: int = 48,
+    height: int = 64,
+    width: int = 96,
+    rate: int = 24,
+    pix_fmt: str = "yuv420p",
+    gop: int = 12,
+    options: dict[str, str] | None = None,
+    times: list[int] | None = None,
+    rotation: int = 0,
+    container_options: dict[str, str] | None = None,
+    audio: bool = False,
+) -> bytes:
+    """A video of ``picture``s. ``times`` are pts in 1/600 s for a variable frame rate."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container, options=container_options or {}) as output:
+        stream: Any = output.add_stream(codec, rate=rate, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
+        stream.codec_context.gop_size = gop
+        stream.codec_context.thread_count = 1
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 600)
+        if rotation:
+            stream.set_display_rotation(rotation)
+        sound: Any = output.add_stream("aac", rate=16000, layout="mono") if audio else None
+        for number in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(picture(number, height, width), format="rgb24").reformat(format=pix_fmt)
+            frame.pts = number if times is None else times[number]
+            frame.time_base = Fraction(1, rate) if times is None else Fraction(1, 600)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+        if sound is not None:
+            samples = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), format="fltp", layout="mono")
+            samples.sample_rate = 16000
+            output.mux(sound.encode(samples))
+            output.mux(sound.encode(None))
+    return buffer.getvalue()
+
+
+def decode_all(data: bytes) -> Frames:
+    """Every frame that PyAV shows, decoded in sequence, as RGB turned upright."""
+    frames = []
+    with av.open(io.BytesIO(data)) as container:
+        for frame in container.decode(video=0):
+            frames.append(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90 % 4))
+    return frames
+
+
+def encode_audio(
+    waveform: np.ndarray, rate: int = 16000, codec: str = "pcm_s16le", container: str = "wav", format: str = "s16"
+) -> bytes:
+    """waveform float [channels, samples] in ±1."""
+    buffer = io.BytesIO()
+    layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(waveform)]
+    with av.open(buffer, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=rate, layout=layout)
+        planar = np.ascontiguousarray(waveform, dtype=np.float32)
+        whole = av.AudioFrame.from_ndarray(planar, format="fltp", layout=layout)
+        whole.sample_rate, whole.pts = rate, 0
+        resampler = av.AudioResampler(format=format, layout=layout, rate=rate, frame_size=stream.codec_context.frame_size)
+        for frame in [*resampler.resample(whole), *resampler.resample(None)]:
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def make_video() -> Callable[..., bytes]:
+    return encode_video
+
+
+@pytest.fixture(scope="session")
+def make_audio() -> Callable[..., bytes]:
+    return encode_audio
+
+
+@pytest.fixture(scope="session")
+def decode_sequentially() -> Callable[[bytes], Frames]:
+    return decode_all
+
+
+@pytest.fixture(scope="session")
+def make_picture() -> Callable[[int, int, int], np.ndarray]:
+    return picture

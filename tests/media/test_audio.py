@@ -1,0 +1,99 @@
+"""Sound files to mono waveforms: rates, channels, codecs, and files that hold no sound."""
+
+import io
+import wave
+
+import numpy as np
+import pytest
+
+from mmrt.media.audio import decode_audio
+from mmrt.media.errors import MediaError
+from mmrt.media.limits import MediaLimits
+
+LIMITS = MediaLimits()
+RATE = 16000
+
+
+def decoded(data: bytes, limits: MediaLimits = LIMITS) -> np.ndarray:
+    waveform = decode_audio(io.BytesIO(data), RATE, limits)
+    assert waveform.dtype == np.float32 and waveform.ndim == 1
+    return waveform
+
+
+def tone(rate: int, seconds: float = 1.0, amplitudes: tuple[float, ...] = (0.5,)) -> np.ndarray:
+    phase = 2 * np.pi * 440 * np.arange(int(rate * seconds)) / rate
+    return np.stack([amplitude * np.sin(phase) for amplitude in amplitudes])
+
+
+def test_wav_of_the_models_rate_is_exact(make_audio):
+    samples = np.random.default_rng(0).integers(-32768, 32768, (1, 5001)) / 32768
+    assert np.array_equal(decoded(make_audio(samples)), samples[0].astype(np.float32))
+
+
+def test_stereo_is_the_mean_of_its_channels(make_audio):
+    samples = np.random.default_rng(0).integers(-32768, 32768, (2, 5001)) / 32768
+    assert np.array_equal(decoded(make_audio(samples)), samples.astype(np.float32).mean(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "codec", "container", "format", "channels"),
+    [
+        (8000, "pcm_u8", "wav", "u8", 1),
+        (48000, "pcm_f32le", "wav", "flt", 2),
+        (96000, "pcm_s24le", "wav", "s32", 6),
+        (44100, "flac", "flac", "s16", 1),
+        (44100, "flac", "flac", "s16", 6),
+        (48000, "libopus", "ogg", "flt", 1),
+        (48000, "libopus", "webm", "flt", 2),
+        (44100, "libmp3lame", "mp3", "fltp", 1),
+        (44100, "libmp3lame", "mp3", "fltp", 2),
+        (44100, "aac", "mp4", "fltp", 2),
+        (48000, "aac", "adts", "fltp", 1),
+    ],
+)
+def test_rates_codecs_and_channels(make_audio, rate, codec, container, format, channels):
+    amplitudes = tuple(0.6 - 0.1 * channel for channel in range(channels))
+    waveform = decoded(make_audio(tone(rate, amplitudes=amplitudes), rate, codec, container, format))
+    assert len(waveform) == pytest.approx(RATE, abs=1100)  # AAC pads to whole frames
+    middle = waveform[4000:12000]
+    assert np.sqrt(2 * (middle**2).mean()) == pytest.approx(np.mean(amplitudes), rel=0.06)
+    spectrum = np.abs(np.fft.rfft(middle))
+    assert spectrum.argmax() == 220  # 440 Hz in half a second
+
+
+def test_silence_is_sound(make_audio):
+    assert not decoded(make_audio(np.zeros((1, 4000)))).any()
+
+
+def test_a_single_sample(make_audio):
+    assert len(decoded(make_audio(np.full((1, 1), 0.25)))) == 1
+
+
+def test_no_samples():
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+    with pytest.raises(MediaError, match="no samples") as caught:
+        decoded(buffer.getvalue())
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e9])
+def test_values_that_are_no_samples(make_audio, value):
+    samples = tone(RATE)
+    samples[0, 100] = value
+    with pytest.raises(MediaError, match="not numbers, or out of range"):
+        decoded(make_audio(samples, codec="pcm_f32le", format="flt"))
+
+
+def test_a_bomb_is_stopped_while_it_is_decoded(make_audio):
+    """Two minutes of silence are 8 kB of Opus; no more than the limit is ever decoded."""
+    data = make_audio(np.zeros((1, 48000 * 120)), 48000, "libopus", "ogg", "flt")
+    assert len(data) < 60_000
+    with pytest.raises(MediaError, match="longer than the limit of 30 s") as caught:
+        decoded(data, MediaLimits(max_audio_s=30))
+    assert caught.value.status == 400
+
+
+def test_the_sound_of_a_video_can_be_heard(make_video):
+    assert len(decoded(make_video(audio=True))) >= 16000

@@ -1,0 +1,65 @@
+"""Log-mel frames against WhisperFeatureExtractor as Qwen2.5-Omni's processor uses it (padded, then masked), bit for bit."""
+
+import functools
+
+import numpy as np
+import pytest
+from transformers import WhisperFeatureExtractor
+
+from mmrt.media.mel import LogMel, mel_filters, num_mel_frames
+from mmrt.models.architecture import AudioRules
+
+LENGTHS = (1, 2, 159, 160, 161, 400, 799, 1000, 16000, 31840, 32001, 33333)
+
+
+@functools.cache
+def extractor(num_bins: int, seconds: int) -> WhisperFeatureExtractor:
+    return WhisperFeatureExtractor(feature_size=num_bins, chunk_length=seconds)
+
+
+def signal(kind: str, num_samples: int) -> np.ndarray:
+    seconds = np.arange(num_samples) / 16000
+    signals = {
+        "noise": lambda: 0.1 * np.random.default_rng(0).standard_normal(num_samples),
+        "chirp": lambda: 0.5 * np.sin(2 * np.pi * (100 + 150 * seconds) * seconds),
+        "click at the end": lambda: np.eye(1, num_samples, num_samples - 1)[0],
+        "silence": lambda: np.zeros(num_samples),
+    }
+    return signals[kind]().astype(np.float32)
+
+
+def reference(waveform: np.ndarray, num_bins: int, seconds: int) -> np.ndarray:
+    output = extractor(num_bins, seconds)(
+        waveform, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="np"
+    )
+    return output["input_features"][0].T[output["attention_mask"][0].astype(bool)]
+
+
+@pytest.mark.parametrize("kind", ["noise", "chirp", "click at the end", "silence"])
+@pytest.mark.parametrize("num_bins", [80, 128])
+def test_mel_frames_equal_the_feature_extractor(kind, num_bins):
+    rules = AudioRules(num_mel_bins=num_bins, max_s=30)
+    log_mel = LogMel(rules)
+    for num_samples in LENGTHS:
+        waveform = signal(kind, num_samples)
+        frames = log_mel(waveform)
+        assert frames.dtype == np.float32 and frames.flags.c_contiguous
+        assert frames.shape == (num_mel_frames(num_samples, rules), num_bins)
+        assert np.array_equal(frames, reference(waveform, num_bins, 30)), num_samples
+
+
+@pytest.mark.parametrize("missing", [0, 1, 50, 161, 1000])
+def test_the_end_of_a_full_clip(missing):
+    waveform = signal("noise", 30 * 16000 - missing)
+    assert np.array_equal(LogMel(AudioRules(max_s=30))(waveform), reference(waveform, 128, 30))
+
+
+def test_padding_to_300_s_changes_nothing():
+    waveform = signal("chirp", 16000)
+    assert np.array_equal(LogMel(AudioRules())(waveform), reference(waveform, 128, 300))
+
+
+@pytest.mark.parametrize("num_bins", [80, 128])
+def test_filters_equal_those_of_transformers(num_bins):
+    filters = mel_filters(AudioRules(num_mel_bins=num_bins)).numpy()
+    assert np.array_equal(filters, extractor(num_bins, 30).mel_filters.astype(np.float32))

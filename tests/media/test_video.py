@@ -1,0 +1,154 @@
+"""Every wanted frame equals the one that decoding in sequence gives, for each codec, container and structure that hurts."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmrt.media.limits import MediaLimits
+from mmrt.media.video import VideoDecoder, VideoInfo, analyse, decode_frames
+
+LIMITS = MediaLimits()
+X265 = {"preset": "ultrafast"}
+REALTIME = {"deadline": "realtime", "cpu-used": "8"}
+OPEN_GOP = "open-gop=1:keyint=12:min-keyint=12:bframes=3:scenecut=0"
+
+CASES: dict[str, dict] = {
+    "h264": {},
+    "h264 with B-frames": {"options": {"bf": "3", "preset": "veryfast"}},
+    "h264 open GOP": {"options": {"x264-params": OPEN_GOP}},
+    "h264 intra refresh": {"options": {"x264-params": "intra-refresh=1:keyint=12"}},
+    "h264 interlaced": {"options": {"x264-params": "tff=1:keyint=12"}},
+    "h264 in one GOP": {"gop": 300},
+    "h264 of 10 bits": {"pix_fmt": "yuv420p10le"},
+    "h264 4:4:4, odd size": {"pix_fmt": "yuv444p", "height": 61, "width": 97},
+    "h264 Matroska": {"container": "matroska"},
+    "h264 MPEG-TS": {"container": "mpegts"},
+    "h264 without time stamps": {"container": "h264"},
+    "h264 fragmented": {"container_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "h264 with sound": {"audio": True},
+    "h264, one frame": {"num_frames": 1},
+    "variable frame rate": {"times": [25 * i + 3 * (i % 5) for i in range(48)]},
+    "hidden first frames": {"times": [25 * i - 200 for i in range(48)]},
+    "rotated by 90": {"rotation": 90},
+    "rotated by 180": {"rotation": 180},
+    "rotated by -90": {"rotation": -90},
+    "hevc open GOP": {"codec": "libx265", "options": X265 | {"x265-params": f"log-level=none:{OPEN_GOP}"}},
+    "hevc closed GOP": {"codec": "libx265", "options": X265 | {"x265-params": "log-level=none:keyint=12:open-gop=0"}},
+    "hevc without time stamps": {"codec": "libx265", "container": "hevc", "options": X265 | {"x265-params": "log-level=none"}},
+    "vp8 WebM": {"codec": "libvpx", "container": "webm", "options": REALTIME},
+    "vp9 WebM": {"codec": "libvpx-vp9", "container": "webm", "options": REALTIME},
+    "av1": {"codec": "libsvtav1", "options": {"preset": "12"}},
+    "mpeg4 AVI": {"codec": "mpeg4", "container": "avi", "options": {"bf": "2"}},
+    "mpeg2 MPEG-TS": {"codec": "mpeg2video", "container": "mpegts", "options": {"bf": "2"}},
+    "motion JPEG": {"codec": "mjpeg", "container": "avi", "pix_fmt": "yuvj420p"},
+}
+
+
+class Video:
+    def __init__(self, data: bytes, frames: list[np.ndarray]) -> None:
+        self.data = data
+        self.frames = frames
+        self.info = analyse(io.BytesIO(data), LIMITS)
+
+    def decoder(self, wanted: list[int], info: VideoInfo | None = None) -> VideoDecoder:
+        return VideoDecoder(io.BytesIO(self.data), info or self.info, wanted, LIMITS)
+
+    def assert_equal(self, taken: list[np.ndarray], indices: list[int]) -> None:
+        assert len(taken) == len(indices)
+        for frame, index in zip(taken, indices, strict=True):
+            assert np.array_equal(frame, self.frames[index]), f"frame {index}"
+
+
+@pytest.fixture(scope="module")
+def open_video(make_video, decode_sequentially) -> Callable[[str], Video]:
+    made: dict[str, Video] = {}
+
+    def open_case(name: str) -> Video:
+        if name not in made:
+            data = make_video(**CASES[name])
+            made[name] = Video(data, decode_sequentially(data))
+        return made[name]
+
+    return open_case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wanted_frames_equal_sequential_decoding(open_video, name):
+    video = open_video(name)
+    num_frames = len(video.frames)
+    assert video.info.num_frames == num_frames
+    assert (video.info.height, video.info.width) == video.frames[0].shape[:2]
+    for wanted in (range(num_frames), range(0, num_frames, 5), [num_frames - 1], [7, 8, 30]):
+        indices = [index for index in wanted if index < num_frames]
+        taken = dict(decode_frames(io.BytesIO(video.data), video.info, indices))
+        assert list(taken) == indices
+        video.assert_equal(list(taken.values()), indices)
+
+
+@pytest.mark.parametrize("name", ["h264 open GOP", "h264 without time stamps", "h264 intra refresh", "av1"])
+def test_segments_go_on_where_the_last_one_stopped_or_anew(open_video, name):
+    video = open_video(name)
+    wanted = list(range(0, 48, 3))
+    decoder = video.decoder(wanted)
+    video.assert_equal([*decoder.frames(0, 5), *decoder.frames(5, 3), *decoder.frames(8, 8)], wanted)
+    video.assert_equal(list(decoder.frames(8, 4)), wanted[8:12])
+    video.assert_equal(list(decoder.frames(2, 2)), wanted[2:4])
+    decoder.close()
+    video.assert_equal(list(decoder.frames(4, 4)), wanted[4:8])
+    decoder.close()
+
+
+@given(wanted=st.lists(st.integers(0, 47), min_size=1, max_size=20).map(sorted), cut=st.integers(0, 20))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_choice_of_frames_in_any_two_parts(open_video, wanted, cut):
+    video = open_video("hevc open GOP")
+    cut = min(cut, len(wanted))
+    decoder, other = video.decoder(wanted), video.decoder(wanted)
+    video.assert_equal([*decoder.frames(0, cut), *other.frames(cut, len(wanted) - cut)], wanted)
+    decoder.close()
+    other.close()
+
+
+def test_decoding_skips_what_nobody_wants(open_video, monkeypatch):
+    """Of 48 frames in 4 groups, the last frame of the second group costs that group at most, and one conversion."""
+    video = open_video("h264")
+    fed = []
+    from mmrt.media import video as module
+
+    feed = module._PacketCursor.decode
+    monkeypatch.setattr(module._PacketCursor, "decode", lambda self, packet: fed.append(packet) or feed(self, packet))
+    upright = VideoDecoder._upright
+    converted = []
+    monkeypatch.setattr(VideoDecoder, "_upright", lambda self, frame: converted.append(frame) or upright(self, frame))
+    video.assert_equal([frame for _, frame in decode_frames(io.BytesIO(video.data), video.info, [20])], [20])
+    assert len(converted) == 1
+    assert len(fed) <= 13
+
+
+def test_rate_and_duration(open_video):
+    info = open_video("h264").info
+    assert (info.fps, info.duration_s, info.codec) == (24.0, 2.0, "h264")
+    assert open_video("variable frame rate").info.fps == pytest.approx(24, rel=0.05)
+
+
+def test_rotation_turns_the_way_the_file_says(make_video, make_picture):
+    """A display rotation of 90 degrees counterclockwise, applied to the stored picture."""
+    data = make_video(rotation=90, num_frames=1, options={"qp": "0"}, pix_fmt="yuv444p")
+    info = analyse(io.BytesIO(data), LIMITS)
+    ((_, frame),) = decode_frames(io.BytesIO(data), info, [0])
+    expected = np.rot90(make_picture(0, 64, 96)).astype(int)
+    assert np.abs(frame.astype(int) - expected).mean() < 3
+
+
+def test_wanted_indices_are_checked(open_video):
+    video = open_video("h264")
+    with pytest.raises(ValueError, match="ascend"):
+        video.decoder([3, 2])
+    with pytest.raises(ValueError, match=r"0\.\.47"):
+        video.decoder([48])
+    with pytest.raises(ValueError, match="of 2 wanted"):
+        list(video.decoder([1, 2]).frames(1, 2))
