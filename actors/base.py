@@ -17,12 +17,16 @@ from pathlib import Path
 import msgspec
 
 from ..models.config import ModelConfig, load_model_config
-from ..runtime.config import TORCH_ACTORS, RuntimeConfig
+from ..models.errors import CheckpointError
+from ..runtime.config import TORCH_ACTORS, RuntimeConfig, read_environment
+from ..runtime.errors import UserError
 from ..runtime.layout import MemoryLayout, read_layout
 from ..runtime.lifeline import Lifeline
 from ..runtime.messages import Hello, ToActor, ToController, Welcome
 from ..runtime.notify import Notifier
+from ..runtime.run import join_run
 from ..runtime.transport import ActorSocket
+from ..shm.errors import ShmError
 from ..shm.role_lock import RoleLock, next_generation
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorStatus, ActorTable
@@ -157,9 +161,13 @@ class Actor:
 def run_actor(name: str) -> int:
     """The whole life of an actor process. Returns its exit status: 0 only when it was told to end."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
-    lifeline = Lifeline(_fd_from_environment("MMRT_LIFELINE_FD"))
-    run = RunDirectory.attach(Path(os.environ["MMRT_RUN_DIR"]))
-    actor = Actor(name, run, lifeline, os.environ.get("NOTIFY_SOCKET"))
+    environment = read_environment()
+    lifeline = Lifeline(environment.lifeline_fd)
+    try:
+        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket)
+    except (UserError, CheckpointError, ShmError) as error:
+        log.error("%s", error)
+        return 1
     if name in TORCH_ACTORS:
         import torch
 
@@ -172,14 +180,12 @@ def run_actor(name: str) -> int:
         status = 0 if actor.ending else 1
     except Ending:
         pass
+    except (UserError, CheckpointError, ShmError) as error:
+        log.error("%s", error)
+        status = 1
     except Exception:
         log.exception("%s failed", name)
         status = 1
     finally:
         actor.close()
     return status
-
-
-def _fd_from_environment(variable: str) -> int | None:
-    text = os.environ.get(variable)
-    return int(text) if text else None

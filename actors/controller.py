@@ -32,7 +32,7 @@ from ..runtime.effects import (
     WriteState,
 )
 from ..runtime.journal import Journal, JournalState
-from ..runtime.layout import MemoryLayout
+from ..runtime.layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
 from ..runtime.messages import ToActor, ToController
 from ..runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from ..runtime.scheduling.types import Limits
@@ -69,12 +69,12 @@ async def serve(actor: Actor) -> None:
     socket = ControllerSocket(actor.run.path)
     gc.freeze()
     loop = asyncio.get_running_loop()
-    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), loop)
     ended = asyncio.Event()
+    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), loop, ended.set)
     actor.watch_ending(loop, ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
-    while not actor.ending:
+    while not actor.ending and serving.failure is None:
         actor.notifier.watchdog()
         status.set_queue_depth(len(controller.core.waiting))
         try:
@@ -84,6 +84,8 @@ async def serve(actor: Actor) -> None:
     serving.close()
     socket.close()
     journal.close()
+    if serving.failure is not None:
+        raise serving.failure
 
 
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: "ControllerIO") -> Limits:
@@ -97,7 +99,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         num_media_pages=layout.pools["media"].num_pages,
         patch_page_bytes=layout.pools["patch"].page_bytes,
         num_patch_pages=layout.pools["patch"].num_pages,
-        embedding_page_tokens=layout.pools["embedding"].page_bytes // model.embedding_row_bytes(),
+        embedding_page_tokens=EMBEDDING_PAGE_TOKENS,
         num_embedding_pages=layout.pools["embedding"].num_pages,
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
         max_items=config.media.max_items,
@@ -181,19 +183,19 @@ class ControllerIO:
                 continue
             tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
             first, second = table.prefilled[row].tolist()
-            end_code = int(table.end(row, generation))
-            rows.append(
-                RowSnapshot(
-                    row, generation, phase, tables, (first, second), table.committed(row, generation), end_code, table.read_state(row)
-                )
-            )
+            end_code, state = int(table.end(row, generation)), table.read_state(row)
+            committed = table.committed(row, generation)
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors)
 
 
 class Serving:
-    """The machine in an event loop."""
+    """The machine in an event loop.
+
+    An exception ends the actor: the machine is ahead of the effects that were not done, and only a recovery puts that right.
+    """
 
     def __init__(
         self,
@@ -203,7 +205,10 @@ class Serving:
         socket: ControllerSocket,
         stats: ControllerStats,
         loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[], None],
     ) -> None:
+        self.failure: Exception | None = None
+        self._on_failure = on_failure
         self._controller = controller
         self._io = io
         self._journal = journal
@@ -225,9 +230,19 @@ class Serving:
         self._publish(time.monotonic())
 
     def _receive(self, received: tuple[str, int, ToController]) -> None:
+        if self.failure is not None:
+            return
         actor, generation, message = received
-        self._perform(self._controller.on_message(actor, generation, message, time.monotonic()))
+        try:
+            self._perform(self._controller.on_message(actor, generation, message, time.monotonic()))
+        except Exception as error:
+            self._fail(error)
+            return
         self._tick_soon()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._on_failure()
 
     def _tick_soon(self) -> None:
         """One tick after everything that has arrived."""
@@ -236,11 +251,17 @@ class Serving:
 
     def _tick(self) -> None:
         self._soon = None
+        if self.failure is not None:
+            return
         if self._timer is not None:
             self._timer.cancel()
         now = time.monotonic()
-        progress = self._io.progress(self._controller.watched())
-        self._perform(self._controller.tick(now, progress))
+        try:
+            progress = self._io.progress(self._controller.watched())
+            self._perform(self._controller.tick(now, progress))
+        except Exception as error:
+            self._fail(error)
+            return
         if now >= self._stats_at_s:
             self._stats_at_s = now + STATS_S
             self._publish(now)

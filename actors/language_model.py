@@ -3,7 +3,8 @@
 import msgspec
 import torch
 
-from ..models.lm import LanguageModel, build_language_model
+from ..models.decoder import Decoder
+from ..models.lm import build_language_model
 from ..models.weights import WeightIndex, attach_weights
 from ..shm.pool import PagePool
 from ..shm.segment import HEADER_BYTES, Segment
@@ -20,6 +21,6 @@ def shared_weights(actor: Actor, prefix: str = "") -> dict[str, torch.Tensor]:
     return attach_weights(segment.buf[HEADER_BYTES:], index, prefix)
 
 
-def open_language_model(actor: Actor, kv: PagePool, page_tokens: int) -> LanguageModel:
+def open_language_model(actor: Actor, kv: PagePool, page_tokens: int) -> Decoder:
     """The decoder of the run's model on the KV pool, or the null model."""
     return build_language_model(actor.model, shared_weights(actor), torch.from_numpy(kv.data), page_tokens)

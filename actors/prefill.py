@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
-from ..models.lm import Chunk, LanguageModel
+from ..models.decoder import Chunk, Decoder
 from ..models.weights import torch_dtype
 from ..runtime.messages import Done, EmbeddingSpan, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
 from ..shm.pool import PagePool
@@ -37,7 +37,7 @@ class PrefillWorker:
     """Turns prefill plans into forwards. Positions of a row's prompt are kept while its generation lasts."""
 
     def __init__(
-        self, config: ModelConfig, model: LanguageModel, table: SequenceTable, embeddings: PagePool, page_tokens: int
+        self, config: ModelConfig, model: Decoder, table: SequenceTable, embeddings: PagePool, page_tokens: int
     ) -> None:
         self._config = config
         self._model = model

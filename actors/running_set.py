@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
-from ..models.lm import LanguageModel
+from ..models.decoder import Decoder
 from ..models.sampler import SamplingRows, combine_guidance, sample
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.sequence_table import EndCode, SequenceTable
@@ -41,7 +41,7 @@ class Outcome:
 class RunningSet:
     """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
 
-    def __init__(self, config: ModelConfig, model: LanguageModel, table: SequenceTable, page_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, model: Decoder, table: SequenceTable, page_tokens: int) -> None:
         self._config = config
         self._model = model
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)

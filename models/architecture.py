@@ -50,6 +50,7 @@ class VisionConfig(Struct):
     out_hidden_size: int
     full_attention_blocks: tuple[int, ...]
     hidden_act: str = "silu"
+    split_qkv: bool = False  # the tower has three projections in place of a fused one
 
 
 class AudioConfig(Struct):

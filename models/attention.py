@@ -1,8 +1,8 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-A page is [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype. A token's K and V lie side by side, which is
-how the fused projection makes them, and one gather per layer brings both. Measured (two cores, bf16, 16 layers, 4 sequences of 512
-tokens): gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, sequence by sequence 6.6 ms, bmm + softmax 9.5 ms.
+A page is [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype. A token's K and V lie side by side, as the
+fused projection makes them, and one gather per layer brings both. Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
+gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
 """
 
 from collections.abc import Sequence

@@ -20,11 +20,11 @@ class Source(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of the model. Each alternative is a list of sources that are laid one under another along the first axis."""
+    """A tensor of the model: its sources, one under another along the first axis."""
 
     name: str
     shape: Shape
-    alternatives: tuple[tuple[Source, ...], ...]
+    sources: tuple[Source, ...]
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
@@ -41,11 +41,11 @@ def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
 
 def _fused(name: str, prefix: str, parts: dict[str, int], rest: Shape) -> TensorSpec:
     sources = tuple(Source(f"{prefix}{part}", (rows, *rest)) for part, rows in parts.items())
-    return TensorSpec(name, (sum(parts.values()), *rest), (sources,))
+    return TensorSpec(name, (sum(parts.values()), *rest), sources)
 
 
 def _single(name: str, source: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name, shape, ((Source(source, shape),),))
+    return TensorSpec(name, shape, (Source(source, shape),))
 
 
 def _language(lm: LanguageConfig) -> Iterator[TensorSpec]:
@@ -91,10 +91,11 @@ def _vision(vision: VisionConfig) -> Iterator[TensorSpec]:
         block = f"vision.blocks.{i}."
         yield _same(f"{block}norm1.weight", hidden)
         yield _same(f"{block}norm2.weight", hidden)
-        for kind, rest in (("weight", (hidden,)), ("bias", ())):
-            name = f"{block}attn.qkv.{kind}"
-            split = tuple(Source(f"{block}attn.{part}.{kind}", (hidden, *rest)) for part in "qkv")
-            yield TensorSpec(name, (3 * hidden, *rest), ((Source(name, (3 * hidden, *rest)),), split))
+        if vision.split_qkv:
+            for part in "qkv":
+                yield from _linear(f"{block}attn.{part}", hidden, hidden)
+        else:
+            yield from _linear(f"{block}attn.qkv", 3 * hidden, hidden)
         yield from _linear(f"{block}attn.proj", hidden, hidden)
         yield from _linear(f"{block}mlp.gate_proj", inner, hidden)
         yield from _linear(f"{block}mlp.up_proj", inner, hidden)

@@ -241,7 +241,7 @@ def _preprocessor(family: Family) -> dict[str, object]:
 def _write_weights(
     out: Path, config: ModelConfig, control_ids: list[int], seed: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    sources = [source for spec in tensor_specs(config) for source in spec.alternatives[0]]
+    sources = [source for spec in tensor_specs(config) for source in spec.sources]
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     total = sum(math.prod(source.shape) for source in sources) * dtype.itemsize
     shards = list(_shards(sources, dtype.itemsize))

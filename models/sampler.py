@@ -1,21 +1,35 @@
-"""SKELETON (being written): guidance and sampling."""
+"""From logits to tokens: guidance, temperature, top-k, top-p and min-p, and a generator that is a pure function.
+
+The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone, so it
+does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
+Shapes: B rows, R rows that draw, V vocabulary, K candidates.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_MIN_CANDIDATES = 128
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
 
 def combine_guidance(conditional: Tensor, unconditional: Tensor, scale: Tensor) -> Tensor:
-    """[B, V], [B, V], [B] -> u + s (c - u), float32 [B, V] (CF1)."""
-    raise NotImplementedError
+    """CF1: u + s (c - u). ``conditional`` and ``unconditional`` float32 [B, V], ``scale`` float32 [B] -> float32 [B, V]."""
+    return torch.addcmul(unconditional, conditional - unconditional, scale.unsqueeze(1))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Per-row parameters, arrays of length B. temperature 0: greedy; top_k 0, top_p 1, min_p 0: off.
-    seed uint64, index int64: number of the token in its sequence (the draw depends on (seed, index) only)."""
+    """Parameters of each row, arrays of length B.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; ``index`` is the token's number in its sequence.
+    """
 
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
@@ -25,6 +39,102 @@ class SamplingRows:
     index: NDArray[np.int64]
 
 
+def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, index): SplitMix64's stream of a hashed seed, at any place."""
+    state = _mix(seed.astype(np.uint64) + _GOLDEN) + _GOLDEN * (index.astype(np.uint64) + np.uint64(1))
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
 def sample(logits: Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """logits float32 [B, V] -> token ids int64 [B]."""
-    raise NotImplementedError
+    """Draw one token per row. ``logits`` float32 [B, V] -> int64 [B]. Greedy rows take the largest logit, the lowest id of equals."""
+    tokens: NDArray[np.int64] = logits.argmax(1).numpy()
+    drawing = np.flatnonzero(rows.temperature > 0)
+    if not drawing.size:
+        return tokens
+    tokens = tokens.copy()
+    draws = uniforms(rows.seed[drawing], rows.index[drawing])
+    filtered = (rows.top_k[drawing] > 0) | (rows.top_p[drawing] < 1)
+    for members, draw in ((drawing[filtered], _draw_filtered), (drawing[~filtered], _draw_whole)):
+        if members.size:
+            picked = draws[np.isin(drawing, members)]
+            tokens[members] = draw(_scaled(logits, rows, members), rows, members, picked)
+    return tokens
+
+
+def _scaled(logits: Tensor, rows: SamplingRows, members: NDArray[np.intp]) -> Tensor:
+    chosen = logits if members.size == logits.shape[0] else logits[torch.from_numpy(members)]
+    return chosen / _column(rows.temperature[members])
+
+
+def _column(values: NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32)).unsqueeze(1)
+
+
+def _draw_whole(
+    scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Rows without top-k and top-p: all of the vocabulary, in the order of ids."""
+    weights = torch.exp(scores - scores.amax(1, keepdim=True))
+    if (rows.min_p[members] > 0).any():
+        weights = weights.masked_fill(weights < _column(rows.min_p[members]), 0.0)
+    return _pick(weights, draws)
+
+
+def _draw_filtered(
+    scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Rows with top-k or top-p: candidates in falling order, as few as will do. Rows that these do not cover sort everything."""
+    vocabulary = scores.shape[1]
+    tokens = np.empty(members.size, np.int64)
+    pending = np.arange(members.size)
+    num_candidates = min(vocabulary, max(_MIN_CANDIDATES, int(rows.top_k[members].max()) + 16))
+    totals = torch.logsumexp(scores, 1, keepdim=True)
+    while pending.size:
+        inside = torch.from_numpy(pending)
+        values, ids = torch.topk(scores[inside], num_candidates, dim=1)
+        weights, covered = _filter(values, totals[inside], rows, members[pending], num_candidates == vocabulary)
+        picked = ids.gather(1, torch.from_numpy(_pick(weights, draws[pending])).unsqueeze(1)).squeeze(1).numpy()
+        tokens[pending[covered]] = picked[covered]
+        pending = pending[~covered]
+        num_candidates = vocabulary
+    return tokens
+
+
+def _filter(
+    values: Tensor, totals: Tensor, rows: SamplingRows, members: NDArray[np.intp], complete: bool
+) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Unnormalised probabilities [R, K] of falling ``values``, 0 where filtered out; and which rows lose nothing beyond K.
+
+    top-k keeps all that equal the k-th; top-p keeps a token while those before it sum to less than p; min-p compares with the first.
+    """
+    num_candidates = values.shape[1]
+    top_k = torch.from_numpy(rows.top_k[members]).unsqueeze(1)
+    kth = values.gather(1, (top_k - 1).clamp(0, num_candidates - 1))
+    by_k = top_k > 0
+    kept = torch.where(by_k, values >= kth, True)
+    covered = torch.where(by_k, values[:, -1:] < kth, False) | complete
+    weights = torch.exp(values - values[:, :1]).masked_fill(~kept, 0.0).double()
+    rest = torch.exp(totals - values[:, :1]).double()
+    whole = torch.where(covered & by_k, weights.sum(1, keepdim=True), rest)
+    top_p = torch.from_numpy(rows.top_p[members].astype(np.float64)).unsqueeze(1)
+    cumulative = weights.cumsum(1)
+    covered |= ~by_k & (cumulative[:, -1:] >= top_p * whole)
+    beyond = (top_p < 1) & (cumulative - weights >= top_p * whole)
+    beyond[:, 0] = False
+    weights = weights.masked_fill(beyond, 0.0)
+    weights = weights.masked_fill(weights < _column(rows.min_p[members]), 0.0)
+    return weights, covered.squeeze(1).numpy()
+
+
+def _pick(weights: Tensor, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The first place where the running sum exceeds draw x total: never one of weight 0."""
+    cumulative = weights.cumsum(1, dtype=torch.float64)
+    targets = torch.from_numpy(draws).unsqueeze(1) * cumulative[:, -1:]
+    found: NDArray[np.int64] = torch.searchsorted(cumulative, targets, right=True).squeeze(1).numpy()
+    return found

@@ -1,27 +1,171 @@
-"""SKELETON (being written): vision and audio towers, the only module that imports transformers (lazily). encoder calls it."""
+"""Vision and audio towers: patch and mel rows in, embedding rows out. The only module that imports transformers, and only when used.
 
+The encoder actor calls it. Modules are built on the meta device and take views of the shared weights: no private copy of any.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .architecture import MediaKind, ModelConfig
+from .architecture import AudioConfig, MediaKind, ModelConfig, VisionConfig, VisionRules
+from .errors import CheckpointError
+from .weights import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class TowerInput:
-    """rows: uint8 [n, row_bytes] (vision patch rows; audio: the bytes of float32 mel rows, i.e. uint8 [frames, 4 * mel_bins] or
-    float32 [frames, mel_bins]); grid as in SegmentShape."""
+    """A segment for a tower.
+
+    ``rows`` of vision: uint8 [t x h x w, 3 x T x P x P] in transformers' patch order, not normalised. ``rows`` of audio: mel frames as
+    float32 [frames, num_mel_bins], or their bytes uint8 [frames, 4 x num_mel_bins]. ``grid`` as in the segment.
+    """
 
     kind: MediaKind
     rows: NDArray[np.uint8] | NDArray[np.float32]
     grid: tuple[int, int, int]
 
 
-class Towers:
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None: ...
+class _Tower(Protocol):
+    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]: ...
 
-    def encode(self, parts: list[TowerInput]) -> list[Tensor]:
-        """One [num_tokens, hidden] tensor in the model's dtype per part, in order."""
-        raise NotImplementedError
+
+class Towers:
+    """The model's towers. ``weights`` are the views whose names start with ``vision.`` and ``audio.``."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+        """Raises: CheckpointError if the weights are not those of the towers."""
+        dtype = torch_dtype(config.dtype)
+        vision = audio = None
+        if config.vision is not None and config.vision_rules is not None:
+            vision = _VisionTower(config.family, config.vision, config.vision_rules, weights, dtype)
+        if config.audio is not None:
+            audio = _AudioTower(config.audio, weights, dtype)
+        self._towers: dict[MediaKind, _Tower | None] = {"image": vision, "video": vision, "audio": audio}
+
+    @torch.inference_mode()
+    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+        """Embedding rows [num_tokens, hidden] in the model's dtype, one tensor per part, in order; one forward per tower.
+
+        Attention stays within a temporal patch and within an audio window, so parts do not see each other, and the segments of an item
+        encode as the whole item would.
+        """
+        outputs: list[Tensor | None] = [None] * len(parts)
+        for tower in {id(tower): tower for tower in self._towers.values() if tower is not None}.values():
+            mine = [i for i, part in enumerate(parts) if self._towers[part.kind] is tower]
+            if mine:
+                for i, output in zip(mine, tower.encode([parts[i] for i in mine]), strict=True):
+                    outputs[i] = output
+        missing = [part.kind for part, output in zip(parts, outputs, strict=True) if output is None]
+        if missing:
+            raise ValueError(f"this model has no tower for {missing[0]}")
+        return [output for output in outputs if output is not None]
+
+
+class _VisionTower:
+    def __init__(
+        self, family: str, config: VisionConfig, rules: VisionRules, weights: dict[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        self._dtype = dtype
+        self._merge = config.merge_size**2
+        frame = rules.temporal_patch_size * rules.patch_size**2
+        self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame)
+        self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame)
+        fields = {
+            "depth": config.depth,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_heads": config.num_heads,
+            "in_channels": config.in_channels,
+            "patch_size": config.patch_size,
+            "temporal_patch_size": config.temporal_patch_size,
+            "spatial_merge_size": config.merge_size,
+            "window_size": config.window_size,
+            "out_hidden_size": config.out_hidden_size,
+            "fullatt_block_indexes": list(config.full_attention_blocks),
+            "hidden_act": config.hidden_act,
+        }
+        if family == "qwen2_5_omni":
+            from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configs
+            from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+
+            self._module = _build(
+                omni.Qwen2_5OmniVisionEncoder, omni_configs.Qwen2_5OmniVisionEncoderConfig(**fields), "vision.", weights
+            )
+        else:
+            from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as vl_configs
+            from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as vl
+
+            self._module = _build(
+                vl.Qwen2_5_VisionTransformerPretrainedModel, vl_configs.Qwen2_5_VLVisionConfig(**fields), "vision.", weights
+            )
+
+    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+        rows = torch.cat([self._normalised(part.rows) for part in parts])
+        grids = torch.tensor([part.grid for part in parts])
+        output: Tensor = self._module(rows, grid_thw=grids).pooler_output
+        return list(output.split((grids.prod(1) // self._merge).tolist()))
+
+    def _normalised(self, rows: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(rows.astype(np.float32)).sub_(self._mean).div_(self._std).to(self._dtype)
+
+
+class _AudioTower:
+    def __init__(self, config: AudioConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniAudioEncoderConfig
+        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
+
+        fields = Qwen2_5OmniAudioEncoderConfig(
+            num_mel_bins=config.num_mel_bins,
+            encoder_layers=config.num_layers,
+            encoder_attention_heads=config.num_heads,
+            encoder_ffn_dim=config.ffn_size,
+            d_model=config.hidden_size,
+            output_dim=config.out_hidden_size,
+            max_source_positions=config.max_source_positions,
+            n_window=config.n_window,
+            scale_embedding=config.scale_embedding,
+            activation_function=config.activation,
+        )
+        self._dtype = dtype
+        self._module = _build(Qwen2_5OmniAudioEncoder, fields, "audio.", weights)
+
+    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+        mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
+        lengths = torch.tensor([mel.shape[0] for mel in mels])
+        output: Tensor = self._module(torch.cat(mels).T.to(self._dtype), feature_lens=lengths).last_hidden_state
+        return list(output.split((((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))
+
+
+def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor]) -> Any:
+    """A module on the meta device whose parameters are replaced by the views, and whose computed buffers are made anew."""
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        module = module_class(config)
+    state = {name.removeprefix(prefix): view for name, view in weights.items() if name.startswith(prefix)}
+    expected = set(module.state_dict())
+    if expected != set(state):
+        raise CheckpointError(f"{prefix}* weights: tensors {sorted(expected ^ set(state))[:4]} are missing or unknown")
+    module.load_state_dict(state, assign=True)
+    _materialise_buffers(module, module_class, config)
+    return module.eval().requires_grad_(False)
+
+
+def _materialise_buffers(module: Any, module_class: Any, config: Any) -> None:
+    """Buffers that checkpoints do not hold (rotary frequencies, sinusoids) are computed by the submodule that owns them."""
+    for name, submodule in module.named_modules():
+        for buffer_name, buffer in list(submodule.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                submodule.register_buffer(buffer_name, _computed(submodule, buffer_name, config), persistent=False)
+
+
+def _computed(submodule: Any, name: str, config: Any) -> Tensor:
+    if hasattr(submodule, "compute_axial_rope_parameters"):
+        frequencies: Tensor = submodule.compute_axial_rope_parameters(config)[0]
+        return frequencies
+    sinusoids: Tensor = submodule.compute_default_singular_positional_embedding()
+    return sinusoids

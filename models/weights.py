@@ -71,11 +71,10 @@ def write_weights(
 
 def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> list[StoredTensor]:
     """The checkpoint tensors that make up this one, shapes checked."""
-    sources = next((sources for sources in spec.alternatives if all(s.name in stored for s in sources)), None)
-    if sources is None:
-        missing = next(source for source in spec.alternatives[0] if source.name not in stored)
-        raise CheckpointError(f"{path}: tensor {missing.name!r} of shape {list(missing.shape)} is missing")
-    return [_checked(source, stored[source.name]) for source in sources]
+    for source in spec.sources:
+        if source.name not in stored:
+            raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
+    return [_checked(source, stored[source.name]) for source in spec.sources]
 
 
 def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:

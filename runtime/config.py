@@ -126,6 +126,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: float | None = None  # WATCHDOG_USEC: how often WATCHDOG=1 is expected at least
     invocation_id: str = ""  # INVOCATION_ID: systemd started this process
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
     cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: default models, transformed weights
 
 
@@ -156,6 +157,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         lifeline_fd=number("MMRT_LIFELINE_FD"),
         watchdog_s=watchdog_usec / 1e6 if watchdog_usec else None,
         invocation_id=environ.get("INVOCATION_ID", ""),
+        plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
         cache_home=home("XDG_CACHE_HOME", ".cache"),
     )

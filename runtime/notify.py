@@ -39,7 +39,7 @@ class Notifier:
 
     def active(self, status: str = "active") -> None:
         """This generation holds its role lock and serves (for the gateway: it listens)."""
-        self._send(SEND_TIMEOUT_S, "X_MMRT_ACTIVE=1", f"STATUS={_line(status)}")
+        self._send(SEND_TIMEOUT_S, "READY=1", "X_MMRT_ACTIVE=1", f"STATUS={_line(status)}")
 
     def status(self, text: str) -> None:
         """One line for people: what is being done, and how far it is."""

@@ -30,7 +30,7 @@ from .control import (
 from .control_server import ControlServer
 from .errors import RunError
 from .logs import LogFile
-from .notify import Notification, NotifyListener
+from .notify import Notification, Notifier, NotifyListener
 from .processes import Process, become_subreaper, pss_bytes, reap_strangers
 from .report import ActorReport, RunReport, endpoint
 from .restart_policy import RestartPolicy
@@ -73,11 +73,13 @@ class Supervisor:
         log_directory: Path,
         zygote_stages: Mapping[str, Sequence[str]] | None = None,
         preparation: ActorSpec | None = None,
+        notify_socket: str | None = None,
         hang_up_ends: bool = True,
     ) -> None:
         """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
 
-        ``preparation`` is a process that must end well before the actors start. ``hang_up_ends``: SIGHUP means SIGTERM.
+        ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run
+        itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM.
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
@@ -95,6 +97,7 @@ class Supervisor:
         self._log_directory = log_directory
         self._stages = zygote_stages or {}
         self._preparation = preparation
+        self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
         self._hang_up_ends = hang_up_ends
         self._began_s = time.monotonic()
         self._was_ready = False
@@ -136,6 +139,7 @@ class Supervisor:
             self._gone.set()
             await control.close()
             self._starter.close()
+            self._notifier.close()
             for file in self._log_files.values():
                 file.close()
         if self._failure:
@@ -202,6 +206,7 @@ class Supervisor:
 
     async def _stop_actors(self) -> None:
         self._say("stopping" if not self._failure else "stopping, since an actor failed")
+        self._notifier.stopping()
         for stage in STOP_ORDER:
             members = [actor for name, actor in self.actors.items() if name in stage]
             await asyncio.gather(*(self._stop(actor) for actor in members))
@@ -290,6 +295,7 @@ class Supervisor:
             seconds = time.monotonic() - self._began_s
             self._write("supervisor", f"ready after {seconds:.2f} s: {endpoint(self._info)}")
             self._reporter.ready(endpoint(self._info), seconds)
+            self._notifier.active(f"serving at {endpoint(self._info)}")
 
     def on_failed(self, actor: SupervisedActor, reason: str) -> None:
         """Host: an actor cannot be kept running: the run ends."""

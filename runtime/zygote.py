@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--run", required=True, help="the run directory, to be removed when the supervisor is gone")
     parser.add_argument("--stage", action="append", default=[], help="NAME=MODULE,MODULE…: imported in this order")
+    parser.add_argument("--grace", type=float, default=GUARD_GRACE_S, help="seconds for what is left to end by itself")
     options = parser.parse_args()
     gc.disable()
     zygote = _Zygote(socket.socket(fileno=options.control_fd))
@@ -48,7 +49,7 @@ def main() -> int:
             break
         zygote.load(name, [module for module in modules.split(",") if module])
     zygote.serve(block=True)
-    _guard(zygote.pidfds, options.run)
+    _guard(zygote.pidfds, options.run, options.grace)
     return 0
 
 
@@ -182,11 +183,11 @@ def _has_ended(pidfd: int) -> bool:
     return True
 
 
-def _guard(pidfds: list[int], run: str) -> None:
+def _guard(pidfds: list[int], run: str, grace_s: float) -> None:
     """The supervisor is gone: give its children time to end, kill those that do not, remove what they leave."""
-    deadline_s = time.monotonic() + GUARD_GRACE_S
-    while pidfds and time.monotonic() < deadline_s:
-        select.select(pidfds, [], [], deadline_s - time.monotonic())
+    deadline_s = time.monotonic() + grace_s
+    while pidfds and (left_s := deadline_s - time.monotonic()) > 0:
+        select.select(pidfds, [], [], left_s)
         pidfds = [fd for fd in pidfds if not _has_ended(fd)]
     for pidfd in pidfds:
         with contextlib.suppress(ProcessLookupError):

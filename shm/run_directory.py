@@ -11,6 +11,7 @@ import secrets
 import shutil
 import stat
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ _LONGEST_SOCKET_NAME = 32
 _LOCK = "LOCK"
 _MARKER = b"mmrt run directory\n"  # nothing is ever swept that does not carry it
 _INFO = "run.json"
+_live: "weakref.WeakSet[RunDirectory]" = weakref.WeakSet()
 _RETRY_S = 0.01
 _BUSY_RETRY_S = 0.3  # a mere probe holds the lock for microseconds
 
@@ -120,6 +122,7 @@ def _remove(path: Path) -> None:
 class RunDirectory:
     """A run that this process belongs to: it holds a shared lock until ``close``, ``leave``, ``destroy``, or its death.
 
+    Forked children do not belong: their copy is closed, or it would outlive the parent and stand in the way of ``leave``; they attach.
     ``info`` is what the creator wrote, plus ``run_id``, ``created_s`` (wall clock) and ``creator_pid``.
     """
 
@@ -129,6 +132,7 @@ class RunDirectory:
         self.info = info
         self.run_id: str = info["run_id"]
         self._lock_fd = lock_fd
+        _live.add(self)
 
     @staticmethod
     def default_path(name: str = "default") -> Path:
@@ -260,7 +264,7 @@ class RunDirectory:
         return last
 
     def close(self) -> None:
-        """Give up the lock and leave the directory as it is. In a forked child this does not touch the parent's lock."""
+        """Give up the lock and leave the directory as it is."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -300,6 +304,14 @@ def sweep_dead_runs(parent: Path | None = None) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [path for path in candidates if sweep_dead_run(path)]
+
+
+def _close_inherited() -> None:
+    for run in list(_live):
+        run.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -107,6 +107,11 @@ class ChatCompletions:
             elif now_s - stream.written_s >= self._server.keep_alive_s:
                 stream.event.set()
 
+    def abandon(self) -> None:
+        """Drop the streams that are still open: their clients did not even read the error."""
+        for stream in list(self._streams):
+            _reset(stream.transport)
+
     # --------------------------------------------------------------------------------------------------------- intake
 
     async def _intake(self, http: web.Request) -> tuple[ChatRequest, Prompt]:

@@ -209,3 +209,4 @@ async def _drain(
     while chat.num_open and time.monotonic() < end_s:
         tick()
         await asyncio.sleep(TICK_S / 10)
+    chat.abandon()

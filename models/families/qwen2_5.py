@@ -69,7 +69,7 @@ def parse_language(text: JsonObject, default_theta: float, tie: bool) -> Languag
     )
 
 
-def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
+def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
     """The vision tower. Raises CheckpointError if it does not fit the decoder."""
     config = VisionConfig(
         depth=vision.integer("depth", "num_hidden_layers", most=1000),
@@ -84,6 +84,7 @@ def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
         out_hidden_size=vision.integer("out_hidden_size", default=hidden_size),
         full_attention_blocks=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)),
         hidden_act=vision.text("hidden_act", default="silu"),
+        split_qkv=split_qkv,
     )
     if config.out_hidden_size != hidden_size:
         raise vision.error("out_hidden_size", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")

@@ -24,7 +24,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     language = qwen2_5.parse_language(
         text, default_theta=1e6, tie=config.boolean("tie_word_embeddings", default=False)
     )
-    vision = qwen2_5.parse_vision(config.object("vision_config"), language.hidden_size)
+    vision = qwen2_5.parse_vision(config.object("vision_config"), language.hidden_size, split_qkv=True)
     audio = qwen2_5.parse_audio(config.object("audio_config"), language.hidden_size)
     return ModelConfig(
         family="qwen2_5_omni",

@@ -30,7 +30,10 @@ def register(app: typer.Typer) -> None:
             sweep(str(path))
             print(f"no run is up in {path}")
             return
-        status = call(path, StatusRequest())
+        try:
+            status = call(path, StatusRequest())
+        except RunError as error:
+            raise RunError(f"{error}; if systemd runs it: systemctl --user stop mmrt.target") from None
         assert isinstance(status, StatusReply)
         pid = status.report.supervisor_pid
         pidfd = os.pidfd_open(pid) if pid else None

@@ -29,11 +29,12 @@ def register(app: typer.Typer) -> None:
         if actor is not None and actor not in (*ACTORS, *_ALSO):
             raise typer.BadParameter(f"no actor {actor!r}; there are {', '.join((*ACTORS, *_ALSO))}", param_hint="ACTOR")
         path = run_path(run)
-        directory = log_directory(path, read_environment())
+        environment = read_environment()
+        directory = log_directory(path, environment)
         if not directory.is_dir():
             raise RunError(f"no logs in {directory}")
         reader = LogReader(directory, () if actor is None else (actor,))
-        palette = Palette(sys.stdout)
+        palette = Palette(sys.stdout, environment)
         for name, line in reader.last(lines):
             print(palette.line(name, line))
         while follow:

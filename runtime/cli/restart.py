@@ -12,10 +12,11 @@ from .options import DEFAULT_RUN, RunName, run_path
 
 def register(app: typer.Typer) -> None:
     @app.command()
-    def restart(
-        actor: Annotated[str, typer.Argument(help=f"One of {', '.join(ACTORS)}.")], run: RunName = DEFAULT_RUN
-    ) -> None:
-        """Load an actor's code anew without losing a request. If the new process does not come up the old one keeps serving (exit 1)."""
+    def restart(actor: Annotated[str, typer.Argument(help=f"One of {', '.join(ACTORS)}.")], run: RunName = DEFAULT_RUN) -> None:
+        """Load an actor's code anew without losing a request.
+
+        If the new process does not come up, the old one keeps serving and the exit status is 1.
+        """
         reply = call(run_path(run), RestartRequest(actor), timeout_s=None)
         assert isinstance(reply, RestartReply)
         if reply.ok:

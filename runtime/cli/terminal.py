@@ -1,13 +1,14 @@
-"""What ``mmrt up`` and ``mmrt logs`` look like: prefixed lines, coloured where a terminal shows them. Runs in the supervisor too, so no
-rich and no thread here."""
+"""What ``mmrt up`` and ``mmrt logs`` look like: prefixed lines, coloured where a terminal shows them.
+
+Runs in the supervisor too, so neither rich nor threads here.
+"""
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from ..config import ACTORS
+from ..config import ACTORS, Environment
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 92, 95)
 _WIDTH = max(map(len, ACTORS))
@@ -15,14 +16,13 @@ _PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be ov
 
 
 class Palette:
-    """Formats lines for one stream: with colours if it is a terminal and NO_COLOR is not set."""
+    """Formats lines for one stream: with colours if it is a terminal that wants them."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.is_terminal = stream.isatty()
-        self._colours = self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    def __init__(self, stream: TextIO, environment: Environment) -> None:
+        self.is_terminal = stream.isatty() and not environment.plain_output
 
     def paint(self, text: str, code: int) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colours else text
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_terminal else text
 
     def prefix(self, actor: str) -> str:
         code = _COLOURS[ACTORS.index(actor)] if actor in ACTORS else 90
@@ -35,9 +35,9 @@ class Palette:
 class TerminalReporter:
     """The supervisor's Reporter in the foreground. Progress is one line that is overwritten, or now and then a line of its own."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
-        self._palette = Palette(self._stream)
+    def __init__(self, stream: TextIO, environment: Environment) -> None:
+        self._stream = stream
+        self._palette = Palette(stream, environment)
         self._transient = False
         self._shown: dict[str, tuple[str, float]] = {}  # actor -> state, when its progress was last shown
 

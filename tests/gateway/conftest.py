@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -187,6 +188,7 @@ class Controller:
         self._bell = Ringer(run, "gateway")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._next_page = 0
+        self._has_play = asyncio.Event()
         self.start()
 
     def start(self) -> None:
@@ -215,8 +217,7 @@ class Controller:
         return play
 
     async def first_play(self) -> Play:
-        while not self.plays:
-            await asyncio.sleep(0.002)
+        await self._has_play.wait()
         return self.play
 
     def allocate(self, num_bytes: int) -> PageRun:
@@ -244,6 +245,7 @@ class Controller:
             case Submit(_, key, definition):
                 if key not in self.plays:
                     play = self.plays[key] = Play(self, key, definition)
+                    self._has_play.set()
                     self._tasks[key] = asyncio.get_running_loop().create_task(self._perform(play))
                 else:
                     self.send(self.plays[key].state)
@@ -278,9 +280,14 @@ class Scene:
         self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
         self.http = httpx2.AsyncClient(base_url=url, timeout=20)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, receive_bytes: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = self.url.removeprefix("http://").rsplit(":", 1)
-        return await asyncio.open_connection(host, int(port))
+        connection = socket.socket()
+        if receive_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+        return await asyncio.open_connection(sock=connection)
 
     def chat(self, content: Any = "hi", **more: Any) -> dict[str, Any]:
         return {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
@@ -290,7 +297,7 @@ class Scene:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not condition():
+            while not condition():  # noqa: ASYNC110  (conditions on what other processes would own)
                 await asyncio.sleep(0.002)
 
 
@@ -317,14 +324,14 @@ class Stage:
         serves = asyncio.Event()
         ended = asyncio.Event()
         controller = Controller(run, generation=1)
-        socket = ActorSocket(run.path, "gateway", 1)
+        bus = ActorSocket(run.path, "gateway", 1)
         actor = SimpleNamespace(
             name="gateway",
             run=run,
             config=self.config,
             generation=1,
-            bus=socket,
-            send=socket.send,
+            bus=bus,
+            send=bus.send,
             heartbeat=lambda: None,
             ending=False,
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
@@ -358,7 +365,7 @@ class Stage:
             await scene.http.aclose()
             actor.ending = True
             await task
-            socket.close()
+            bus.close()
             await controller.close()
             for lock in locks:
                 lock.release()

@@ -276,13 +276,13 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
         await play.grant()
         play.prepare()
         while True:
-            play.text("x" * 8000)
+            play.text("x" * 60_000)
             await asyncio.sleep(0.001)
 
     async def test(scene: Any) -> None:
         scene.controller.script = flood
-        monkeypatch.setattr(gateway_requests, "MAX_PENDING_BYTES", 20_000)
-        reader, writer = await scene.connect()
+        monkeypatch.setattr(gateway_requests, "MAX_PENDING_BYTES", 100_000)
+        reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.transport.pause_reading()

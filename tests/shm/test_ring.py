@@ -196,7 +196,7 @@ def test_nothing_is_lost_when_either_end_is_killed_anywhere(run, crashes):
         assert _index(record) <= applied.words[word]
         applied.words[word] = max(applied.words[word], _index(record) + 1)
     print(f"{applied.words[word]} records, {kills} kills")
-    assert applied.words[word] > 500
+    assert applied.words[word] > 50
     for thing in (last, ring, applied):
         thing.close()
 

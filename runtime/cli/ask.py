@@ -1,0 +1,146 @@
+"""``mmrt ask``: send one question to a running endpoint and stream the answer to the terminal."""
+
+import base64
+import http.client
+import json
+import mimetypes
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...shm.errors import MissingError
+from ...shm.run_directory import RunDirectory
+from ..errors import RunError, UserError
+from ..report import endpoint
+from .options import DEFAULT_RUN, RunName, run_path
+
+_TIMEOUT_S = 600.0
+_AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", ".opus": "opus", ".m4a": "m4a"}
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def ask(
+        question: Annotated[str, typer.Argument(help='What to ask; "-" reads it from standard input.')],
+        image: Annotated[list[Path] | None, typer.Option(metavar="F", help="An image file; may be repeated.")] = None,
+        video: Annotated[list[Path] | None, typer.Option(metavar="F", help="A video file; may be repeated.")] = None,
+        audio: Annotated[list[Path] | None, typer.Option(metavar="F", help="An audio file; may be repeated.")] = None,
+        url: Annotated[str | None, typer.Option(metavar="U", help="Endpoint; default: the running server's.")] = None,
+        api_key: Annotated[str | None, typer.Option(help="Default: the running server's.")] = None,
+        model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
+        system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+        max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Length of the answer at most.")] = None,
+        temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")] = None,
+        seed: Annotated[int | None, typer.Option(help="Of the random draws.")] = None,
+        guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 is off.")] = None,
+        negative_prompt: Annotated[str | None, typer.Option(help="What to steer away from, with guidance.")] = None,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """Ask the model a question, about images, videos and sounds if you like. The answer is streamed."""
+        server = _Server(*_find(url, api_key, run))
+        media = [*_parts("image_url", image), *_parts("video_url", video), *_parts("input_audio", audio)]
+        content: Any = [*media, {"type": "text", "text": sys.stdin.read() if question == "-" else question}]
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        body: dict[str, Any] = {
+            "model": model or server.first_model(),
+            "messages": [*messages, {"role": "user", "content": content if media else content[0]["text"]}],
+            "stream": True,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "guidance_scale": guidance_scale,
+            "negative_prompt": negative_prompt,
+        }
+        for text in server.stream({key: value for key, value in body.items() if value is not None}):
+            print(text, end="", flush=True)
+        print()
+
+
+def _find(url: str | None, api_key: str | None, run: str) -> tuple[str, str]:
+    """Endpoint and key: as given, or those of the running server."""
+    if url is not None:
+        return url.rstrip("/").removesuffix("/v1"), api_key or ""
+    path = run_path(run)
+    try:
+        if not RunDirectory.is_alive(path):
+            raise MissingError("nobody is there")
+        with RunDirectory.attach(path) as directory:
+            info = directory.info
+    except MissingError:
+        raise RunError(f"no run is up in {path}: start one with `mmrt up`, or name a server with --url") from None
+    return endpoint(info), api_key or str(info["config"]["server"]["api_key"])
+
+
+def _parts(kind: str, files: list[Path] | None) -> Iterator[dict[str, Any]]:
+    """Content parts with the files' bytes in them. Raises UserError for a file that cannot be read."""
+    for file in files or ():
+        try:
+            data = base64.b64encode(file.read_bytes()).decode()
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+        if kind == "input_audio":
+            yield {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(file.suffix.lower(), "wav")}}
+        else:
+            mime = mimetypes.guess_type(file.name)[0] or f"{kind.removesuffix('_url')}/*"
+            yield {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
+
+
+class _Server:
+    """An OpenAI-compatible endpoint, spoken to with the standard library alone."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        with self._open("/v1/models", None) as response:
+            models = json.load(response)["data"]
+        if not models:
+            raise RunError(f"{self._url} serves no model")
+        return str(models[0]["id"])
+
+    def stream(self, body: dict[str, Any]) -> Iterator[str]:
+        """The answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends."""
+        with self._open("/v1/chat/completions", body) as response:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise RunError(_reason(event))
+                for choice in event.get("choices", ()):
+                    if text := choice["delta"].get("content"):
+                        yield text
+        raise RunError("the server closed the stream before the answer was complete")
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, self._headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            response: http.client.HTTPResponse = opener.open(request, timeout=_TIMEOUT_S)
+            return response
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RunError(f"{error.code}: {_reason(error.read())}") from None
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise RunError(f"cannot reach {self._url}: {getattr(error, 'reason', error)}") from None
+
+
+def _reason(answer: bytes | dict[str, Any]) -> str:
+    """The message of an OpenAI error object, or whatever stands there instead."""
+    try:
+        data = json.loads(answer) if isinstance(answer, bytes) else answer
+        return str(data["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.decode(errors="replace")[:500] if isinstance(answer, bytes) else str(answer)

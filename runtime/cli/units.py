@@ -1,0 +1,49 @@
+"""``mmrt units``: write systemd unit files for this installation and configuration."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import read_environment
+from ..errors import RunError
+from ..run import model_path
+from ..units import TARGET, unit_files
+from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, run_path
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def units(
+        out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where to write them.")] = Path("."),
+        config: ConfigFile = None,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """Write mmrt.target and one mmrt-ACTOR.service for each actor (for systemctl --user)."""
+        environment = read_environment()
+        effective = configuration(config, environment)
+        model_path(effective, environment)
+        variables = {"MMRT_RUN_DIR": str(run_path(run))}
+        if file := config or environment.config_file:
+            variables["MMRT_CONFIG"] = str(file.absolute())
+        files = unit_files(effective, _program(), variables)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (out / name).write_text(text)
+        except OSError as error:
+            raise RunError(f"cannot write units to {out}: {error.strerror}") from None
+        print(f"{len(files)} files in {out.absolute()}. To use them:")
+        print(f"  cp {out}/mmrt* ~/.config/systemd/user/ && systemctl --user daemon-reload")
+        print(f"  systemctl --user start {TARGET}")
+
+
+def _program() -> str:
+    """The absolute path of the mmrt command that belongs to this interpreter."""
+    beside = Path(sys.executable).with_name("mmrt")
+    found = str(beside) if beside.exists() else shutil.which("mmrt")
+    if not found:
+        raise RunError("the mmrt command is not on PATH: install the package first")
+    return str(Path(found).absolute())

@@ -1,0 +1,142 @@
+"""``mmrt up``: start a run and supervise it until it ends."""
+
+import asyncio
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ...shm.run_directory import RunDirectory
+from .. import default_model
+from ..actor_specs import actor_specs, child_environment
+from ..config import ACTORS, Environment, RuntimeConfig, convert_config, read_environment, to_data
+from ..errors import ConfigError, RunError
+from ..launcher import zygote_stages
+from ..layout import MemoryLayout, ModelFacts, plan_layout
+from ..report import endpoint
+from ..run import free_port, model_family, model_path, run_info
+from ..supervisor import Reporter, Supervisor
+from .daemon import detach
+from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, log_directory, run_path
+from .terminal import TerminalReporter
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything that is known before anything is started."""
+
+    path: Path
+    config: RuntimeConfig
+    model: Path
+    port: int
+    environment: Environment
+
+    @property
+    def logs(self) -> Path:
+        return log_directory(self.path, self.environment)
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def up(
+        config: ConfigFile = None,
+        model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
+        port: Annotated[int | None, typer.Option("--port", "-p", help="Where to serve; 0 picks a free port.")] = None,
+        detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
+        environment = read_environment()
+        plan = make_plan(run_path(run), _override(configuration(config, environment), model, port), environment)
+        if dry_run:
+            _describe(plan)
+            return
+        reporter = TerminalReporter(sys.stdout, environment)
+        if detached:
+            status = detach(lambda pipe: supervise(plan, pipe, hang_up_ends=False), plan.logs / "supervisor.log", reporter)
+        else:
+            status = supervise(plan, reporter)
+        raise typer.Exit(status)
+
+
+def _override(config: RuntimeConfig, model: str | None, port: int | None) -> RuntimeConfig:
+    data = to_data(config)
+    if model is not None:
+        data["model"]["path"] = model
+    if port is not None:
+        data["server"]["port"] = port
+    return convert_config(data)
+
+
+def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Plan:
+    """Check what can be checked beforehand. Raises RunError, ConfigError."""
+    if RunDirectory.is_alive(path):
+        raise RunError(
+            f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
+        )
+    return Plan(path, config, model_path(config, environment), free_port(config), environment)
+
+
+def pids_of(path: Path) -> str:
+    """The processes of the run in ``path``, for a message."""
+    with RunDirectory.attach(path) as run:
+        pids = [pid for pid in run.pids() if pid != os.getpid()]
+    return ", ".join(map(str, pids)) or "unknown"
+
+
+def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> int:
+    """Be the supervisor of a run, to its end. Returns the exit status."""
+    is_made = default_model.is_made(plan.model)
+    family = model_family(plan.model) if is_made else default_model.FAMILY
+
+    async def serve() -> int:
+        supervisor = Supervisor(
+            plan.path,
+            run_info(plan.config, plan.model, plan.port),
+            plan.config,
+            actor_specs(plan.config),
+            reporter,
+            environment=child_environment(os.environ),
+            log_directory=plan.logs,
+            zygote_stages=zygote_stages(family),
+            preparation=None if is_made else default_model.spec(plan.model),
+            notify_socket=plan.environment.notify_socket,
+            hang_up_ends=hang_up_ends,
+        )
+        return await supervisor.serve()
+
+    return asyncio.run(serve())
+
+
+def _describe(plan: Plan) -> None:
+    """--dry-run: what would be started, and how much shared memory it would take."""
+    made = "" if default_model.is_made(plan.model) else " (not made yet: it would be, with random weights)"
+    print(f"run directory  {plan.path}")
+    print(f"model          {plan.model}{made}")
+    print(f"endpoint       {endpoint(run_info(plan.config, plan.model, plan.port))}/v1")
+    print(f"logs           {plan.logs}")
+    layout = _layout(plan) if default_model.is_made(plan.model) else None
+    if layout is not None:
+        for name, pool in layout.pools.items():
+            size = pool.num_pages * pool.page_bytes / 2**20
+            print(f"{name + ' pool':<14} {size:.0f} MiB: {pool.num_pages} pages of {pool.page_bytes} bytes")
+        print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB, and the weights")
+    for name in ACTORS:
+        section = plan.config.actor(name)
+        print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}")
+
+
+def _layout(plan: Plan) -> MemoryLayout:
+    """How ``memory`` would divide shared memory. Raises ConfigError."""
+    load_model_config = importlib.import_module("mmrt.models.config").load_model_config
+    section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
+    try:
+        model = load_model_config(plan.model, section.dtype, section.max_context)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    facts = ModelFacts(model.kv_page_bytes(page_tokens) // page_tokens, model.embedding_row_bytes(), model.max_context)
+    return plan_layout(plan.config, facts, model.dtype)

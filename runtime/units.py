@@ -1,0 +1,108 @@
+"""systemd units for a run: one service per actor and a target over them, as text. ``mmrt units`` writes them.
+
+Under systemd there is no supervisor: ``memory`` makes the run directory, the others wait for it; systemd restarts, watches and
+shares the processor by CPUWeight as well as by Nice. Services are meant for ``systemctl --user``, and work as system units with
+User= added.
+"""
+
+from collections.abc import Mapping
+
+from .config import ACTORS, RuntimeConfig
+
+TARGET = "mmrt.target"
+# systemd's default is 100. Niceness orders actors within one group; between services it is the weight that counts.
+CPU_WEIGHTS: Mapping[str, int] = {
+    "decode": 1000,
+    "controller": 1000,
+    "detokenizer": 500,
+    "gateway": 500,
+    "memory": 100,
+    "prefill": 100,
+    "encoder": 30,
+    "video": 30,
+}
+
+
+def service_name(actor: str) -> str:
+    return f"mmrt-{actor}.service"
+
+
+def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """File name -> contents. ``program`` is the absolute path of the mmrt command, ``environment`` what every actor gets.
+
+    ``environment`` must name MMRT_RUN_DIR, since every actor has to find the same one.
+    """
+    assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
+    services = {service_name(actor): _service(config, actor, program, environment) for actor in ACTORS}
+    return {TARGET: _target(), **services}
+
+
+def _target() -> str:
+    services = " ".join(service_name(actor) for actor in ACTORS)
+    return f"""[Unit]
+Description=mmrt: multimodal inference
+Wants={services}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str]) -> str:
+    settings = config.supervisor
+    section = config.actor(actor)
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(section.threads),
+        "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **environment,
+    }
+    lines = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items())
+    stop_s = settings.drain_s + 10 if actor == "gateway" else 10
+    return f"""[Unit]
+Description=mmrt {actor}
+PartOf={TARGET}
+{_order(actor)}StartLimitIntervalSec={settings.restart_window_s:g}
+StartLimitBurst={settings.restart_limit}
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={_quote(program)} actor {actor}
+{lines}
+Restart=on-failure
+RestartSec={max(0.1, settings.backoff_s):g}
+RestartPreventExitStatus=2
+TimeoutStartSec={settings.ready_timeout_s:g}
+TimeoutStopSec={stop_s:g}
+WatchdogSec={settings.watchdog_s:g}
+WatchdogSignal=SIGKILL
+KillMode=mixed
+Nice={section.nice}
+CPUWeight={CPU_WEIGHTS[actor]}
+UMask=0077
+NoNewPrivileges=yes
+
+[Install]
+WantedBy={TARGET}
+"""
+
+
+def _order(actor: str) -> str:
+    """Stop in the order that a run stops in: systemd ends units in reverse of After=, at the price of starting in that order."""
+    rules: Mapping[str, tuple[str, ...]] = {
+        "memory": (),
+        "controller": ("memory",),
+        "gateway": ("controller", "decode", "detokenizer"),
+    }
+    after = rules.get(actor, ("controller",))
+    return f"After={' '.join(map(service_name, after))}\n" if after else ""
+
+
+def _quote(text: str) -> str:
+    """One word of a unit file: quoted, with its escapes and specifiers taken literally."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'

@@ -1,0 +1,264 @@
+"""The video actor's worker on real pools: plans in, rows in pages out, whatever is cached, restarted or broken."""
+
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrt.actors.video import VideoWorker
+from mmrt.media.audio import decode_audio
+from mmrt.media.limits import MediaLimits
+from mmrt.media.mel import LogMel
+from mmrt.media.preprocess import image_rows, video_rows
+from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from mmrt.runtime.config import MediaSection
+from mmrt.runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, MediaItem, PageRun, Plan
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+
+LANGUAGE = LanguageConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
+    rms_norm_eps=1e-6, rope_theta=1e6,
+)  # fmt: skip
+VISION = VisionConfig(
+    depth=1, hidden_size=64, intermediate_size=64, num_heads=4, in_channels=3, patch_size=14, temporal_patch_size=2, merge_size=2,
+    window_size=112, out_hidden_size=64, full_attention_blocks=(0,),
+)  # fmt: skip
+AUDIO = AudioConfig(num_mel_bins=128, num_layers=1, num_heads=1, ffn_size=64, hidden_size=64, out_hidden_size=64,
+                    max_source_positions=1500, n_window=100)  # fmt: skip
+TEXT_MODEL = ModelConfig(family="qwen2_5_omni", language=LANGUAGE, dtype="float32", max_context=4096, eos_token_ids=(0,))
+MODEL = msgspec.structs.replace(TEXT_MODEL, vision=VISION, audio=AUDIO, vision_rules=VisionRules(), audio_rules=AudioRules())
+ROW_BYTES = 1176
+
+
+class Bench:
+    """Two pools, and a controller's part: granting pages, wording plans, reading rows back."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.media = PagePool.create(run, "media", 64, 4096)
+        self.patch = PagePool.create(run, "patch", 96, 256 * ROW_BYTES)
+        self._random = np.random.default_rng(0)
+        self.worker = self.new_worker()
+
+    def new_worker(self, model: ModelConfig = MODEL, cache_bytes: int = 1 << 28, **media) -> VideoWorker:
+        self.worker = VideoWorker(self.media, self.patch, model, MediaSection(**media), cache_bytes)
+        return self.worker
+
+    def grant(self, pool: PagePool, num_pages: int) -> PageRun:
+        """Pages in no particular order, of a new generation each; what they held before is noise."""
+        pages = self._random.permutation(pool.num_pages)[:num_pages].tolist()
+        pool.generations[pages] += np.uint64(1)
+        pool.data[pages] = 0xAB
+        return PageRun(pages, pool.generations[pages].tolist())
+
+    def analyse_plan(self, kind: str, data: bytes, row: int = 0, generation: int = 1, item: int = 0) -> Analyse:
+        source = self.grant(self.media, self.media.pages_for_bytes(len(data)))
+        self.media.write_bytes(source.pages, data)
+        return Analyse(row, generation, item, MediaItem(kind, len(data)), source)
+
+    def analyse(self, kind: str, data: bytes, **where: int) -> tuple[Analyse, ItemShape]:
+        plan = self.analyse_plan(kind, data, **where)
+        result = self.worker.execute(plan)
+        assert isinstance(result, Analysed), result
+        return plan, result.shape
+
+    def refusal(self, plan: Plan) -> ItemError:
+        result = self.worker.execute(plan)
+        assert isinstance(result, ItemError), result
+        return result
+
+    def segment_plan(self, plan: Analyse, shape: ItemShape, segment: int) -> DecodeSegment:
+        part = shape.segments[segment]
+        target = self.grant(self.patch, self.patch.pages_for_rows(part.row_bytes, part.num_rows))
+        return DecodeSegment(plan.row, plan.row_generation, plan.item, segment, plan.media, shape, plan.source, target)
+
+    def rows(self, plan: Analyse, shape: ItemShape, segment: int) -> np.ndarray:
+        command = self.segment_plan(plan, shape, segment)
+        assert self.worker.execute(command) == Done()
+        part = shape.segments[segment]
+        return self.patch.gather_rows(command.target.pages, part.row_bytes, part.num_rows).copy()
+
+    def all_rows(self, plan: Analyse, shape: ItemShape) -> np.ndarray:
+        return np.concatenate([self.rows(plan, shape, segment) for segment in range(len(shape.segments))])
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    run = RunDirectory.create(path / "run", {})
+    try:
+        yield Bench(run)
+    finally:
+        run.destroy()
+        shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def picture(make_picture) -> np.ndarray:
+    return make_picture(0, 150, 211)
+
+
+@pytest.fixture(scope="module")
+def png(picture) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def video(make_video) -> bytes:
+    return make_video(options={"bf": "2"})
+
+
+def test_an_image(bench, png, picture):
+    plan, shape = bench.analyse("image", png)
+    assert (shape.kind, shape.grid, shape.num_tokens, len(shape.segments)) == ("image", (1, 10, 16), 40, 1)
+    assert np.array_equal(bench.all_rows(plan, shape), image_rows(picture, 140, 224, VisionRules()))
+
+
+def test_a_video_in_segments(bench, video, decode_sequentially):
+    """All 48 frames, in segments of at most 4096 rows, taken one after the other."""
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video)
+    t, h, w = shape.grid
+    assert t == 24 and len(shape.segments) == 4 and sum(part.grid[0] for part in shape.segments) == t
+    expected = np.concatenate(list(video_rows(decode_sequentially(video), 14 * h, 14 * w, VisionRules())))
+    assert np.array_equal(bench.all_rows(plan, shape), expected)
+
+
+def test_frames_are_sampled_as_configured(bench, video):
+    bench.new_worker(fps=6)
+    assert bench.analyse("video", video)[1].grid[0] == 6
+    bench.new_worker(fps=24, max_frames=8)
+    assert bench.analyse("video", video)[1].grid[0] == 4
+
+
+def test_a_fresh_process_decodes_any_segment_alike(bench, video):
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video)
+    expected = [bench.rows(plan, shape, segment) for segment in range(len(shape.segments))]
+    for segment in (2, 0, 3, 1):
+        bench.new_worker(fps=24)
+        assert np.array_equal(bench.rows(plan, shape, segment), expected[segment])
+        assert np.array_equal(bench.rows(plan, shape, segment), expected[segment])
+
+
+def test_a_small_cache_changes_nothing(bench, video, png):
+    bench.new_worker(fps=24, cache_bytes=1)
+    plans = [bench.analyse("video", video, item=0), bench.analyse("image", png, item=1)]
+    interleaved = [bench.rows(*plans[item], segment) for segment, item in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0))]
+    bench.new_worker(fps=24)
+    direct = [bench.rows(*plans[item], segment) for segment, item in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0))]
+    assert all(np.array_equal(a, b) for a, b in zip(interleaved, direct, strict=True))
+
+
+def test_sound_in_segments(bench, make_audio):
+    """70 s are 7000 mel frames in segments of whole tower windows; the spectrogram is that of the whole clip."""
+    samples = 0.2 * np.random.default_rng(0).standard_normal((1, 8000 * 70))
+    data = make_audio(samples, 8000, "libmp3lame", "mp3", "fltp")
+    bench.media = PagePool.create(bench.run, "large-media", 32, 65536)
+    bench.new_worker()
+    plan, shape = bench.analyse("audio", data)
+    assert [part.num_rows for part in shape.segments] == [3000, 3000, 1000]
+    rows = bench.all_rows(plan, shape).view(np.float32)
+    waveform = decode_audio(io.BytesIO(data), 16000, MediaLimits())
+    assert np.array_equal(rows, LogMel(AudioRules())(waveform))
+
+
+def test_a_row_taken_by_another_request_is_analysed_anew(bench, png, video):
+    bench.analyse("image", png, row=3, generation=1)
+    _, shape = bench.analyse("video", video, row=3, generation=2)
+    assert shape.kind == "video"
+    assert list(bench.worker._open) == [(3, 2, 0)]
+
+
+def test_an_item_is_let_go_with_its_last_segment(bench, video):
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video)
+    bench.all_rows(plan, shape)
+    assert not bench.worker._open
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "status", "says"),
+    [
+        ("image", "video", 422, "media item 1: this is an MP4 video, not an image: send it as video_url"),
+        ("video", "png", 422, "a PNG image, not a video"),
+        ("audio", "png", 422, "a PNG image, not an audio"),
+        ("image", "cut", 422, "broken or cut off"),
+        ("image", "empty", 422, "empty"),
+        ("video", "text", 422, "this is text"),
+        ("audio", "short", 400, "too short, at least 3"),
+    ],
+)
+def test_bad_media_are_item_errors_and_the_worker_goes_on(bench, png, video, make_audio, kind, name, status, says):
+    data = {
+        "video": video,
+        "png": png,
+        "cut": png[:-2000],
+        "empty": b"",
+        "text": b"hello",
+        "short": make_audio(np.zeros((1, 200))),
+    }
+    error = bench.refusal(bench.analyse_plan(kind, data[name]))
+    assert error.status == status
+    assert says in error.message
+    assert not bench.worker._open
+    bench.analyse("image", png)
+
+
+def test_limits_of_the_configuration(bench, png, video, make_audio):
+    bench.new_worker(max_pixels=100, max_video_s=1, max_audio_s=0.5)
+    assert "limit of 100 pixels" in bench.refusal(bench.analyse_plan("image", png)).message
+    assert "limit of 100 pixels" in bench.refusal(bench.analyse_plan("video", video)).message
+    sound = bench.analyse_plan("audio", make_audio(np.zeros((1, 16000))))
+    assert "limit of 0.5 s" in bench.refusal(sound).message
+    bench.new_worker(item_timeout_s=1e-9)
+    assert "took longer than the limit" in bench.refusal(bench.analyse_plan("video", video)).message
+
+
+def test_sound_longer_than_the_model_takes(bench, make_audio):
+    bench.new_worker(msgspec.structs.replace(MODEL, audio_rules=AudioRules(max_s=1)))
+    error = bench.refusal(bench.analyse_plan("audio", make_audio(np.zeros((1, 16001)))))
+    assert "limit of 1 s" in error.message
+
+
+def test_a_model_without_towers(bench, png):
+    bench.new_worker(TEXT_MODEL)
+    error = bench.refusal(bench.analyse_plan("image", png))
+    assert (error.status, error.message) == (400, "media item 1: this model takes no image")
+
+
+def test_pages_that_were_given_away_are_not_touched(bench, png):
+    plan, shape = bench.analyse("image", png)
+    command = bench.segment_plan(plan, shape, 0)
+    bench.patch.generations[command.target.pages[0]] += np.uint64(1)
+    before = bench.patch.data.copy()
+    bench.refusal(command)
+    assert np.array_equal(bench.patch.data, before)
+    bench.media.generations[plan.source.pages[0]] += np.uint64(1)
+    bench.new_worker()
+    bench.refusal(plan)
+
+
+def test_another_shape_than_analysed_before_is_an_error(bench, png):
+    plan, shape = bench.analyse("image", png)
+    command = bench.segment_plan(plan, msgspec.structs.replace(shape, num_tokens=shape.num_tokens + 1), 0)
+    assert bench.refusal(command).status == 500
+
+
+def test_the_process_renounces_privileges():
+    code = "from mmrt.actors.video import renounce_privileges as r; r(); print(open('/proc/self/status').read()); import resource"
+    code += "; print(resource.getrlimit(resource.RLIMIT_CORE))"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert "NoNewPrivs:\t1" in output
+    assert "(0, 0)" in output

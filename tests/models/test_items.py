@@ -1,0 +1,145 @@
+"""Grids, tokens, segments and sampled frames."""
+
+import importlib.machinery
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrt.models.config import Item, ModelConfig, family_of, load_model_config
+from mmrt.models.errors import UnsupportedMediaError
+from mmrt.models.families import qwen2_5
+from mmrt.models.families.qwen2_5 import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
+
+
+@pytest.fixture(scope="module")
+def omni(checkpoints: Callable[[str], Path]) -> ModelConfig:
+    return load_model_config(checkpoints("qwen2_5_omni"))
+
+
+@pytest.fixture(scope="module")
+def processors() -> Iterator[Any]:
+    """transformers' image and video processor modules; torchvision, which they import but these tests do not need, is stubbed."""
+    names = ["", ".io", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional"]
+    stubs = {}
+    for name in names:
+        stub = mock.MagicMock(__path__=[], __spec__=importlib.machinery.ModuleSpec(f"torchvision{name}", None))
+        stubs[f"torchvision{name}"] = stub
+    before = set(sys.modules)
+    with mock.patch.dict(sys.modules, stubs):
+        from transformers.models.qwen2_vl import image_processing_qwen2_vl, video_processing_qwen2_vl
+
+        yield SimpleNamespace(image=image_processing_qwen2_vl, video=video_processing_qwen2_vl)
+    for name in set(sys.modules) - before:
+        if "processing_qwen2_vl" in name:
+            del sys.modules[name]
+
+
+def consistent(item: Item) -> None:
+    """Segments cover the item, in order, and nothing else."""
+    assert sum(segment.num_rows for segment in item.segments) == math.prod(max(n, 1) for n in item.grid)
+    assert sum(segment.num_tokens for segment in item.segments) == item.num_tokens
+    assert all(segment.num_tokens > 0 for segment in item.segments)
+    assert sum(segment.grid[0] for segment in item.segments) == item.grid[0]
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000))
+def test_image(omni: ModelConfig, height: int, width: int) -> None:
+    family = family_of(omni)
+    if max(height, width) > 200 * min(height, width):
+        with pytest.raises(UnsupportedMediaError, match="aspect ratio of"):
+            family.image_item(omni, height, width)
+        return
+    item = family.image_item(omni, height, width)
+    consistent(item)
+    t, h, w = item.grid
+    assert t == 1 and len(item.segments) == 1 and h % 2 == 0 and w % 2 == 0
+    assert item.num_tokens == h * w // 4
+    assert item.segments[0].row_bytes == 1176
+    assert h * w * 196 <= 28 * 28 * 1280 or min(h, w) == 2
+
+
+@given(frames=st.integers(1, 300), height=st.integers(20, 2000), width=st.integers(20, 2000))
+def test_video(omni: ModelConfig, frames: int, height: int, width: int) -> None:
+    item = family_of(omni).video_item(omni, frames, height, width, sampled_fps=2.0)
+    consistent(item)
+    t, h, w = item.grid
+    assert t == -(-frames // 2) and item.second_per_grid_s == 1.0
+    for segment in item.segments:
+        assert segment.grid[1:] == (h, w)
+        assert segment.num_rows <= MAX_SEGMENT_PATCHES or segment.grid[0] == 1
+
+
+@given(frames=st.integers(1, 40_000))
+def test_audio(omni: ModelConfig, frames: int) -> None:
+    family = family_of(omni)
+    if frames < 3:
+        with pytest.raises(UnsupportedMediaError, match="too short"):
+            family.audio_item(omni, frames)
+        return
+    item = family.audio_item(omni, frames)
+    consistent(item)
+    assert all(segment.num_rows % 200 == 0 for segment in item.segments[:-1])
+    assert all(segment.num_rows <= MAX_SEGMENT_MEL_FRAMES + 2 for segment in item.segments)
+    assert item.num_tokens == audio_tokens(frames)
+
+
+@settings(max_examples=30)
+@given(window=st.integers(1, 300), frames=st.integers(3, 9000))
+def test_audio_windows_of_any_size(omni: ModelConfig, window: int, frames: int) -> None:
+    rules = msgspec.structs.replace(omni.audio_rules, window_frames=2 * window)
+    item = qwen2_5.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
+    consistent(item)
+
+
+def test_limit_on_all_frames_of_a_video(omni: ModelConfig) -> None:
+    rules = msgspec.structs.replace(omni.vision_rules, video_total_pixels=2_000_000)
+    config = msgspec.structs.replace(omni, vision_rules=rules)
+    assert family_of(omni).video_item(omni, 100, 1000, 1000, 2.0).grid == (50, 54, 54)
+    assert family_of(omni).video_item(config, 100, 1000, 1000, 2.0).grid == (50, 22, 22)
+
+
+def test_refusals(omni: ModelConfig) -> None:
+    family = family_of(omni)
+    for call in (
+        lambda: family.image_item(omni, 0, 5),
+        lambda: family.video_item(omni, 0, 50, 50, 2.0),
+        lambda: family.sample_frames(omni, 0, 30.0),
+        lambda: family.sample_frames(omni, 10, 0.0),
+        lambda: family.audio_item(omni, 0),
+        lambda: family.audio_item(msgspec.structs.replace(omni, audio_rules=None), 100),
+        lambda: family.image_item(msgspec.structs.replace(omni, vision_rules=None), 10, 10),
+    ):
+        with pytest.raises(UnsupportedMediaError):
+            call()
+
+
+def test_sizes_equal_transformers(processors: Any) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        height, width = (int(10 ** rng.uniform(0, 3.7)) for _ in range(2))
+        low = int(rng.integers(1, 200_000))
+        limits = (28, low, low + int(rng.integers(1000, 2_000_000)))
+        if max(height, width) <= 200 * min(height, width):
+            assert smart_resize(height, width, *limits) == processors.image.smart_resize(height, width, *limits)
+
+
+def test_frames_equal_transformers(omni: ModelConfig, processors: Any) -> None:
+    from transformers.video_utils import VideoMetadata
+
+    processor = SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=768)
+    cases = [(60, 60 / 13), *((n, fps) for n in (2, 3, 5, 59, 1000, 40_000) for fps in (0.5, 12.5, 29.97))]
+    for total, fps in cases:
+        metadata = VideoMetadata(total_num_frames=total, fps=fps)
+        expected = processors.video.Qwen2VLVideoProcessor.sample_frames(processor, metadata)
+        np.testing.assert_array_equal(family_of(omni).sample_frames(omni, total, fps), expected.numpy())
+    assert family_of(omni).sample_frames(omni, 1, 30.0).tolist() == [0]

@@ -1,0 +1,179 @@
+"""Our positions, towers and decoder against transformers' model of the same checkpoint, in float32, tokens forced."""
+
+import numpy as np
+import pytest
+import torch
+
+from .conftest import PAGE_TOKENS, Loaded, Prompt, build_prompt, chunks, embed, encode
+
+TOLERANCE = 1e-4
+NUM_DECODED = 6
+
+
+def prompts(model: Loaded) -> dict[str, Prompt]:
+    """Every kind of prompt that the model takes."""
+    if "prompts" in model.cache:
+        return model.cache["prompts"]
+    family, config = model.family, model.config
+    image = family.image_item(config, 75, 131)
+    odd = family.image_item(config, 300, 41)
+    video = family.video_item(config, 7, 90, 60, sampled_fps=1.3)
+    cases: dict[str, list] = {
+        "one token": [1],
+        "text": [37],
+        "image": [3, image, 5],
+        "images": [1, image, odd, 4, image, 2],
+        "video": [2, video, 9],
+        "mixed": [4, odd, 3, video, 6, image, 7],
+    }
+    if config.audio is not None:
+        audio, short = family.audio_item(config, 431), family.audio_item(config, 3)
+        cases |= {"audio": [2, audio, 3], "audios": [2, short, 1, audio, 4], "all": [2, audio, 3, odd, 1, short, video, 5, image, 2]}
+    model.cache["prompts"] = {name: build_prompt(model, parts, seed) for seed, (name, parts) in enumerate(cases.items())}
+    return model.cache["prompts"]
+
+
+CASES = ("one token", "text", "image", "images", "video", "mixed", "audio", "audios", "all")
+
+
+@pytest.fixture(params=CASES)
+def prompt(request: pytest.FixtureRequest, loaded: Loaded) -> Prompt:
+    found = prompts(loaded)
+    if request.param not in found:
+        pytest.skip("the family takes no audio")
+    return found[request.param]
+
+
+def reference_positions(model: Loaded, prompt: Prompt) -> tuple[torch.Tensor, int]:
+    inputs = prompt.reference_inputs
+    names = ("input_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
+    kwargs = {name: inputs[name] for name in names if name in inputs}
+    if model.config.family == "qwen2_5_omni":
+        if "feature_attention_mask" in inputs:
+            kwargs["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
+        kwargs["second_per_grids"] = inputs.get("video_second_per_grid")
+        found, delta = model.reference.get_rope_index(**kwargs)
+    else:
+        kwargs["second_per_grid_ts"] = inputs.get("second_per_grid_ts")
+        found, delta = model.reference.model.get_rope_index(mm_token_type_ids=inputs["mm_token_type_ids"], **kwargs)
+    return found[:, 0], int(delta)
+
+
+def test_positions_equal_get_rope_index(loaded: Loaded, prompt: Prompt) -> None:
+    expected, delta = reference_positions(loaded, prompt)
+    positions, our_delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
+    assert positions.dtype == np.int64
+    np.testing.assert_array_equal(positions, expected.numpy())
+    assert our_delta == delta
+
+
+def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
+    inputs, model = prompt.reference_inputs, loaded.reference.model
+    found = dict.fromkeys(("image", "video", "audio"), torch.empty(0, loaded.config.language.hidden_size))
+    if "pixel_values" in inputs:
+        found["image"] = torch.cat(model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output)
+    if "pixel_values_videos" in inputs:
+        videos = model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"])
+        found["video"] = torch.cat(videos.pooler_output)
+    if "input_features" in inputs:
+        found["audio"] = model.get_audio_features(inputs["input_features"], inputs["feature_attention_mask"]).last_hidden_state
+    ours: dict[str, list[torch.Tensor]] = {kind: [] for kind in found}
+    for span, rows in zip(prompt.spans, encode(loaded, prompt), strict=True):
+        assert rows.shape[0] == span.shape.num_tokens
+        ours[span.shape.kind].append(rows)
+    for kind, expected in found.items():
+        if expected.numel():
+            torch.testing.assert_close(torch.cat(ours[kind]), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", [16, 4096])
+def test_teacher_forced_logits(loaded: Loaded, prompt: Prompt, step: int) -> None:
+    """Prefill in chunks or at once on pages in random order, then decode token by token: as transformers' forward over everything."""
+    length = len(prompt.ids)
+    rng = torch.Generator().manual_seed(length)
+    following = torch.randint(0, 1000, (NUM_DECODED,), generator=rng).tolist()
+    expected = reference_logits(loaded, prompt, following)
+    lm = loaded.language_model()
+    table = torch.randperm(256, generator=rng)[: (length + NUM_DECODED) // PAGE_TOKENS + 1]
+    positions, delta = loaded.family.positions(loaded.config, length, prompt.spans)
+    for chunk in chunks(embed(loaded, lm, prompt), torch.from_numpy(positions), table, step):
+        lm.prefill([chunk])
+    token, place = prompt.ids[-1], torch.tensor(positions[:, -1:])
+    for i, forced in enumerate(following):
+        logits = lm.decode(torch.tensor([token]), place, torch.tensor([length + i]), table[None])
+        check(logits[0], expected[length - 1 + i])
+        token, place = forced, torch.full((3, 1), length + i + delta)
+
+
+def reference_logits(model: Loaded, prompt: Prompt, following: list[int]) -> torch.Tensor:
+    """Logits of prompt and following tokens in one forward, these at the positions that ``generate`` gives to them.
+
+    Without them, Qwen2.5-VL's forward would count on from a video's sides, and ``generate`` from its last temporal position.
+    """
+    inputs = dict(prompt.reference_inputs)
+    positions, delta = reference_positions(model, prompt)
+    after = torch.arange(len(prompt.ids), len(prompt.ids) + len(following)) + delta
+    inputs["position_ids"] = torch.cat((positions, after.expand(3, -1)), 1).unsqueeze(1)
+    more = torch.tensor([following])
+    inputs["input_ids"] = torch.cat((inputs["input_ids"], more), 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = torch.cat((inputs["mm_token_type_ids"], torch.zeros_like(more)), 1)
+    return model.reference(**inputs, use_cache=False).logits[0]
+
+
+def check(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+    assert expected.max() - expected[logits.argmax()] < TOLERANCE
+
+
+def test_several_sequences_at_once(loaded: Loaded) -> None:
+    """Chunks of several prompts in one forward, then one decode batch of very different lengths."""
+    batch = [prompts(loaded)[name] for name in ("text", "mixed", "one token", "image", "video")]
+    generator = torch.Generator().manual_seed(5)
+    lm = loaded.language_model()
+    pages = torch.randperm(320, generator=generator).view(-1, 64)
+    following = [torch.randint(0, 1000, (2,), generator=generator).tolist() for _ in batch]
+    pending, layouts = [], []
+    for prompt, table in zip(batch, pages, strict=True):
+        positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
+        layouts.append((torch.tensor(positions), delta))
+        pending.append(chunks(embed(loaded, lm, prompt), layouts[-1][0], table, 24))
+    while any(pending):
+        lm.prefill([queue.pop(0) for queue in pending if queue])
+    lengths = torch.tensor([len(prompt.ids) for prompt in batch])
+    expected = [reference_logits(loaded, prompt, tokens) for prompt, tokens in zip(batch, following, strict=True)]
+    tokens = torch.tensor([prompt.ids[-1] for prompt in batch])
+    places = torch.stack([positions[:, -1] for positions, _ in layouts], 1)
+    for step in range(2):
+        logits = lm.decode(tokens, places, lengths + step, pages)
+        for row, reference in enumerate(expected):
+            check(logits[row], reference[lengths[row] - 1 + step])
+        tokens = torch.tensor([tokens_[step] for tokens_ in following])
+        places = (lengths + step + torch.tensor([delta for _, delta in layouts])).expand(3, -1)
+
+
+def test_segments_encode_as_the_whole(loaded: Loaded) -> None:
+    from mmrt.models.towers import TowerInput
+
+    family, config = loaded.family, loaded.config
+    items = [family.video_item(config, 24, 200, 400, 2.0)]
+    if config.audio is not None:
+        items.append(family.audio_item(config, 6202))
+    for item in items:
+        assert len(item.segments) > 1
+        prompt = build_prompt(loaded, [item])
+        whole = loaded.towers.encode([TowerInput(item.kind, prompt.rows[0], item.grid)])[0]
+        torch.testing.assert_close(encode(loaded, prompt)[0], whole, rtol=1e-5, atol=1e-5)
+
+
+def test_audio_rows_may_come_as_bytes(models) -> None:
+    from mmrt.models.towers import TowerInput
+
+    loaded = models("qwen2_5_omni")
+    rows = np.random.default_rng(0).normal(size=(250, 128)).astype(np.float32)
+    plain, raw = loaded.towers.encode(
+        [TowerInput("audio", rows, (250, 0, 0)), TowerInput("audio", rows.view(np.uint8), (250, 0, 0))]
+    )
+    torch.testing.assert_close(plain, raw, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,173 @@
+"""Reading checkpoints into one buffer, and every way in which a checkpoint can be broken."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
+from mmrt.models.weights import WeightIndex, attach_weights, canonical_name, write_weights
+
+from .conftest import load
+
+
+@pytest.fixture
+def directory(checkpoints: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint that a test may break."""
+    for file in checkpoints("qwen2_5_vl").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def refused(path: Path, message: str) -> None:
+    allocated = []
+    config = load_model_config(path)
+    with pytest.raises(CheckpointError, match=message):
+        write_weights(path, config, lambda n: memoryview(allocated.append(n) or bytearray(n)))
+    assert not allocated
+
+
+def test_layout(checkpoints: Callable[[str], Path]) -> None:
+    path = checkpoints("qwen2_5_omni")
+    stored = load_file(path / "model.safetensors")
+    config, weights = load(path)
+    layer = "model.layers.2."
+    expected = torch.cat([stored[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"])
+    torch.testing.assert_close(weights["layers.2.qkv"], expected, rtol=0, atol=0)
+    expected = torch.cat([stored[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    torch.testing.assert_close(weights["layers.2.gate_up"], expected, rtol=0, atol=0)
+    for name, tensor in stored.items():
+        ours = canonical_name(name)
+        if ours.startswith(("vision.", "audio.")):
+            torch.testing.assert_close(weights[ours], tensor, rtol=0, atol=0)
+
+
+def test_one_allocation_aligned_views_and_progress(checkpoints: Callable[[str], Path]) -> None:
+    path = checkpoints("qwen2_5_vl")
+    config = load_model_config(path, dtype="bfloat16")
+    sizes: list[int] = []
+    buffers: list[bytearray] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        sizes.append(num_bytes)
+        buffers.append(bytearray(num_bytes))
+        return memoryview(buffers[0])
+
+    done: list[tuple[int, int]] = []
+    index = write_weights(path, config, allocate, lambda *progress: done.append(progress))
+    assert sizes == [index.num_bytes] and index.dtype == "bfloat16"
+    assert [d for d, _ in done] == sorted(d for d, _ in done) and {t for _, t in done} == {index.num_bytes}
+    assert index.num_bytes - done[-1][0] < 64
+    assert all(entry.offset % 64 == 0 for entry in index.entries)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(index), type=WeightIndex) == index
+    views = attach_weights(memoryview(buffers[0]).toreadonly(), index, "vision.")
+    assert views and all(name.startswith("vision.") for name in views)
+    start = torch.frombuffer(buffers[0], dtype=torch.uint8).data_ptr()
+    for entry in index.entries:
+        if entry.name in views:
+            assert views[entry.name].data_ptr() == start + entry.offset and views[entry.name].shape == entry.shape
+    stored = load_file(path / "model.safetensors")["visual.merger.ln_q.weight"]
+    torch.testing.assert_close(views["vision.merger.ln_q.weight"], stored.bfloat16(), rtol=0, atol=0)
+
+
+def test_sharded_checkpoint_and_names_of_other_versions(directory: Path, checkpoints: Callable[[str], Path]) -> None:
+    stored = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    renamed = {
+        name.replace("visual.", "model.visual.") if name.startswith("visual.") else name.replace("model.", "model.language_model."): tensor
+        for name, tensor in stored.items()
+    }
+    names = sorted(renamed)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, members in shards.items():
+        save_file({name: renamed[name] for name in members}, directory / file)
+    weight_map = {name: file for file, members in shards.items() for name in members}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    _, ours = load(directory)
+    _, expected = load(checkpoints("qwen2_5_vl"))
+    assert ours.keys() == expected.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    (directory / "b.safetensors").unlink()
+    refused(directory, "b.safetensors: missing, though model.safetensors.index.json names it")
+    index.write_text(json.dumps({"weight_map": {"x": "../a.safetensors"}}))
+    refused(directory, "names a shard outside of the model directory")
+    index.write_text("{}")
+    refused(directory, "not an index of safetensors shards")
+
+
+def test_tied_embeddings_are_one_tensor(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (directory / "config.json").write_text(json.dumps(config))
+    _, weights = load(directory)
+    assert "embed" in weights and "lm_head" not in weights
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def test_missing_tensor(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.bias"))
+    refused(directory, r"tensor 'language.layers.1.self_attn.k_proj.bias' of shape \[64\] is missing")
+
+
+def test_missing_head(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.pop("lm_head.weight"))
+    refused(directory, r"tensor 'lm_head.weight' of shape \[1216, 128\] is missing")
+
+
+def test_misshaped_tensor(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.update({"visual.merger.ln_q.weight": torch.zeros(3)}))
+    refused(directory, r"tensor 'vision.merger.ln_q.weight' has shape \[3\], expected \[64\]")
+
+
+def test_unknown_dtype(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(128, dtype=torch.int64)}))
+    refused(directory, "tensor 'language.norm.weight' has dtype I64, expected one of F64, F32, F16, BF16")
+
+
+def test_unused_tensors_of_any_dtype_are_ignored(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.update({"talker.codes": torch.zeros(3, dtype=torch.int8)}))
+    load(directory)
+
+
+def test_truncated_file(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    content = file.read_bytes()
+    for kept, message in ((len(content) - 5, "truncated: tensor"), (1000, "truncated or not safetensors"), (3, "truncated: 3 bytes")):
+        file.write_bytes(content[:kept])
+        refused(directory, message)
+    file.unlink()
+    refused(directory, "holds no .*safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"no json", "header is not JSON"),
+        (b"[]", "header is not a JSON object"),
+        (b'{"a": 3}', "header entry of tensor 'a' is malformed"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', r"tensor 'a' of shape \[2\] takes 8 bytes, found 4"),
+        (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}', "tensor 'a' of shape"),
+        (b'{"a": {"dtype": "F32", "shape": [99], "data_offsets": [0, 396]}}', "truncated: tensor 'a' ends at byte"),
+    ],
+)
+def test_bad_header(directory: Path, header: bytes, message: str) -> None:
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    refused(directory, message)
+
+
+def test_tensor_in_two_files(directory: Path) -> None:
+    (directory / "other.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    refused(directory, "is also in model.safetensors")

@@ -1,0 +1,136 @@
+"""The zygote: forks that belong to the supervisor, load code as it is now, and are ended with the run."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mmrt.runtime.control import DownRequest
+from mmrt.shm.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from .conftest import ToyRun
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 15.0
+
+
+@pytest.fixture
+def forking(toy: "ToyRun") -> "ToyRun":
+    """A run whose actors are forked: the toy's module lies beside its other files, so that a test can edit it."""
+    shutil.copy(HERE / "toy_actor.py", toy.toys / "toy_actor.py")
+    toy.environment = {"TOY_ENTRY": "toy_actor:main", "PYTHONPATH": str(toy.toys), "PYTHONDONTWRITEBYTECODE": "1"}
+    return toy
+
+
+def stat_field(pid: int, index: int) -> int:
+    """Field of /proc/PID/stat, counted from the state (0)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[index])
+
+
+def zygote_pid(toy: "ToyRun") -> int:
+    assert toy.process is not None
+    children = Path(f"/proc/{toy.process.pid}/task/{toy.process.pid}/children").read_text().split()
+    return next(pid for pid in map(int, children) if b"mmrt.runtime.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_forks_are_the_supervisors_children(forking: "ToyRun") -> None:
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    assert forking.process is not None
+    pid = forking.pid("decode")
+    assert stat_field(pid, 1) == forking.process.pid, "the supervisor is the parent, to wait for it"
+    assert stat_field(pid, 2) == pid, "a process group of its own"
+    assert stat_field(pid, 3) == stat_field(forking.process.pid, 3), "the session is the supervisor's: niceness works inside one"
+    assert stat_field(pid, 16) == 3, "niceness"
+    assert Path(f"/proc/{pid}/comm").read_text() == "decode\n"
+    assert b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    open_files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    assert not [name for name in open_files if name.startswith("socket:")], "the zygote's control socket is closed"
+    forking.call(DownRequest())
+    assert forking.end() == 0
+    forking.assert_nothing_left()
+
+
+def test_a_fork_loads_the_code_as_it_is_now(forking: "ToyRun") -> None:
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    module = forking.toys / "toy_actor.py"
+    good = module.read_text()
+    module.write_text(good.replace('print(f"{name} begins"', 'print(f"{name} was edited"'))
+    assert forking.restart("decode").ok
+    forking.wait_for("lines", lambda event: event["lines"] == ["decode was edited"])
+    module.write_text("def main(name):\n    raise RuntimeError('broken edit')\n")
+    reply = forking.restart("decode")
+    assert not reply.ok
+    assert reply.log[-1] == "RuntimeError: broken edit"
+    assert forking.report().ready
+
+
+def test_exit_status_of_a_fork_is_known(forking: "ToyRun") -> None:
+    forking.behave("decode", "configuration")
+    forking.start("memory", "decode")
+    assert forking.wait_for("failed")["reason"].startswith("decode failed: exit status 2")
+    assert forking.end() == 1
+
+
+def test_a_killed_zygote_is_replaced(forking: "ToyRun") -> None:
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    first = zygote_pid(forking)
+    pidfd = os.pidfd_open(first)
+    os.kill(first, signal.SIGKILL)
+    assert select.select([pidfd], [], [], TIMEOUT_S)[0]
+    os.close(pidfd)
+    # Whether or not the new zygote is there yet, the actor starts; and no actor has noticed.
+    assert forking.restart("decode").ok
+    assert forking.actor("memory").restarts == 0
+    forking.call(DownRequest())
+    assert forking.end() == 0
+    forking.assert_nothing_left()
+
+
+def test_with_threads_actors_start_plainly(forking: "ToyRun") -> None:
+    (forking.toys / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    forking.environment["TOY_MODULES"] = "threaded"
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    assert b"zygote" not in Path(f"/proc/{forking.pid('decode')}/cmdline").read_bytes()
+    forking.wait_for("message", lambda event: "starts without it" in event["text"])
+
+
+def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyRun") -> None:
+    forking.environment["TOY_MODULES"] = "no_such_module"
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    assert b"zygote" in Path(f"/proc/{forking.pid('decode')}/cmdline").read_bytes()
+
+
+def test_the_guardian_kills_what_does_not_end_and_sweeps() -> None:
+    """The supervisor dies by kill -9 while an actor is stopped and will not notice."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmrt-guard-") as root:
+        path = Path(root) / "run"
+        RunDirectory.create(path, {}).close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "mmrt.runtime.zygote", "--grace", "0.1", "--run", str(path)]
+        zygote = subprocess.Popen([*command, "--control-fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        deaf = subprocess.Popen(["sleep", "1000"])
+        deaf.send_signal(signal.SIGSTOP)
+        with ours, theirs:
+            pidfd = os.pidfd_open(deaf.pid)
+            socket.send_fds(ours, [json.dumps({"guard": deaf.pid}).encode()], [pidfd])
+            os.close(pidfd)
+        assert deaf.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert zygote.wait(TIMEOUT_S) == 0
+        assert not path.exists()
