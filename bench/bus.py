@@ -21,6 +21,7 @@ from ..shm.run_directory import RunDirectory
 from .bus_latency import LATENCIES, MESSAGE_BYTES, Latency, PeerError
 from .bus_throughput import BULKS, RATES, Memcpy, Payloads, Throughput
 from .environment import Environment, read_environment
+from .output import JSON_HELP, open_console, write_json
 from .render import show_environment, show_table
 from .report import Distribution, distribution
 
@@ -61,7 +62,9 @@ class BusReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, also when a target is missed: it is a measurement, not a test."""
-    parser = argparse.ArgumentParser(prog="mmrt bench bus", description=(__doc__ or "").partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="mmrt bench bus", description="Bus, ring and pools beside ZeroMQ, multiprocessing.Queue and memcpy."
+    )
     add = parser.add_argument
     add(
         "--sizes",
@@ -75,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--gap-ms", type=float, default=3.0, help="pause before a ping in the second latency column (%(default)s)")
     add("--messages", type=_positive, default=3000, help=f"of {MESSAGE_BYTES} bytes, per round (%(default)s)")
     add("--megabytes", type=_positive, default=256, help="moved per round, size and transport (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures; - is standard output")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
-    console = Console(stderr=options.json == Path("-"))
+    console = open_console(options.json)
     try:
         with _run_directory() as run:
             report = measure(run, options)
@@ -85,11 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mmrt bench bus: {error}", file=sys.stderr)
         return 1
     show(console, report)
-    encoded = msgspec.json.format(msgspec.json.encode(report))
-    if options.json == Path("-"):
-        print(encoded.decode())
-    elif options.json:
-        options.json.write_bytes(encoded + b"\n")
+    write_json(options.json, report)
     return 0
 
 

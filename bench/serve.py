@@ -9,7 +9,6 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -20,6 +19,7 @@ from rich.progress import Progress
 from .client import BenchError, find_model, open_session, stream_chat
 from .drivers import Notice, new_record, run_closed_loop, run_open_loop
 from .environment import read_environment
+from .output import open_console, write_json
 from .plot import PlotError, plot_run, require_matplotlib
 from .record import Record
 from .render import show_report
@@ -46,7 +46,7 @@ _STALL_POOL = 256  # distinct texts for streams; a stream that is started again 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status: 1 when a request failed or nothing could be measured."""
     options = parse_options(sys.argv[1:] if argv is None else argv)
-    console = Console(stderr=options.json == Path("-"))
+    console = open_console(options.json)
     try:
         if options.plot:
             require_matplotlib()
@@ -220,15 +220,11 @@ def _quiet_collector() -> Iterator[None]:
 
 def write_results(options: Options, report: Report, records: Sequence[Record], stall: StallRun | None) -> None:
     """Write what was asked for. Raises: OSError; PlotError."""
-    encoded = msgspec.json.format(msgspec.json.encode(report))
+    write_json(options.json, report)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "report.json").write_bytes(encoded + b"\n")
+        write_json(options.out / "report.json", report)
         (options.out / "records.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(records))
-    if options.json == Path("-"):
-        print(encoded.decode())
-    elif options.json:
-        options.json.write_bytes(encoded + b"\n")
     if options.plot:
         path = options.out / options.plot if options.out else options.plot
         plot_run(path, f"{report.scenario}: {report.model}", records, stall)

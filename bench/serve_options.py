@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from .output import JSON_HELP
 from .slo import Slo
 from .workload import Lengths, MediaShapes, Modality, parse_modalities
 
@@ -174,7 +175,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
     add("--max-tokens", type=_number("tokens", int, least=1), help="tokens per answer (64; stall: 1024)")
     add("--temperature", type=_number("temperature", float, least=0), default=0.0)
-    add("--image-size", type=_size, default=(336, 336), metavar="WxH")
+    add("--image-size", type=image_size, default=(336, 336), metavar="WxH")
     add("--image-format", choices=("png", "jpeg"), default="png")
     add("--video-size", type=_even_size, default=(320, 240), metavar="WxH")
     add("--video-seconds", type=_number("seconds", float, above=0), default=2.0)
@@ -205,7 +206,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="requests of each kind before the clock runs (%(default)s)",
     )
     add("--out", type=Path, metavar="DIR", help="write report.json and records.jsonl (with --plot: the plot) there")
-    add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     add("--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf")
     return parser
 
@@ -240,7 +241,8 @@ def _token_range(text: str) -> tuple[int, int]:
     return limits
 
 
-def _size(text: str) -> tuple[int, int]:
+def image_size(text: str) -> tuple[int, int]:
+    """WIDTHxHEIGHT, for argparse."""
     width, _, height = text.lower().partition("x")
     try:
         size = int(width), int(height)
@@ -252,7 +254,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _even_size(text: str) -> tuple[int, int]:
-    size = _size(text)
+    size = image_size(text)
     if size[0] % 2 or size[1] % 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a video's sides must be even")
     return size

@@ -171,7 +171,7 @@ def make_body(
     prompt = make_prompt(plan.seed, calibration.num_words(plan.num_input_tokens))
     content: object = prompt
     if plan.media:
-        parts = [_part(name, f"{plan.seed}/{number}", shapes) for number, name in enumerate(plan.media)]
+        parts = [_part(name, media_seed(plan, number), shapes) for number, name in enumerate(plan.media)]
         content = [*parts, {"type": "text", "text": prompt}]
     stream_options: dict[str, bool] = {"include_usage": True}
     body: dict[str, object] = {
@@ -188,19 +188,23 @@ def make_body(
     return json.dumps(body).encode()
 
 
-def _part(name: Modality, seed: str, shapes: MediaShapes) -> dict[str, object]:
+def media_seed(plan: RequestPlan, number: int) -> int:
+    """The seed of a request's medium; media are numbered in the order of the prompt."""
+    return random.Random(f"{plan.seed}/{number}").getrandbits(63)
+
+
+def _part(name: Modality, seed: int, shapes: MediaShapes) -> dict[str, object]:
     """A content part with its medium in a data: URL (input_audio: in base64)."""
-    number = random.Random(seed).getrandbits(63)
     match name:
         case "image":
-            data = make_image(number, *shapes.image_size, shapes.image_format)
+            data = make_image(seed, *shapes.image_size, shapes.image_format)
             return {"type": "image_url", "image_url": {"url": _data_url(f"image/{shapes.image_format}", data)}}
         case "video":
             num_frames = max(1, round(shapes.video_s * shapes.video_fps))
-            data = make_video(number, *shapes.video_size, num_frames, shapes.video_fps)
+            data = make_video(seed, *shapes.video_size, num_frames, shapes.video_fps)
             return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data)}}
         case "audio":
-            data = make_audio(number, shapes.audio_s)
+            data = make_audio(seed, shapes.audio_s)
             return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
         case "text":
             raise ValueError("text is no medium")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import groupby
 from typing import Any
 
 import av
@@ -25,7 +26,7 @@ def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: 
     """
     with closing(open_container(reader, "audio", limits, budget)) as container:
         stream = pick_stream(container, "audio")
-        mono = [_mix(planes) for planes in _resampled(container, stream, sample_rate, limits, budget)]
+        mono = [samples.mean(axis=1, dtype=np.float32) for samples in _resampled(container, stream, sample_rate, limits, budget)]
     waveform = np.concatenate(mono) if mono else np.zeros(0, dtype=np.float32)
     if not len(waveform):
         raise MediaError("the audio has no samples")
@@ -34,29 +35,28 @@ def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: 
     return waveform
 
 
-def _mix(planes: Waveform) -> Waveform:
-    mono: Waveform = planes[0] if len(planes) == 1 else planes.mean(axis=0, dtype=np.float32)
-    return mono
-
-
 def _resampled(container: Any, stream: Any, sample_rate: int, limits: MediaLimits, budget: TimeBudget) -> Iterator[Waveform]:
-    """Pieces float32 [channels, samples] at ``sample_rate``. Format changes in mid-stream start a new resampler."""
-    resampler: Any = None
-    source = None
-    for frame in _decoded(container, stream, limits, budget):
-        if source != (frame.format.name, frame.layout.name, frame.layout.nb_channels, frame.sample_rate):
-            if resampler is not None:
-                yield from (piece.to_ndarray() for piece in resampler.resample(None))
-            source = (frame.format.name, frame.layout.name, frame.layout.nb_channels, frame.sample_rate)
-            resampler = av.AudioResampler(format="fltp", layout=frame.layout, rate=sample_rate)
-        frame.pts = None
-        try:
-            pieces = resampler.resample(frame)
-        except BROKEN:
-            raise broken("audio") from None
-        yield from (piece.to_ndarray() for piece in pieces)
-    if resampler is not None:
-        yield from (piece.to_ndarray() for piece in resampler.resample(None))
+    """Pieces float32 [samples, channels] at ``sample_rate``. Format changes in mid-stream start a new resampler.
+
+    Samples are asked for interleaved: PyAV reads past the plane pointers of planar frames of eight channels or more, and crashes.
+    """
+    for (_, _, num_channels, _), frames in groupby(_decoded(container, stream, limits, budget), _format):
+        resampler: Any = None
+        for frame in _with_end(frames):
+            if resampler is None:
+                resampler = av.AudioResampler(format="flt", layout=frame.layout, rate=sample_rate)
+            if frame is not None:
+                frame.pts = None
+            try:
+                pieces = resampler.resample(frame)
+            except BROKEN:
+                raise broken("audio") from None
+            for piece in pieces:
+                yield piece.to_ndarray().reshape(-1, num_channels)
+
+
+def _format(frame: Any) -> tuple[str, str, int, int]:
+    return frame.format.name, frame.layout.name, frame.layout.nb_channels, frame.sample_rate
 
 
 def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
@@ -77,7 +77,9 @@ def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudge
             if not 1 <= frame.layout.nb_channels <= limits.max_channels:
                 raise MediaError(f"audio of {frame.layout.nb_channels} channels exceeds the limit of {limits.max_channels}", 400)
             if not 1000 <= frame.sample_rate <= limits.max_sample_rate:
-                raise MediaError(f"audio of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400)
+                raise MediaError(
+                    f"audio of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400
+                )
             duration_s += frame.samples / frame.sample_rate
             if duration_s > limits.max_audio_s:
                 raise MediaError(f"the audio is longer than the limit of {limits.max_audio_s:g} s", 400)
@@ -86,6 +88,6 @@ def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudge
         raise broken("audio")
 
 
-def _with_end(packets: Iterator[Any]) -> Iterator[Any]:
-    yield from packets
-    yield None
+def _with_end(items: Iterator[Any]) -> Iterator[Any]:
+    yield from items
+    yield None  # what drains decoders and resamplers

@@ -27,7 +27,7 @@ class MediaLimits:
     max_video_s: float = 3600.0
     max_audio_s: float = 600.0
     max_packets: int = 500_000  # compressed packets walked per item
-    max_channels: int = 8  # of sound; PyAV reads past the planes of more (a segmentation fault, seen)
+    max_channels: int = 16  # of sound
     max_sample_rate: int = 768_000
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from av.video.reformatter import VideoReformatter
 
 from .container import BROKEN, broken, demux, open_container, pick_stream
 from .errors import MediaError
@@ -109,6 +110,7 @@ class VideoDecoder:
         self._wanted = list(wanted)
         self._limits = limits
         self._budget = budget
+        self._reformatter = VideoReformatter()
         self._position = 0
         self._run: Iterator[Frame] | None = None
         self._packets: _PacketCursor | None = None
@@ -184,7 +186,7 @@ class VideoDecoder:
     def _upright(self, frame: Any) -> Frame:
         _check_size(frame.width, frame.height, self._limits)
         try:
-            rgb: Frame = frame.to_ndarray(format="rgb24")
+            rgb = np.asarray(self._reformatter.reformat(frame, format="rgb24").to_ndarray(), np.uint8)
         except BROKEN:
             raise MediaError(f"video frames of format {frame.format.name} are not supported") from None
         turns = _quarter_turns(frame)

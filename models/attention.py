@@ -1,8 +1,8 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-A page is [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype. A token's K and V lie side by side, as the
-fused projection makes them, and one gather per layer brings both. Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
-gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
+A page is [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype. A token's K and V lie side by side, as
+the fused projection makes them, and one gather per layer brings both. Measured (two cores, bf16, 16 layers, 4 sequences of 512
+tokens): gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ class Attention(Protocol):
     sequences together, HQ = num_heads, R = 2 x num_kv_heads x head_dim."""
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
-        """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least ceil(end / page_tokens) pages each."""
+        """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least the pages of [0, end) each."""
         ...
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
-        """``lengths`` int64 [B] with the new token; ``block_tables`` int64 [B, >= pages of the longest], beyond a row's pages anything."""
+        """``lengths`` int64 [B], the new token included; ``block_tables`` int64 [B, P], beyond a row's own pages anything."""
         ...
 
     def write(self, layer: int, kv_NR: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Which tensors a model has: name and shape as computed with, and the checkpoint tensors that each is made of. Pure.
 
-Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden], each
-the checkpoint's matrices one under another. Tower tensors keep transformers' names behind ``vision.`` and ``audio.``.
+Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden],
+each the checkpoint's matrices one under another. Tower tensors keep transformers' names behind ``vision.`` and ``audio.``.
 """
 
 from collections.abc import Iterator

@@ -59,6 +59,7 @@ def _audio(layers: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
     }
 
 
+_BIG_VISION, _BIG_AUDIO = _vision(32, 1280, 3420, 16), _audio(32, 1280, 5120, 20)
 _SHAPES: dict[Shape, _Dimensions] = {
     "tiny": _Dimensions(
         "float32", 900, False, _text(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), _audio(2, 64, 128, 4), 2
@@ -67,10 +68,10 @@ _SHAPES: dict[Shape, _Dimensions] = {
         "bfloat16", 8000, True, _text(32768, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
     ),
     "3b": _Dimensions(
-        "bfloat16", 8000, True, _text(151936, 2048, 11008, 36, 16, 2, 128000), _vision(32, 1280, 3420, 16), _audio(32, 1280, 5120, 20), 8
+        "bfloat16", 8000, True, _text(151936, 2048, 11008, 36, 16, 2, 128000), _BIG_VISION, _BIG_AUDIO, 8
     ),
     "7b": _Dimensions(
-        "bfloat16", 8000, False, _text(152064, 3584, 18944, 28, 28, 4, 128000), _vision(32, 1280, 3420, 16), _audio(32, 1280, 5120, 20), 8
+        "bfloat16", 8000, False, _text(152064, 3584, 18944, 28, 28, 4, 128000), _BIG_VISION, _BIG_AUDIO, 8
     ),
 }
 

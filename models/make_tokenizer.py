@@ -1,4 +1,4 @@
-"""The text side of a made checkpoint: a byte-level BPE tokenizer trained on the spot, with Qwen's control tokens, and a ChatML template.
+"""The text side of a made checkpoint: a byte-level BPE tokenizer trained on the spot with Qwen's control tokens, and a template.
 
 ``make`` calls it. The corpus comes from the word list below and a fixed seed, so the same call gives the same files.
 """

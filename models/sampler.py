@@ -1,7 +1,7 @@
 """From logits to tokens: guidance, temperature, top-k, top-p and min-p, and a generator that is a pure function.
 
-The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone, so it
-does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
+The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone,
+so it does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
 Shapes: B rows, R rows that draw, V vocabulary, K candidates.
 """
 
@@ -52,7 +52,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """Draw one token per row. ``logits`` float32 [B, V] -> int64 [B]. Greedy rows take the largest logit, the lowest id of equals."""
+    """Draw one token per row. ``logits`` float32 [B, V] -> int64 [B]. Greedy rows take the largest logit, of equals the first."""
     tokens: NDArray[np.int64] = logits.argmax(1).numpy()
     drawing = np.flatnonzero(rows.temperature > 0)
     if not drawing.size:
@@ -111,7 +111,7 @@ def _filter(
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Unnormalised probabilities [R, K] of falling ``values``, 0 where filtered out; and which rows lose nothing beyond K.
 
-    top-k keeps all that equal the k-th; top-p keeps a token while those before it sum to less than p; min-p compares with the first.
+    top-k keeps all that equal the k-th; top-p keeps a token if those before it sum to less than p; min-p compares with the first.
     """
     num_candidates = values.shape[1]
     top_k = torch.from_numpy(rows.top_k[members]).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Vision and audio towers: patch and mel rows in, embedding rows out. The only module that imports transformers, and only when used.
+"""Vision and audio towers: patch and mel rows in, embedding rows out. The only module that imports transformers, when it is used.
 
 The encoder actor calls it. Modules are built on the meta device and take views of the shared weights: no private copy of any.
 """
@@ -21,8 +21,8 @@ from .weights import torch_dtype
 class TowerInput:
     """A segment for a tower.
 
-    ``rows`` of vision: uint8 [t x h x w, 3 x T x P x P] in transformers' patch order, not normalised. ``rows`` of audio: mel frames as
-    float32 [frames, num_mel_bins], or their bytes uint8 [frames, 4 x num_mel_bins]. ``grid`` as in the segment.
+    ``rows`` of vision: uint8 [t x h x w, 3 x T x P x P] in transformers' patch order, not normalised. ``rows`` of audio: mel frames
+    as float32 [frames, num_mel_bins], or their bytes uint8 [frames, 4 x num_mel_bins]. ``grid`` as in the segment.
     """
 
     kind: MediaKind
@@ -51,8 +51,8 @@ class Towers:
     def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
         """Embedding rows [num_tokens, hidden] in the model's dtype, one tensor per part, in order; one forward per tower.
 
-        Attention stays within a temporal patch and within an audio window, so parts do not see each other, and the segments of an item
-        encode as the whole item would.
+        Attention stays within a temporal patch and within an audio window, so parts do not see each other, and the segments of an
+        item encode as the whole item would.
         """
         outputs: list[Tensor | None] = [None] * len(parts)
         for tower in {id(tower): tower for tower in self._towers.values() if tower is not None}.values():
@@ -151,13 +151,13 @@ def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tenso
     if expected != set(state):
         raise CheckpointError(f"{prefix}* weights: tensors {sorted(expected ^ set(state))[:4]} are missing or unknown")
     module.load_state_dict(state, assign=True)
-    _materialise_buffers(module, module_class, config)
+    _materialise_buffers(module, config)
     return module.eval().requires_grad_(False)
 
 
-def _materialise_buffers(module: Any, module_class: Any, config: Any) -> None:
+def _materialise_buffers(module: Any, config: Any) -> None:
     """Buffers that checkpoints do not hold (rotary frequencies, sinusoids) are computed by the submodule that owns them."""
-    for name, submodule in module.named_modules():
+    for submodule in module.modules():
         for buffer_name, buffer in list(submodule.named_buffers(recurse=False)):
             if buffer.is_meta:
                 submodule.register_buffer(buffer_name, _computed(submodule, buffer_name, config), persistent=False)

@@ -82,12 +82,22 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nice: Nice = 0
 
 
+class PrefillSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nice: Nice = 10
+
+
+class MediaActorSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nice: Nice = 15
+
+
 class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    decode: ActorSection = ActorSection(nice=0)
-    prefill: ActorSection = ActorSection(nice=10)
-    encoder: ActorSection = ActorSection(nice=15)
-    video: ActorSection = ActorSection(nice=15)
-    memory: ActorSection = ActorSection(nice=0)
+    """Decoding goes first: the niceness of the others is what keeps its steps short while they work (design: processor shares)."""
+
+    decode: ActorSection = ActorSection()
+    prefill: PrefillSection = PrefillSection()
+    encoder: MediaActorSection = MediaActorSection()
+    video: MediaActorSection = MediaActorSection()
+    memory: ActorSection = ActorSection()
 
 
 class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -103,6 +103,7 @@ class LogPump:
         while len(rest) > MAX_LINE_BYTES:
             lines.append(rest[:MAX_LINE_BYTES])
             rest = rest[MAX_LINE_BYTES:]
+        lines = [line[start : start + MAX_LINE_BYTES] for line in lines for start in range(0, len(line) or 1, MAX_LINE_BYTES)]
         self._rest = rest
         self._emit(lines)
         return True
@@ -142,7 +143,7 @@ class LogReader:
         """The last ``num_lines`` lines over all chosen actors as (actor, line)."""
         tails = []
         for path in self._paths():
-            file = self._files.setdefault(path, path.open("rb"))
+            file = self._opened(path)
             position = max(0, file.seek(0, os.SEEK_END) - num_lines * 512)
             file.seek(position)
             lines = _whole_lines(file)
@@ -154,9 +155,7 @@ class LogReader:
         """What has been appended since the last call of ``last`` or ``new``, across rotations."""
         found = []
         for path in self._paths():
-            if path not in self._files:
-                self._files[path] = path.open("rb")
-            file = self._files[path]
+            file = self._opened(path)
             found += [(path.stem, line) for line in _whole_lines(file)]
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 file.close()
@@ -168,6 +167,11 @@ class LogReader:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _opened(self, path: Path) -> BinaryIO:
+        if path not in self._files:
+            self._files[path] = path.open("rb")
+        return self._files[path]
 
     def _paths(self) -> list[Path]:
         paths = sorted(self._directory.glob("*.log"))

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import __version__
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
@@ -62,7 +64,8 @@ def free_port(config: RuntimeConfig) -> int:
 
 
 def run_info(config: RuntimeConfig, model: Path, port: int) -> dict[str, Any]:
-    """What ``run.json`` says of the run, besides what the run directory adds itself."""
+    """What ``run.json`` says of the run, besides what the run directory adds itself. ``port`` stands in its configuration too."""
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
     return {
         "version": __version__,
         "config": to_data(config),

@@ -71,7 +71,7 @@ StartLimitBurst={settings.restart_limit}
 [Service]
 Type=notify
 NotifyAccess=main
-ExecStart={_quote(program)} actor {actor}
+ExecStart={_quote(program.replace("$", "$$"))} actor {actor}
 {lines}
 Restart=on-failure
 RestartSec={max(0.1, settings.backoff_s):g}
@@ -103,6 +103,6 @@ def _order(actor: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """One word of a unit file: quoted, with its escapes and specifiers taken literally."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """One word of a unit file, taken literally."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

@@ -73,8 +73,8 @@ class _Zygote:
         gc.collect()
         gc.freeze()
         self._loaded.add(stage)
-        threads = len(os.listdir("/proc/self/task"))
-        self._reply({"stage": stage, "seconds": time.monotonic() - began_s, "threads": threads, "error": error})
+        seconds = time.monotonic() - began_s
+        self._reply({"stage": stage, "seconds": seconds, "threads": _num_threads(), "error": error})
         waiting, self._waiting = self._waiting, []
         for request, fds in waiting:
             self._handle(request, fds)
@@ -109,7 +109,9 @@ class _Zygote:
         self._reply(reply)
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Fork twice and return the grandchild's pid once it is the supervisor's child."""
+        """Fork twice and return the grandchild's pid once it is the supervisor's child. Raises OSError."""
+        if (threads := _num_threads()) != 1:
+            raise OSError(f"the zygote has {threads} threads and cannot fork safely")
         read_end, write_end = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -174,6 +176,10 @@ def _become_actor(request: dict[str, Any], fds: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -122,7 +122,7 @@ def _remove(path: Path) -> None:
 class RunDirectory:
     """A run that this process belongs to: it holds a shared lock until ``close``, ``leave``, ``destroy``, or its death.
 
-    Forked children do not belong: their copy is closed, or it would outlive the parent and stand in the way of ``leave``; they attach.
+    Forked children do not belong, and must attach: their copy is closed, or it would stand in the way of everybody's ``leave``.
     ``info`` is what the creator wrote, plus ``run_id``, ``created_s`` (wall clock) and ``creator_pid``.
     """
 

@@ -232,12 +232,16 @@ class ChatCompletions:
             self._streams.discard(stream)
 
     async def _write_events(self, response: web.StreamResponse, stream: _Stream, chunks: ChunkEncoder) -> None:
+        """Everything from the role to ``[DONE]``. All text that has come since the last write shares a chunk."""
         request = stream.request
         frames = chunks.role(request.prompt_tokens())
         num_tokens = 0
         text_s: float | None = None
         while True:
             stream.event.clear()
+            if request.is_too_slow:
+                _reset(stream.transport)
+                return
             text, is_over = request.take(), request.is_over
             now_s = time.monotonic()
             if text:

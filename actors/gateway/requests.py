@@ -41,6 +41,7 @@ RESEND_S = 0.2
 MAX_RESEND_S = 2.0
 QUERY_S = 1.0
 STREAMING_QUERY_S = 5.0
+SETTLE_S = 1.0  # how long an answer waits for the exact number of its prompt tokens
 MAX_PENDING_BYTES = 1 << 20
 CLIENT_GONE = 499  # never sent: there is nobody to read it
 
@@ -89,6 +90,8 @@ class Request:
         self._resend_s = RESEND_S
         self._resend_at_s = 0.0
         self._query_at_s = now_s + QUERY_S
+        self._unsettled: FinishReason | None = None
+        self._settle_at_s = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +104,7 @@ class Request:
         return self.num_prompt_tokens is not None or self.first_text_s is not None
 
     def prompt_tokens(self) -> int:
-        """Prompt tokens for the usage: exact once Prepared has come, which all but a lost message guarantees."""
+        """Prompt tokens for the usage, media included; before Prepared has come, without."""
         return len(self.definition.prompt_ids) if self.num_prompt_tokens is None else self.num_prompt_tokens
 
     def take(self) -> str:
@@ -157,6 +160,8 @@ class RequestRegistry:
                 waited_s = now_s - request.submitted_s
                 message = f"the request was not finished after {waited_s:.0f} s (server.request_timeout_s)"
                 self.cancel(request, now_s, RequestError(message, status=504, type="timeout_error"))
+            if request._unsettled is not None and now_s >= request._settle_at_s:
+                self._settle(request, now_s)
             if request._command is not None and now_s >= request._resend_at_s:
                 self._resend(request, now_s)
             if now_s >= request._query_at_s and request.stage not in (Stage.SUBMITTED, Stage.DELIVERED):
@@ -239,6 +244,8 @@ class RequestRegistry:
             request.prepared_s = now_s
         request.stage = Stage.STREAMING
         request._command = None
+        if request._unsettled is not None:
+            self._settle(request, now_s)
 
     def _on_failed(self, request: Request, failed: Failed, now_s: float) -> None:
         request.error = RequestError(
@@ -251,6 +258,9 @@ class RequestRegistry:
         self._close(request, Delivered(self._generation, request.key), now_s)
 
     def _on_lost(self, request: Request, now_s: float) -> None:
+        if request._unsettled is not None:
+            self._settle(request, now_s)
+            return
         log.error("request %x: the controller does not know it any more (stage %s)", request.key, request.stage.name)
         request.error = RequestError("the server has lost this request", status=500, type="internal_error")
         self._close(request, Delivered(self._generation, request.key), now_s)
@@ -264,7 +274,7 @@ class RequestRegistry:
     def on_delta(self, delta: Delta, now_s: float) -> None:
         """Take a piece of text; what was received already is dropped by its byte offset."""
         request = self._requests.get(delta.key)
-        if request is None or request.is_over:
+        if request is None or request.is_over or request._unsettled is not None:
             return
         known = request._received - delta.byte_offset
         if known < 0:
@@ -275,20 +285,29 @@ class RequestRegistry:
             request.stage = Stage.STREAMING
             request._command = None
             request._media.clear()
-            request._query_at_s = now_s + (STREAMING_QUERY_S if request.num_prompt_tokens is not None else 0.0)
+            request._query_at_s = now_s + STREAMING_QUERY_S
+            if request.num_prompt_tokens is None:
+                self._query(request, now_s)
         data = delta.data[known:]
         request._pending += data
         request._received += len(data)
         request.num_tokens = max(request.num_tokens, delta.token_index)
         if delta.finish in ("abort", "error"):
             request.error = RequestError("the model failed on this request", status=500, type="internal_error")
-        request.finish = delta.finish
-        if request.is_over:
-            self._close(request, Delivered(self._generation, request.key), now_s)
+        if delta.finish is not None:
+            request._unsettled = delta.finish
+            request._settle_at_s = now_s + SETTLE_S
+            if request.num_prompt_tokens is not None or not request.definition.items or request.error is not None:
+                self._settle(request, now_s)
         elif len(request._pending) > MAX_PENDING_BYTES:
             request.is_too_slow = True
             self.cancel(request, now_s)
         request.wake()
+
+    def _settle(self, request: Request, now_s: float) -> None:
+        """The last text is there, and Prepared too, or it is not worth more waiting."""
+        request.finish, request._unsettled = request._unsettled, None
+        self._close(request, Delivered(self._generation, request.key), now_s)
 
     # ------------------------------------------------------------------------------------------------- to the controller
 

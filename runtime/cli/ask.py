@@ -64,6 +64,8 @@ def register(app: typer.Typer) -> None:
 def _find(url: str | None, api_key: str | None, run: str) -> tuple[str, str]:
     """Endpoint and key: as given, or those of the running server."""
     if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--url {url!r} is not an http:// or https:// address")
         return url.rstrip("/").removesuffix("/v1"), api_key or ""
     path = run_path(run)
     try:

@@ -271,8 +271,17 @@ class Controller:
 class Scene:
     """A running gateway with its surroundings."""
 
-    def __init__(self, url: str, controller: Controller, actor: SimpleNamespace, stats: ControllerStats, table: ActorTable) -> None:
+    def __init__(
+        self,
+        url: str,
+        controller: Controller,
+        actor: SimpleNamespace,
+        stats: ControllerStats,
+        table: ActorTable,
+        locks: list[RoleLock],
+    ) -> None:
         self.url = url
+        self.locks = locks
         self.controller = controller
         self.actor = actor
         self.stats = stats
@@ -357,9 +366,10 @@ class Stage:
             await controller.close()
             task.result()
         url = (run.path / serving.ENDPOINT_NAME).read_text().strip()
-        scene = Scene(url, controller, actor, ControllerStats.attach(run), table)
+        scene = Scene(url, controller, actor, ControllerStats.attach(run), table, locks)
         try:
-            await test(scene)
+            async with asyncio.timeout(30):
+                await test(scene)
         finally:
             await scene.client.close()
             await scene.http.aclose()

@@ -61,6 +61,28 @@ def test_rates_codecs_and_channels(make_audio, rate, codec, container, format, c
     assert spectrum.argmax() == 220  # 440 Hz in half a second
 
 
+@pytest.mark.parametrize("channels", [3, 8, 12])
+def test_unusual_channel_counts(channels):
+    """PyAV crashes on planar frames of eight channels and more."""
+    samples = np.random.default_rng(0).integers(-9000, 9000, (5000, channels)).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((channels, 2, RATE, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    assert np.array_equal(decoded(buffer.getvalue()), (samples / np.float32(32768)).mean(axis=1, dtype=np.float32))
+
+
+@pytest.mark.parametrize(("channels", "rate", "says"), [(17, 16000, "17 channels exceeds the limit of 16"), (1, 10**9, "Hz is")])
+def test_wild_channel_counts_and_rates(channels, rate, says):
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((channels, 1, rate, 0, "NONE", ""))
+        file.writeframes(bytes(1700))
+    with pytest.raises(MediaError, match=says) as caught:
+        decoded(buffer.getvalue())
+    assert caught.value.status == 400
+
+
 def test_silence_is_sound(make_audio):
     assert not decoded(make_audio(np.zeros((1, 4000)))).any()
 

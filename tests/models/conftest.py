@@ -39,7 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return get
 
 
-def load(path: Path, dtype: str = "auto") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+def load_checkpoint(path: Path, dtype: str = "auto") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     config = load_model_config(path, dtype)  # type: ignore[arg-type]
     buffer = bytearray()
 
@@ -51,53 +51,9 @@ def load(path: Path, dtype: str = "auto") -> tuple[ModelConfig, dict[str, torch.
     return config, attach_weights(memoryview(buffer), index)
 
 
-@dataclass
-class Loaded:
-    """Our model beside transformers'."""
-
-    path: Path
-    config: ModelConfig
-    family: Family
-    weights: dict[str, torch.Tensor]
-    towers: Towers
-    reference: Any
-    cache: dict[str, Any] = field(default_factory=dict)
-
-    def language_model(self, num_pages: int = 320) -> LanguageModel:
-        """With a KV pool full of garbage that is finite, as reused pages are."""
-        shape = (num_pages, self.config.kv_page_bytes(PAGE_TOKENS))
-        kv = torch.randint(0, 60, shape, dtype=torch.uint8)
-        return LanguageModel(self.config, self.weights, kv, PAGE_TOKENS)
-
-
 @pytest.fixture(scope="session")
-def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
-    import transformers
-
-    found: dict[str, Loaded] = {}
-
-    def get(family: str) -> Loaded:
-        if family not in found:
-            path = checkpoints(family)
-            classes = {
-                "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
-                "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
-            }
-            reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()
-            config, weights = load(path)
-            found[family] = Loaded(path, config, family_of(config), weights, Towers(config, weights), reference)
-        return found[family]
-
-    return get
-
-
-@pytest.fixture(params=FAMILIES)
-def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Iterator[Loaded]:
-    with torch.inference_mode():
-        yield models(request.param)
-
-
-# ------------------------------------------------------------------------------------------------------------- prompts
+def load() -> Callable[..., tuple[ModelConfig, dict[str, torch.Tensor]]]:
+    return load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -120,83 +76,128 @@ def text(rng: np.random.Generator, length: int) -> list[int]:
     return [int(token) for token in rng.integers(0, 1000, length)]
 
 
-def build_prompt(model: Loaded, parts: list[int | Item], seed: int = 0) -> Prompt:
-    """``parts``: numbers of text tokens, and media. Pixels and mel frames are random."""
-    config, rng = model.config, np.random.default_rng(seed)
-    rules = config.vision_rules
-    assert rules is not None
-    omni = config.family == "qwen2_5_omni"
-    hf = model.reference.config
-    fences = {"audio": ("audio_start_token_id", "audio_end_token_id")}
-    prompt = Prompt([], [], [], {})
-    pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
-    mels: list[np.ndarray] = []
-    seconds: list[float] = []
-    for part in parts:
-        if isinstance(part, int):
-            prompt.ids += text(rng, part)
-            continue
-        opening, closing = fences.get(part.kind, ("vision_start_token_id", "vision_end_token_id"))
-        prompt.ids.append(getattr(hf, opening, 0))
-        prompt.spans.append(Span(len(prompt.ids), part))
-        prompt.ids += [config.placeholder_id(part.kind)] * part.num_tokens
-        prompt.ids.append(getattr(hf, closing, 0))
-        num_rows = sum(segment.num_rows for segment in part.segments)
-        if part.kind == "audio":
-            rows = rng.normal(0, 0.5, (num_rows, config.audio.num_mel_bins)).astype(np.float32)
-            mels.append(rows)
-        else:
-            rows = rng.integers(0, 256, (num_rows, rules.row_bytes), dtype=np.uint8)
-            frame = rules.row_bytes // 3
-            mean = torch.tensor(rules.image_mean).repeat_interleave(frame) * 255
-            std = torch.tensor(rules.image_std).repeat_interleave(frame) * 255
-            pixels[part.kind].append((torch.from_numpy(rows).float() - mean) / std)
-        if part.kind == "video":
-            seconds.append(part.second_per_grid_s)
-        prompt.rows.append(rows)
-    inputs: dict[str, torch.Tensor] = {"input_ids": torch.tensor([prompt.ids])}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    for kind, values, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):
-        if pixels[kind]:
-            inputs[values] = torch.cat(pixels[kind])
-            inputs[grid] = torch.tensor([span.shape.grid for span in prompt.spans if span.shape.kind == kind])
-    if seconds:
-        inputs["video_second_per_grid" if omni else "second_per_grid_ts"] = torch.tensor(seconds)
-    if mels:
-        longest = max(len(mel) for mel in mels)
-        inputs["input_features"] = torch.stack([torch.from_numpy(np.pad(mel, ((0, longest - len(mel)), (0, 0)))).T for mel in mels])
-        inputs["feature_attention_mask"] = torch.tensor([[int(i < len(mel)) for i in range(longest)] for mel in mels])
-    if not omni:
-        kinds = {"image": 1, "video": 2}
-        types = torch.zeros_like(inputs["input_ids"])
-        for span in prompt.spans:
-            types[0, span.start : span.start + span.shape.num_tokens] = kinds[span.shape.kind]
-        inputs["mm_token_type_ids"] = types
-    prompt.reference_inputs = inputs
-    return prompt
+@dataclass
+class Loaded:
+    """Our model beside transformers'."""
+
+    path: Path
+    config: ModelConfig
+    family: Family
+    weights: dict[str, torch.Tensor]
+    towers: Towers
+    reference: Any
+    cache: dict[str, Any] = field(default_factory=dict)
+    page_tokens: int = PAGE_TOKENS
+
+    def language_model(self, num_pages: int = 320) -> LanguageModel:
+        """With a KV pool full of garbage that is finite, as reused pages are."""
+        shape = (num_pages, self.config.kv_page_bytes(PAGE_TOKENS))
+        kv = torch.randint(0, 60, shape, dtype=torch.uint8)
+        return LanguageModel(self.config, self.weights, kv, PAGE_TOKENS)
+
+    def build_prompt(self, parts: list[int | Item], seed: int = 0) -> Prompt:
+        """``parts``: numbers of text tokens, and media. Pixels and mel frames are random."""
+        config, rng = self.config, np.random.default_rng(seed)
+        rules = config.vision_rules
+        assert rules is not None
+        omni = config.family == "qwen2_5_omni"
+        hf = self.reference.config
+        fences = {"audio": ("audio_start_token_id", "audio_end_token_id")}
+        prompt = Prompt([], [], [], {})
+        pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
+        mels: list[np.ndarray] = []
+        seconds: list[float] = []
+        for part in parts:
+            if isinstance(part, int):
+                prompt.ids += text(rng, part)
+                continue
+            opening, closing = fences.get(part.kind, ("vision_start_token_id", "vision_end_token_id"))
+            prompt.ids.append(getattr(hf, opening, 0))
+            prompt.spans.append(Span(len(prompt.ids), part))
+            prompt.ids += [config.placeholder_id(part.kind)] * part.num_tokens
+            prompt.ids.append(getattr(hf, closing, 0))
+            num_rows = sum(segment.num_rows for segment in part.segments)
+            if part.kind == "audio":
+                rows = rng.normal(0, 0.5, (num_rows, config.audio.num_mel_bins)).astype(np.float32)
+                mels.append(rows)
+            else:
+                rows = rng.integers(0, 256, (num_rows, rules.row_bytes), dtype=np.uint8)
+                frame = rules.row_bytes // 3
+                mean = torch.tensor(rules.image_mean).repeat_interleave(frame) * 255
+                std = torch.tensor(rules.image_std).repeat_interleave(frame) * 255
+                pixels[part.kind].append((torch.from_numpy(rows).float() - mean) / std)
+            if part.kind == "video":
+                seconds.append(part.second_per_grid_s)
+            prompt.rows.append(rows)
+        inputs: dict[str, torch.Tensor] = {"input_ids": torch.tensor([prompt.ids])}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        for kind, values, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):
+            if pixels[kind]:
+                inputs[values] = torch.cat(pixels[kind])
+                inputs[grid] = torch.tensor([span.shape.grid for span in prompt.spans if span.shape.kind == kind])
+        if seconds:
+            inputs["video_second_per_grid" if omni else "second_per_grid_ts"] = torch.tensor(seconds)
+        if mels:
+            longest = max(len(mel) for mel in mels)
+            padded = [np.pad(mel, ((0, longest - len(mel)), (0, 0))) for mel in mels]
+            inputs["input_features"] = torch.stack([torch.from_numpy(mel).T for mel in padded])
+            inputs["feature_attention_mask"] = torch.tensor([[int(i < len(mel)) for i in range(longest)] for mel in mels])
+        if not omni:
+            kinds = {"image": 1, "video": 2}
+            types = torch.zeros_like(inputs["input_ids"])
+            for span in prompt.spans:
+                types[0, span.start : span.start + span.shape.num_tokens] = kinds[span.shape.kind]
+            inputs["mm_token_type_ids"] = types
+        prompt.reference_inputs = inputs
+        return prompt
+
+    def encode(self, prompt: Prompt) -> list[torch.Tensor]:
+        """Each medium's embedding rows, segment by segment."""
+        found = []
+        for span, rows in zip(prompt.spans, prompt.rows, strict=True):
+            parts, at = [], 0
+            for segment in span.shape.segments:
+                parts.append(TowerInput(span.shape.kind, rows[at : at + segment.num_rows], segment.grid))
+                at += segment.num_rows
+            found.append(torch.cat(self.towers.encode(parts)))
+        return found
+
+    def embed(self, lm: LanguageModel, prompt: Prompt) -> torch.Tensor:
+        embeds = lm.embed(torch.tensor(prompt.ids))
+        for span, rows in zip(prompt.spans, self.encode(prompt), strict=True):
+            embeds[span.start : span.start + span.shape.num_tokens] = rows
+        return embeds
+
+    @staticmethod
+    def chunks(embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
+        """The prompt but for its last token, in pieces of ``step`` tokens."""
+        end = embeds.shape[0] - 1
+        cuts = [(at, min(at + step, end)) for at in range(0, end, step)]
+        return [Chunk(embeds[a:b], positions[:, a:b], a, table) for a, b in cuts]
 
 
-def encode(model: Loaded, prompt: Prompt) -> list[torch.Tensor]:
-    """Each medium's embedding rows, segment by segment."""
-    found = []
-    for span, rows in zip(prompt.spans, prompt.rows, strict=True):
-        parts, at = [], 0
-        for segment in span.shape.segments:
-            parts.append(TowerInput(span.shape.kind, rows[at : at + segment.num_rows], segment.grid))
-            at += segment.num_rows
-        found.append(torch.cat(model.towers.encode(parts)))
-    return found
+@pytest.fixture(scope="session")
+def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
+    import transformers
+
+    found: dict[str, Loaded] = {}
+
+    def get(family: str) -> Loaded:
+        if family not in found:
+            path = checkpoints(family)
+            classes = {
+                "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+                "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+            }
+            reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()
+            config, weights = load_checkpoint(path)
+            found[family] = Loaded(path, config, family_of(config), weights, Towers(config, weights), reference)
+        return found[family]
+
+    return get
 
 
-def embed(model: Loaded, lm: LanguageModel, prompt: Prompt) -> torch.Tensor:
-    embeds = lm.embed(torch.tensor(prompt.ids))
-    for span, rows in zip(prompt.spans, encode(model, prompt), strict=True):
-        embeds[span.start : span.start + span.shape.num_tokens] = rows
-    return embeds
-
-
-def chunks(embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
-    """The prompt but for its last token, in pieces of ``step`` tokens."""
-    end = embeds.shape[0] - 1
-    cuts = [(at, min(at + step, end)) for at in range(0, end, step)]
-    return [Chunk(embeds[a:b], positions[:, a:b], a, table) for a, b in cuts]
+@pytest.fixture(params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Iterator[Loaded]:
+    with torch.inference_mode():
+        yield models(request.param)

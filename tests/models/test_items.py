@@ -1,17 +1,17 @@
 """Grids, tokens, segments and sampled frames."""
 
-import importlib.machinery
+import ast
+import importlib.util
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,22 +26,17 @@ def omni(checkpoints: Callable[[str], Path]) -> ModelConfig:
     return load_model_config(checkpoints("qwen2_5_omni"))
 
 
-@pytest.fixture(scope="module")
-def processors() -> Iterator[Any]:
-    """transformers' image and video processor modules; torchvision, which they import but these tests do not need, is stubbed."""
-    names = ["", ".io", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional"]
-    stubs = {}
-    for name in names:
-        stub = mock.MagicMock(__path__=[], __spec__=importlib.machinery.ModuleSpec(f"torchvision{name}", None))
-        stubs[f"torchvision{name}"] = stub
-    before = set(sys.modules)
-    with mock.patch.dict(sys.modules, stubs):
-        from transformers.models.qwen2_vl import image_processing_qwen2_vl, video_processing_qwen2_vl
-
-        yield SimpleNamespace(image=image_processing_qwen2_vl, video=video_processing_qwen2_vl)
-    for name in set(sys.modules) - before:
-        if "processing_qwen2_vl" in name:
-            del sys.modules[name]
+def function_of_transformers(module: str, name: str) -> Callable[..., Any]:
+    """A function out of a module of transformers that cannot be imported here: it wants torchvision, the function does not."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / "models" / "qwen2_vl" / f"{module}.py").read_text())
+    (node,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+    for argument in node.args.args:
+        argument.annotation = None
+    namespace: dict[str, Any] = {"math": math, "torch": torch}
+    exec(compile(ast.Module([node], []), module, "exec"), namespace)
+    return namespace[name]
 
 
 def consistent(item: Item) -> None:
@@ -123,23 +118,22 @@ def test_refusals(omni: ModelConfig) -> None:
             call()
 
 
-def test_sizes_equal_transformers(processors: Any) -> None:
+def test_sizes_equal_transformers() -> None:
+    reference = function_of_transformers("image_processing_qwen2_vl", "smart_resize")
     rng = np.random.default_rng(0)
     for _ in range(500):
         height, width = (int(10 ** rng.uniform(0, 3.7)) for _ in range(2))
         low = int(rng.integers(1, 200_000))
         limits = (28, low, low + int(rng.integers(1000, 2_000_000)))
         if max(height, width) <= 200 * min(height, width):
-            assert smart_resize(height, width, *limits) == processors.image.smart_resize(height, width, *limits)
+            assert smart_resize(height, width, *limits) == reference(height, width, *limits)
 
 
-def test_frames_equal_transformers(omni: ModelConfig, processors: Any) -> None:
-    from transformers.video_utils import VideoMetadata
-
+def test_frames_equal_transformers(omni: ModelConfig) -> None:
+    reference = function_of_transformers("video_processing_qwen2_vl", "sample_frames")
     processor = SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=768)
     cases = [(60, 60 / 13), *((n, fps) for n in (2, 3, 5, 59, 1000, 40_000) for fps in (0.5, 12.5, 29.97))]
     for total, fps in cases:
-        metadata = VideoMetadata(total_num_frames=total, fps=fps)
-        expected = processors.video.Qwen2VLVideoProcessor.sample_frames(processor, metadata)
+        expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps))
         np.testing.assert_array_equal(family_of(omni).sample_frames(omni, total, fps), expected.numpy())
     assert family_of(omni).sample_frames(omni, 1, 30.0).tolist() == [0]

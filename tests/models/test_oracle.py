@@ -1,10 +1,15 @@
 """Our positions, towers and decoder against transformers' model of the same checkpoint, in float32, tokens forced."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from .conftest import PAGE_TOKENS, Loaded, Prompt, build_prompt, chunks, embed, encode
+from mmrt.models.towers import TowerInput
+
+Loaded = Any  # conftest.Loaded
+Prompt = Any  # conftest.Prompt
 
 TOLERANCE = 1e-4
 NUM_DECODED = 6
@@ -28,8 +33,9 @@ def prompts(model: Loaded) -> dict[str, Prompt]:
     }
     if config.audio is not None:
         audio, short = family.audio_item(config, 431), family.audio_item(config, 3)
-        cases |= {"audio": [2, audio, 3], "audios": [2, short, 1, audio, 4], "all": [2, audio, 3, odd, 1, short, video, 5, image, 2]}
-    model.cache["prompts"] = {name: build_prompt(model, parts, seed) for seed, (name, parts) in enumerate(cases.items())}
+        cases |= {"audio": [2, audio, 3], "audios": [2, short, 1, audio, 4]}
+        cases["all"] = [2, audio, 3, odd, 1, short, video, 5, image, 2]
+    model.cache["prompts"] = {name: model.build_prompt(parts, seed) for seed, (name, parts) in enumerate(cases.items())}
     return model.cache["prompts"]
 
 
@@ -78,7 +84,7 @@ def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
     if "input_features" in inputs:
         found["audio"] = model.get_audio_features(inputs["input_features"], inputs["feature_attention_mask"]).last_hidden_state
     ours: dict[str, list[torch.Tensor]] = {kind: [] for kind in found}
-    for span, rows in zip(prompt.spans, encode(loaded, prompt), strict=True):
+    for span, rows in zip(prompt.spans, loaded.encode(prompt), strict=True):
         assert rows.shape[0] == span.shape.num_tokens
         ours[span.shape.kind].append(rows)
     for kind, expected in found.items():
@@ -88,15 +94,15 @@ def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
 
 @pytest.mark.parametrize("step", [16, 4096])
 def test_teacher_forced_logits(loaded: Loaded, prompt: Prompt, step: int) -> None:
-    """Prefill in chunks or at once on pages in random order, then decode token by token: as transformers' forward over everything."""
+    """Prefill in chunks or at once on pages in random order, then decode one by one: as transformers' forward over everything."""
     length = len(prompt.ids)
     rng = torch.Generator().manual_seed(length)
     following = torch.randint(0, 1000, (NUM_DECODED,), generator=rng).tolist()
     expected = reference_logits(loaded, prompt, following)
     lm = loaded.language_model()
-    table = torch.randperm(256, generator=rng)[: (length + NUM_DECODED) // PAGE_TOKENS + 1]
+    table = torch.randperm(256, generator=rng)[: (length + NUM_DECODED) // loaded.page_tokens + 1]
     positions, delta = loaded.family.positions(loaded.config, length, prompt.spans)
-    for chunk in chunks(embed(loaded, lm, prompt), torch.from_numpy(positions), table, step):
+    for chunk in loaded.chunks(loaded.embed(lm, prompt), torch.from_numpy(positions), table, step):
         lm.prefill([chunk])
     token, place = prompt.ids[-1], torch.tensor(positions[:, -1:])
     for i, forced in enumerate(following):
@@ -139,7 +145,7 @@ def test_several_sequences_at_once(loaded: Loaded) -> None:
     for prompt, table in zip(batch, pages, strict=True):
         positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
         layouts.append((torch.tensor(positions), delta))
-        pending.append(chunks(embed(loaded, lm, prompt), layouts[-1][0], table, 24))
+        pending.append(loaded.chunks(loaded.embed(lm, prompt), layouts[-1][0], table, 24))
     while any(pending):
         lm.prefill([queue.pop(0) for queue in pending if queue])
     lengths = torch.tensor([len(prompt.ids) for prompt in batch])
@@ -155,22 +161,18 @@ def test_several_sequences_at_once(loaded: Loaded) -> None:
 
 
 def test_segments_encode_as_the_whole(loaded: Loaded) -> None:
-    from mmrt.models.towers import TowerInput
-
     family, config = loaded.family, loaded.config
     items = [family.video_item(config, 24, 200, 400, 2.0)]
     if config.audio is not None:
         items.append(family.audio_item(config, 6202))
     for item in items:
         assert len(item.segments) > 1
-        prompt = build_prompt(loaded, [item])
+        prompt = loaded.build_prompt([item])
         whole = loaded.towers.encode([TowerInput(item.kind, prompt.rows[0], item.grid)])[0]
-        torch.testing.assert_close(encode(loaded, prompt)[0], whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded.encode(prompt)[0], whole, rtol=1e-5, atol=1e-5)
 
 
 def test_audio_rows_may_come_as_bytes(models) -> None:
-    from mmrt.models.towers import TowerInput
-
     loaded = models("qwen2_5_omni")
     rows = np.random.default_rng(0).normal(size=(250, 128)).astype(np.float32)
     plain, raw = loaded.towers.encode(

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.weights import WeightIndex, attach_weights, canonical_name, write_weights
 
-from .conftest import load
+Load = Callable[..., tuple[Any, dict[str, torch.Tensor]]]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def refused(path: Path, message: str) -> None:
     assert not allocated
 
 
-def test_layout(checkpoints: Callable[[str], Path]) -> None:
+def test_layout(checkpoints: Callable[[str], Path], load: Load) -> None:
     path = checkpoints("qwen2_5_omni")
     stored = load_file(path / "model.safetensors")
     config, weights = load(path)
@@ -76,11 +77,13 @@ def test_one_allocation_aligned_views_and_progress(checkpoints: Callable[[str], 
     torch.testing.assert_close(views["vision.merger.ln_q.weight"], stored.bfloat16(), rtol=0, atol=0)
 
 
-def test_sharded_checkpoint_and_names_of_other_versions(directory: Path, checkpoints: Callable[[str], Path]) -> None:
+def test_sharded_checkpoint_and_names_of_other_versions(
+    directory: Path, checkpoints: Callable[[str], Path], load: Load
+) -> None:
     stored = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     renamed = {
-        name.replace("visual.", "model.visual.") if name.startswith("visual.") else name.replace("model.", "model.language_model."): tensor
+        f"model.{name}" if name.startswith("visual.") else name.replace("model.", "model.language_model."): tensor
         for name, tensor in stored.items()
     }
     names = sorted(renamed)
@@ -103,7 +106,7 @@ def test_sharded_checkpoint_and_names_of_other_versions(directory: Path, checkpo
     refused(directory, "not an index of safetensors shards")
 
 
-def test_tied_embeddings_are_one_tensor(directory: Path) -> None:
+def test_tied_embeddings_are_one_tensor(directory: Path, load: Load) -> None:
     config = json.loads((directory / "config.json").read_text())
     config["tie_word_embeddings"] = True
     (directory / "config.json").write_text(json.dumps(config))
@@ -137,7 +140,7 @@ def test_unknown_dtype(directory: Path) -> None:
     refused(directory, "tensor 'language.norm.weight' has dtype I64, expected one of F64, F32, F16, BF16")
 
 
-def test_unused_tensors_of_any_dtype_are_ignored(directory: Path) -> None:
+def test_unused_tensors_of_any_dtype_are_ignored(directory: Path, load: Load) -> None:
     rewrite(directory, lambda tensors: tensors.update({"talker.codes": torch.zeros(3, dtype=torch.int8)}))
     load(directory)
 
@@ -145,7 +148,8 @@ def test_unused_tensors_of_any_dtype_are_ignored(directory: Path) -> None:
 def test_truncated_file(directory: Path) -> None:
     file = directory / "model.safetensors"
     content = file.read_bytes()
-    for kept, message in ((len(content) - 5, "truncated: tensor"), (1000, "truncated or not safetensors"), (3, "truncated: 3 bytes")):
+    cuts = {len(content) - 5: "truncated: tensor", 1000: "truncated or not safetensors", 3: "truncated: 3 bytes"}
+    for kept, message in cuts.items():
         file.write_bytes(content[:kept])
         refused(directory, message)
     file.unlink()
@@ -171,3 +175,20 @@ def test_bad_header(directory: Path, header: bytes, message: str) -> None:
 def test_tensor_in_two_files(directory: Path) -> None:
     (directory / "other.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
     refused(directory, "is also in model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", "language.layers.0.mlp.up_proj.weight"),
+        ("model.language_model.norm.weight", "language.norm.weight"),
+        ("language_model.model.norm.weight", "language.norm.weight"),
+        ("thinker.model.embed_tokens.weight", "language.embed_tokens.weight"),
+        ("thinker.visual.blocks.0.attn.q.weight", "vision.blocks.0.attn.q.weight"),
+        ("model.audio_tower.proj.bias", "audio.proj.bias"),
+        ("thinker.lm_head.weight", "lm_head.weight"),
+        ("talker.model.norm.weight", "talker.model.norm.weight"),
+    ],
+)
+def test_names(theirs: str, ours: str) -> None:
+    assert canonical_name(theirs) == ours

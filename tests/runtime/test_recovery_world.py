@@ -64,6 +64,7 @@ class AtGateway:
     state: str = "new"  # new, granted, waiting, done
     sent_s: float = -9.0
     filled: bool = False
+    runs: list | None = None  # granted pages that are being filled
     outcome: str = ""
     cancelled: bool = False
     began_s: float = 0.0
@@ -87,17 +88,18 @@ class World:
         self.random = rng = random.Random(seed)
         self.seed = seed
         self.now = 1000.0
+        self.crowded = seed % 3 == 0  # much less memory than work: preemption and eviction all the time
         self.limits = Limits(
-            num_rows=rng.randint(1, 6),
+            num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
             max_context=64,
             kv_page_tokens=4,
-            num_kv_pages=rng.choice((8, 10, 12, 14, 20, 40)),
+            num_kv_pages=rng.choice((10, 12, 14)) if self.crowded else rng.choice((8, 12, 20, 40)),
             media_page_bytes=8,
             num_media_pages=rng.randint(3, 14),
             patch_page_bytes=16,
             num_patch_pages=rng.choice((4, 5, 8, 12)),
             embedding_page_tokens=4,
-            num_embedding_pages=rng.choice((3, 4, 6, 10)),
+            num_embedding_pages=rng.choice((3, 4)) if self.crowded else rng.choice((3, 6, 10)),
             placeholder_ids={"image": IMAGE, "video": VIDEO},
             max_waiting=rng.choice((2, 50)),
             num_plan_slots=8,
@@ -106,6 +108,7 @@ class World:
             exclusive=rng.random() < 0.5,
             ahead_s=rng.choice((0.0, 2.0)),
             ahead_pages=rng.choice((0, 2)),
+            patience_s=rng.choice((0.05, 0.5)),
         )
         limits = self.limits
         self.run = RunDirectory.create(place / f"run{seed}", {})
@@ -136,7 +139,7 @@ class World:
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
-        self.num_crashes = 0
+        self.num_crashes = self.num_preempted = self.num_evicted = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -185,6 +188,8 @@ class World:
 
     def lose_controller(self) -> None:
         if self.io is not None:
+            self.num_preempted += self.controller.core.totals.preempted
+            self.num_evicted += self.controller.core.totals.evicted
             self.io.close()
             self.journal.close()
             self.io = None
@@ -237,7 +242,7 @@ class World:
 
     def processes_turn(self, dt: float) -> None:
         for name, process in self.processes.items():
-            rate = self.crash_rate * (0.1 if name == "gateway" else 1.0)
+            rate = self.crash_rate * (0.0 if self.crowded else 0.1) if name == "gateway" else self.crash_rate
             if process.generation and self.storm and self.random.random() < rate * dt:
                 self.num_crashes += 1
                 self.crash(name, process)
@@ -469,6 +474,8 @@ class World:
                 request.outcome, request.cancelled, request.sent_s = "cancelled", True, -9.0
             if not request.outcome:
                 self.detokenize(key, request)
+            if request.runs is not None and not request.outcome and self.random.random() < 0.3:
+                self.fill(key, request)
             if self.now - request.sent_s < 1.0:
                 continue
             request.sent_s = self.now
@@ -476,7 +483,7 @@ class World:
                 self.to_controller("gateway", (m.Cancel if request.cancelled else m.Delivered)(generation, key))
             elif request.state == "new":
                 self.to_controller("gateway", m.Submit(generation, key, request.wanted.definition))
-            elif request.state == "granted":
+            elif request.state == "granted" and request.filled:
                 self.to_controller("gateway", m.Filled(generation, key))
             else:
                 self.to_controller("gateway", m.Query(generation, key))
@@ -500,15 +507,19 @@ class World:
             request.state = "waiting" if request.state == "new" else request.state
         elif isinstance(message, m.Granted):
             if not request.filled:
-                request.filled = True
-                for item, run in enumerate(message.runs):
-                    self.check_run("media", run)
-                    for index, page in enumerate(run.pages):
-                        self.content["media"][page][0] = (key, item, index)
+                request.runs = message.runs
             if request.state != "prepared":
-                request.state, request.sent_s = "granted", -9.0 if request.state != "granted" else request.sent_s
+                request.state = "granted"
         elif isinstance(message, m.Prepared):
             request.state = "prepared"
+
+    def fill(self, key: int, request: AtGateway) -> None:
+        """Nobody takes pages from the gateway before it has answered Delivered or Cancel."""
+        for item, run in enumerate(request.runs or ()):
+            self.check_run("media", run)
+            for index, page in enumerate(run.pages):
+                self.content["media"][page][0] = (key, item, index)
+        request.filled, request.runs, request.sent_s = True, None, -9.0
 
     def detokenize(self, key: int, request: AtGateway) -> None:
         """What the detokenizer does, as far as it matters here: it looks at the table and tells the gateway of the end."""
@@ -545,7 +556,7 @@ class World:
         return free and not core.requests and not core.plans and all(row is None for row in core.rows)
 
 
-def make_request(rng: random.Random, key: int, now: float) -> Wanted:
+def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wanted:
     ids: list[int] = [rng.randint(1, 99) for _ in range(rng.choice((0, 1, 5, 12)))]
     items, shapes = [], []
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
@@ -557,18 +568,18 @@ def make_request(rng: random.Random, key: int, now: float) -> Wanted:
         shapes.append(m.ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
         ids += [IMAGE if kind == "image" else VIDEO, rng.randint(1, 99)]
     ids = ids or [rng.randint(1, 99)]
-    companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < 0.25 else None
-    max_new = rng.choice((1, 3, 10, 20, 30, None))
-    deadline_s = now + rng.uniform(0.5, 8) if rng.random() < 0.1 else 0.0
+    companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None
+    max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
+    deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
     definition = m.Definition(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s)
     return Wanted(
         key,
         definition,
         shapes,
         broken=rng.randrange(len(items)) if items and rng.random() < 0.05 else None,
-        eos_at=rng.randint(1, 12) if rng.random() < 0.4 else None,
-        stop_at=rng.randint(1, 8) if rng.random() < 0.15 else None,
-        cancel_s=rng.uniform(0, 4) if rng.random() < 0.15 else None,
+        eos_at=rng.randint(1, 25 if crowded else 12) if rng.random() < 0.5 else None,
+        stop_at=rng.randint(1, 8) if rng.random() < 0.1 else None,
+        cancel_s=rng.uniform(0, 4) if not crowded and rng.random() < 0.15 else None,
     )
 
 
@@ -613,9 +624,9 @@ def live_through(seed: int, place: Path) -> World:
     world = World(seed, place)
     try:
         rng = world.random
-        num_requests, end_s = rng.randint(1, 12), world.now + STORM_S
+        num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
         for key in range(1, num_requests + 1):
-            world.submit(make_request(rng, key, world.now))
+            world.submit(make_request(rng, key, world.now, world.crowded))
             for _ in range(rng.choice((0, 3, 20))):
                 world.turn()
         while world.now < end_s and not world.is_idle():
@@ -649,7 +660,7 @@ def test_everything_completes_whatever_dies(tmp_path: Path) -> None:
     else:
         first = time.time_ns() % 1_000_000_000
         seeds = [*range(20), *range(first, first + NUM_SEEDS)]
-    finished = crashes = preempted = 0
+    finished = crashes = preempted = evicted = 0
     for seed in seeds:
         try:
             world = live_through(seed, tmp_path)
@@ -657,9 +668,10 @@ def test_everything_completes_whatever_dies(tmp_path: Path) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
         finished += sum(outcome == "finished" for outcome in world.outcomes.values())
         crashes += world.num_crashes
-        preempted += world.controller.core.totals.preempted
+        preempted += world.num_preempted
+        evicted += world.num_evicted
     assert finished >= len(seeds) or chosen
-    print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions seen by the last controllers")
+    print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions, {evicted} evictions")
 
 
 @pytest.mark.slow

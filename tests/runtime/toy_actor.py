@@ -1,7 +1,7 @@
 """A test's actor: the standard library only, so that it starts in milliseconds. What it does stands in $TOY_DIR/<name>, as words.
 
-Usage: toy_actor.py NAME. Words: crash, exit0, configuration, mute (never ready), stubborn (ignores SIGTERM), hang (stops beating once
-active), takeover-crash, slow (waits for the file $TOY_DIR/<name>.go before it is ready).
+Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
+FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM).
 """
 
 import fcntl
@@ -53,8 +53,6 @@ def main(name: str) -> int:
             notify(name, generation, "WATCHDOG=1")
         for fd, _ in poll.poll(None if "hang" in words else beat_ms):
             event(toys, f"{'orphan' if fd == lifeline else 'stop'} {name}")
-            if "deaf" in words and fd == lifeline:
-                signal.pause()
             return 0
 
 

@@ -1,4 +1,4 @@
-"""Crashes for the shared-memory tests: in this process before any bytecode instruction, and real children killed at random lines."""
+"""Crashes for the shared-memory tests: here, before any bytecode instruction, and real children killed at random lines."""
 
 import os
 import random

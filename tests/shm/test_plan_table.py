@@ -106,8 +106,8 @@ def test_a_controller_killed_anywhere_leaves_no_torn_plan(run, crashes):
 
     def control():
         mine = PlanTable.attach(run)
-        plan_id = max((record.plan_id for record in mine.live()), default=max(seen, default=0)) + 1000
-        for plan_id in itertools.count(plan_id):
+        last = max((record.plan_id for record in mine.live()), default=max(seen, default=0))
+        for plan_id in itertools.count(last + 1000):
             mine.write(plan_id % SLOTS, plan_id, zlib.crc32(b"%d" % plan_id) % 8, _payload(plan_id))
             if plan_id % 7 == 0:
                 mine.clear(plan_id % SLOTS)
@@ -120,6 +120,6 @@ def test_a_controller_killed_anywhere_leaves_no_torn_plan(run, crashes):
             seen.add(plan_id)
 
     codes = crashes.codes(control, PlanTable.write, PlanTable.clear, PlanTable._start)
-    crashes.storm(lambda: crashes.victim(control, codes), observe, kills=120)
+    crashes.storm(lambda: crashes.victim(control, codes), observe, kills=100)
     assert len(seen) > 100
     table.close()

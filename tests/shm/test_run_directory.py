@@ -218,16 +218,16 @@ def test_exactly_one_of_those_who_leave_together_is_the_last(place, crashes):
     for _ in range(30):
         run = RunDirectory.create(place / "run", {})
         start, go = os.pipe()
+        joined, last = os.pipe(), os.pipe()
 
-        def leave(start=start, go=go):
+        def leave(start=start, go=go, joined=joined[1], last=last[1]):
             os.close(go)
             with RunDirectory.attach(place / "run") as mine:
-                os.write(joined[1], b"j")
+                os.write(joined, b"j")
                 os.read(start, 1)
                 if mine.leave():
-                    os.write(last[1], b"l")
+                    os.write(last, b"l")
 
-        joined, last = os.pipe(), os.pipe()
         children = [crashes.Child(leave) for _ in range(4)]
         run.close()
         for _ in children:

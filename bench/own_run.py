@@ -1,0 +1,152 @@
+"""A run of mmrt that a bench starts itself, through the command line as a user would, in a run directory and home of its own.
+
+Called by ``runtime``, ``startup`` and ``versus_transformers``. Whatever happens, the run is down at the end.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..runtime.config import RuntimeConfig, to_toml
+from ..runtime.report import RunReport
+from ..shm.run_directory import RunDirectory
+
+_decode_report = msgspec.json.Decoder(RunReport).decode
+_COMMAND = (sys.executable, "-P", "-m", "mmrt.runtime.cli.main")
+_COMMAND_TIMEOUT_S = 600.0
+_MAX_MESSAGE_CHARS = 2000
+
+
+class OwnRunError(Exception):
+    """A command failed; the message holds what it printed."""
+
+
+class OwnRun:
+    """``mmrt`` commands on one run directory. ``home`` holds its configuration, logs and cache."""
+
+    def __init__(self, home: Path, run: Path) -> None:
+        self.home = home
+        self.run = run
+        self.set_cache(home / "cache")
+
+    def set_cache(self, cache: Path) -> None:
+        """Where default models are cached: an empty directory is what a user has after installing."""
+        cache.mkdir(parents=True, exist_ok=True)
+        state = self.home / "state"
+        state.mkdir(exist_ok=True)
+        own = {"MMRT_RUN_DIR": str(self.run), "XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": str(cache)}
+        inherited = {name: value for name, value in os.environ.items() if name not in ("MMRT_CONFIG", "NOTIFY_SOCKET")}
+        self._environment = {**inherited, **own}
+
+    def command(self, *arguments: str) -> tuple[float, str]:
+        """Run ``mmrt ARGUMENTS``: (seconds it took, its standard output). Raises: OwnRunError."""
+        line = f"mmrt {' '.join(arguments)}"
+        with tempfile.TemporaryFile(dir=self.home) as output, tempfile.TemporaryFile(dir=self.home) as errors:
+            # Files, not pipes: a daemon that kept a pipe open would keep us waiting.
+            start_s = time.perf_counter()
+            try:
+                done = subprocess.run(
+                    [*_COMMAND, *arguments],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    timeout=_COMMAND_TIMEOUT_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise OwnRunError(f"{line} took more than {_COMMAND_TIMEOUT_S:g} s") from None
+            elapsed_s = time.perf_counter() - start_s
+            output.seek(0)
+            errors.seek(0)
+            printed, complained = output.read().decode(errors="replace"), errors.read().decode(errors="replace")
+        if done.returncode != 0:
+            text = (printed + complained).strip()[-_MAX_MESSAGE_CHARS:]
+            raise OwnRunError(f"{line} ended with status {done.returncode}: {text}")
+        return elapsed_s, printed
+
+    def up(self, config: RuntimeConfig) -> float:
+        """Start the run with this configuration; seconds until it is ready. Raises: OwnRunError."""
+        file = self.home / "config.toml"
+        file.write_text(to_toml(config))
+        return self.command("up", "--detach", "--config", str(file))[0]
+
+    def down(self) -> float:
+        """End it at once; seconds. Raises: OwnRunError if anything of it is left."""
+        return self.command("down", "--drain", "0")[0]
+
+    def report(self) -> RunReport:
+        """What ``mmrt status --json`` says. Raises: OwnRunError."""
+        printed = self.command("status", "--json")[1]
+        try:
+            return _decode_report(printed)
+        except msgspec.DecodeError as error:
+            raise OwnRunError(f"mmrt status --json: {error}") from None
+
+
+@contextmanager
+def own_run() -> Iterator[OwnRun]:
+    """A place for runs; down and removed at the end. Raises: OwnRunError if a run does not go down."""
+    home = Path(tempfile.mkdtemp(prefix="mmrt-bench-"))
+    path = RunDirectory.default_path().parent / f"bench-{os.getpid()}"
+    run = OwnRun(home, path)
+    try:
+        yield run
+    finally:
+        if RunDirectory.is_alive(path):
+            run.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def processes_of(report: RunReport) -> dict[int, str]:
+    """pid -> name of every process of a run: actors, supervisor, and what else descends from it."""
+    if report.supervisor_pid is None:
+        raise OwnRunError("the run has no supervisor")
+    children = _children_by_parent()
+    found: dict[int, str] = {}
+    waiting = [report.supervisor_pid]
+    while waiting:
+        pid = waiting.pop()
+        found[pid] = "supervisor" if pid == report.supervisor_pid else "other"
+        waiting += children.get(pid, [])
+    return found | {actor.pid: actor.name for actor in report.actors if actor.pid}
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and (stat := _read(directory / "stat")):
+            parent = int(stat.rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(directory.name))
+    return children
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """(proportional set size, private dirty) of a process in bytes; zeros if it is gone."""
+    values = {"Pss": 0, "Private_Dirty": 0}
+    for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
+        name, _, rest = line.partition(":")
+        if name in values:
+            values[name] = int(rest.split()[0]) * 1024
+    return values["Pss"], values["Private_Dirty"]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that it took."""
+    start_s = time.perf_counter()
+    action()
+    return time.perf_counter() - start_s

@@ -1,0 +1,171 @@
+"""``mmrt bench startup``: how long a user waits, and what an idle run takes: times, processor and memory beside their targets.
+
+Starts runs through the command line in a home of its own: first with an empty cache, as after installing (the page cache stays as
+it is: dropping it takes root), then warm.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from ..runtime.config import TORCH_ACTORS, ModelSection, RuntimeConfig, ServerSection
+from ..runtime.processes import cpu_seconds
+from .environment import Environment, read_environment
+from .output import JSON_HELP, open_console, write_json
+from .own_run import OwnRun, OwnRunError, memory_of, own_run, processes_of, timed
+from .render import show_environment, show_table
+
+MEBI = 1 << 20
+_SETTLE_S = 2.0
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. ``target`` is its upper limit, None where there is none."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+
+    @property
+    def is_reached(self) -> bool | None:
+        return None if self.target is None else self.value <= self.target
+
+
+class StartupBench(msgspec.Struct, frozen=True, kw_only=True):
+    environment: Environment
+    measurements: list[Measurement]
+    memory: dict[str, tuple[int, int]]  # process -> (PSS, private dirty), bytes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0, also when a target is missed."""
+    parser = argparse.ArgumentParser(prog="mmrt bench startup", description="How long a user waits, and what an idle run takes.")
+    add = parser.add_argument
+    add("--model", default="", metavar="DIR", help="default: the embedded default model, made on the first start")
+    add("--shared-weights-of", metavar="DIR", help="also start this larger checkpoint: are its weights in memory once?")
+    add("--restarts", type=int, default=3, help="per torch actor (%(default)s)")
+    add("--idle-seconds", type=float, default=10.0, help="to watch an idle run (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    options = parser.parse_args(argv)
+    console = open_console(options.json)
+    environment = read_environment()
+    measurements: list[Measurement] = []
+    try:
+        with own_run() as run:
+            config = _config(options.model)
+            measurements += measure_starts(run, config)
+            measurements.append(measure_status(run))
+            measurements += measure_restarts(run, options.restarts)
+            measurements.append(measure_idle(run, options.idle_seconds))
+            memory = read_memory(run)
+            measurements.append(Measurement(name="whole run, PSS", value=_sum(memory, 0), unit="MiB", target=1200))
+            measurements.append(Measurement(name="down", value=run.down(), unit="s"))
+            if options.shared_weights_of:
+                measurements += measure_shared_weights(run, _config(options.shared_weights_of))
+    except (OwnRunError, OSError) as error:
+        print(f"mmrt bench startup: {error}", file=sys.stderr)
+        return 1
+    bench = StartupBench(environment=environment, measurements=measurements, memory=memory)
+    show(console, bench)
+    write_json(options.json, bench)
+    return 0
+
+
+def _config(model: str) -> RuntimeConfig:
+    path = str(Path(model).absolute()) if model else ""
+    return RuntimeConfig(model=ModelSection(path=path), server=ServerSection(port=0))
+
+
+def measure_starts(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
+    """First with an empty cache, then again. Leaves the run up. Raises: OwnRunError."""
+    first_s = run.up(config)
+    run.down()
+    again_s = run.up(config)
+    return [
+        Measurement(name="up to ready, first", value=first_s, unit="s", target=8),
+        Measurement(name="up to ready, again", value=again_s, unit="s", target=5),
+    ]
+
+
+def measure_status(run: OwnRun) -> Measurement:
+    """The whole command, median of five."""
+    times_s = [timed(lambda: run.command("status")) for _ in range(5)]
+    return Measurement(name="status", value=statistics.median(times_s), unit="s", target=0.3)
+
+
+def measure_restarts(run: OwnRun, count: int) -> list[Measurement]:
+    """The whole command for each torch actor, median; the new generation is ready when it returns."""
+    measurements = []
+    for actor in sorted(TORCH_ACTORS - {"memory"}):
+        times_s = [run.command("restart", actor)[0] for _ in range(count)]
+        if times_s:
+            measurements.append(Measurement(name=f"restart {actor}", value=statistics.median(times_s), unit="s", target=1))
+    return measurements
+
+
+def measure_idle(run: OwnRun, seconds: float) -> Measurement:
+    """Processor use of all processes together, in percent of one."""
+    pids = processes_of(run.report())
+    time.sleep(_SETTLE_S)
+    before = {pid: cpu_seconds(pid) for pid in pids}
+    start_s = time.monotonic()
+    time.sleep(seconds)
+    elapsed_s = time.monotonic() - start_s
+    used_s = sum((cpu_seconds(pid) or 0.0) - (earlier or 0.0) for pid, earlier in before.items())
+    return Measurement(name="idle, all processes", value=100 * used_s / elapsed_s, unit="% CPU", target=3)
+
+
+def read_memory(run: OwnRun) -> dict[str, tuple[int, int]]:
+    """(PSS, private dirty) by process; those without a name of their own together."""
+    memory: dict[str, tuple[int, int]] = {}
+    for pid, name in processes_of(run.report()).items():
+        pss, dirty = memory_of(pid)
+        before = memory.get(name, (0, 0))
+        memory[name] = before[0] + pss, before[1] + dirty
+    return memory
+
+
+def measure_shared_weights(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
+    """With a checkpoint that is large compared to a process: prefill and decode map its weights, neither has its own."""
+    ready_s = run.up(config)
+    memory = read_memory(run)
+    dirty = sum(memory[name][1] for name in ("prefill", "decode") if name in memory) / MEBI
+    run.down()
+    return [
+        Measurement(name="larger model: up to ready", value=ready_s, unit="s"),
+        Measurement(name="larger model: whole run, PSS", value=_sum(memory, 0), unit="MiB"),
+        Measurement(name="larger model: private dirty of prefill and decode", value=dirty, unit="MiB", target=150),
+    ]
+
+
+def _sum(memory: dict[str, tuple[int, int]], which: int) -> float:
+    return sum(values[which] for values in memory.values()) / MEBI
+
+
+def show(console: Console, bench: StartupBench) -> None:
+    """Figures beside targets, then memory by process."""
+    show_environment(console, bench.environment)
+    verdict = {None: "", True: "reached", False: "MISSED"}
+    rows = [
+        [
+            measured.name,
+            f"{measured.value:.2f} {measured.unit}",
+            "" if measured.target is None else f"<= {measured.target:g} {measured.unit}",
+            verdict[measured.is_reached],
+        ]
+        for measured in bench.measurements
+    ]
+    show_table(console, "start-up and idle", ["", "measured", "target", ""], rows)
+    rows = [[name, f"{pss / MEBI:.0f}", f"{dirty / MEBI:.0f}"] for name, (pss, dirty) in sorted(bench.memory.items())]
+    show_table(console, "memory, MiB", ["process", "PSS", "private dirty"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""The server around chat: routes, authentication, limits, hostile bytes, readiness, draining."""
+
+import asyncio
+import gzip
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from mmrt.actors.gateway import chat as chat_module
+from mmrt.runtime.errors import RunError
+from mmrt.shm.status import ActorState, StatsSnapshot
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+async def exchange(scene: Any, data: bytes, *, half_close: bool = False) -> bytes:
+    """Send raw bytes; everything that comes back until the server closes or has answered once."""
+    reader, writer = await scene.connect()
+    try:
+        writer.write(data)
+        if half_close:
+            writer.write_eof()
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if b": " in line)
+        body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
+        return head + body
+    finally:
+        writer.transport.abort()
+
+
+def error_of(response: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(response.split(b"\r\n\r\n", 1)[1])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def with_body(body: bytes, headers: bytes = b"Content-Type: application/json\r\n") -> bytes:
+    return POST + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def test_the_small_endpoints(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        http = scene.http
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        assert (await http.get("/ready")).json() == {"status": "ready"}
+        assert (await http.get("/version")).json()["version"]
+        models = await scene.client.models.list()
+        assert [model.id for model in models.data] == ["tiny"]
+        assert (await scene.client.models.retrieve("tiny")).max_model_len == 2048
+        assert (await http.get("/v1/models/org/other")).status_code == 404
+        for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
+            head = await http.head(path)
+            assert head.status_code == 200 and head.content == b""
+
+    stage.run(test)
+
+
+def test_unknown_paths_and_methods_in_the_error_shape(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        missing = await scene.http.get("/v1/nothing")
+        assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
+        wrong = await scene.http.get("/v1/chat/completions")
+        assert wrong.status_code == 405 and wrong.headers["Allow"] == "POST"
+        assert wrong.json()["error"]["code"] == 405
+
+    stage.run(test)
+
+
+def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
+    stage.configure("server", api_key="sécret")
+
+    async def test(scene: Any) -> None:
+        routes = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/nothing", "/health/", "//health"]
+        for path in routes:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sécret".encode()}):
+                answer = await scene.http.get(path, headers=headers)
+                assert answer.status_code == 401, path
+                assert answer.json()["error"]["type"] == "authentication_error"
+        assert (await scene.post(scene.chat())).status_code == 401
+        assert (await scene.http.get("/health")).status_code == 200
+        assert (await scene.http.get("/ready")).status_code == 200
+        right = {"Authorization": "Bearer sécret".encode()}
+        assert (await scene.http.get("/v1/models", headers=right)).status_code == 200
+        assert (await scene.post(scene.chat(), headers=right)).status_code == 200
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "text"),
+    [
+        (with_body(b"{"), 400, "not valid JSON"),
+        (with_body(b""), 400, "not valid JSON"),
+        (with_body(b"\xff\xfe"), 400, "not valid JSON"),
+        (with_body(b'{"model": "\xff"}'), 400, "not UTF-8"),
+        (with_body(b"[" * 100_000), 400, "nested too deeply"),
+        (with_body(b"{}", b""), 400, "model: is required"),
+        (with_body(b"{}", b"Content-Type: text/plain\r\n"), 415, "expected application/json"),
+        (with_body(b"{}", b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n"), 400, ""),
+        (POST + b"Content-Length: 99999999999\r\n\r\n", 413, "server.max_body_mib"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n", 400, ""),
+    ],
+)
+def test_bad_bodies(stage: Any, data: bytes, status: int, text: str) -> None:
+    async def test(scene: Any) -> None:
+        response = await exchange(scene, data)
+        assert response.startswith(b"HTTP/1.1 %d " % status), response
+        if text:
+            error = error_of(response)
+            assert error["code"] == status and text in error["message"]
+        assert (await scene.post(scene.chat())).status_code == 200
+
+    stage.run(test)
+
+
+def test_bodies_that_are_too_large(stage: Any) -> None:
+    """By their stated length, by what arrives in chunks, and by what they unpack to."""
+
+    async def test(scene: Any) -> None:
+        large = b'{"model": "' + b"x" * (1 << 20) + b'"}'
+
+        async def in_chunks() -> Any:
+            yield large[:1000]
+            yield large[1000:]
+
+        stated = await scene.http.post("/v1/chat/completions", content=large, headers={"Content-Type": "application/json"})
+        chunked = await scene.http.post("/v1/chat/completions", content=in_chunks(), headers={"Content-Type": "application/json"})
+        bomb = with_body(gzip.compress(b" " * (8 << 20)), b"Content-Encoding: gzip\r\n")
+        assert stated.status_code == chunked.status_code == 413
+        assert "the limit is 1048576 (server.max_body_mib)" in stated.json()["error"]["message"]
+        assert (await exchange(scene, bomb)).startswith(b"HTTP/1.1 413 ")
+        assert (await scene.post(scene.chat())).status_code == 200
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(3000)) + b"\r\n",
+        b"GET /health HTTP/1.1\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_http(stage: Any, data: bytes) -> None:
+    async def test(scene: Any) -> None:
+        response = await exchange(scene, data)
+        assert response.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ", b"HTTP/9.9 400 ")), response
+        assert (await scene.http.get("/health")).status_code == 200
+
+    stage.run(test)
+
+
+def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "BODY_TIMEOUT_S", 0.05)
+
+    async def test(scene: Any) -> None:
+        response = await exchange(scene, POST + b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
+        assert response.startswith(b"HTTP/1.1 408 ") and "did not arrive" in error_of(response)["message"]
+
+    stage.run(test)
+
+
+def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
+
+    async def test(scene: Any) -> None:
+        reader, writer = await scene.connect()
+        writer.write(POST + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{")
+        async with asyncio.timeout(5):
+            while (answer := await scene.post(scene.chat("x" * 100_000))).status_code != 503:
+                pass
+        assert answer.headers["Retry-After"] == "1"
+        writer.transport.abort()
+
+    stage.run(test)
+
+
+def test_a_large_prompt_does_not_hold_up_others(stage: Any) -> None:
+    """Validation and tokenization of large bodies run in a thread; an answer is the same."""
+
+    async def test(scene: Any) -> None:
+        answers = await asyncio.gather(*(scene.post(scene.chat("word " * 20_000)) for _ in range(3)), scene.http.get("/health"))
+        assert [answer.status_code for answer in answers] == [400, 400, 400, 200]
+        padded = scene.chat(metadata={"padding": "x" * 100_000})
+        assert (await scene.post(padded)).status_code == 200
+
+    stage.run(test)
+
+
+def test_readiness_follows_the_actors(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        status = scene.table.writer("decode", 2)
+        answer = await scene.http.get("/ready")
+        assert answer.status_code == 503 and answer.headers["Retry-After"]
+        assert answer.json()["error"]["message"] == "not ready: decode"
+        status.set_state(ActorState.ACTIVE)
+        assert (await scene.http.get("/ready")).status_code == 200
+        lock = next(lock for lock in scene.locks if lock.actor == "prefill")
+        lock.release()
+        assert "prefill" in (await scene.http.get("/ready")).text
+        assert (await scene.http.get("/health")).status_code == 200
+
+    stage.run(test)
+
+
+def test_draining(stage: Any) -> None:
+    """New requests are refused, running ones finish."""
+    go = asyncio.Event()
+
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.prepare()
+        play.text("first")
+        await go.wait()
+        play.text(" last", "stop")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        running = asyncio.create_task(scene.post(scene.chat(stream=True)))
+        await scene.controller.first_play()
+        scene.actor.ending = True
+        async with asyncio.timeout(5):
+            while (ready := await scene.http.get("/ready")).status_code == 200:
+                pass
+        assert ready.status_code == 503
+        refused = await scene.post(scene.chat())
+        assert refused.status_code == 503 and refused.headers["Retry-After"]
+        go.set()
+        assert (await running).text.endswith("data: [DONE]\n\n") and '"stop"' in (await running).text
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_drain_s_end(stage: Any, stream: bool) -> None:
+    """What has not finished by then gets an error, not silence."""
+    stage.configure("supervisor", drain_s=0.1)
+
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.prepare()
+        play.text("first")
+        await asyncio.Event().wait()
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        running = asyncio.create_task(scene.post(scene.chat(stream=stream)))
+        play = await scene.controller.first_play()
+        await scene.until(lambda: play.num_tokens == 1)
+        scene.actor.ending = True
+        answer = await running
+        assert answer.status_code == (200 if stream else 503)
+        assert "shutting down" in answer.text
+        await scene.until(play.cancelled.is_set)
+
+    stage.run(test)
+
+
+def test_a_port_in_use_is_a_clear_error(stage: Any) -> None:
+    async def test(scene: Any) -> None: ...
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        stage.configure("server", port=other.getsockname()[1])
+        with pytest.raises(RunError, match=rf"server.port {other.getsockname()[1]}: .*in use"):
+            stage.run(test)
+
+
+def test_it_listens_on_its_host_alone(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        port = int(scene.url.rsplit(":", 1)[1])
+        with socket.socket() as elsewhere:  # another loopback address: taken only by a server on all interfaces
+            elsewhere.bind(("127.0.0.2", port))
+
+    stage.run(test)
+
+
+def test_metrics(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        await scene.post(scene.chat())
+        await scene.post(scene.chat(stream=True))
+        await scene.post(scene.chat(n=2))
+        text = (await scene.http.get("/metrics")).text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        name = 'model_name="tiny"'
+        assert samples["mmrt_generation_tokens_total"] == samples[f"vllm:generation_tokens_total{{{name}}}"] == "10.0"
+        assert samples[f'vllm:request_success_total{{finished_reason="stop",{name}}}'] == "2.0"
+        assert samples[f"vllm:time_to_first_token_seconds_count{{{name}}}"] == "2.0"
+        assert samples[f"vllm:e2e_request_latency_seconds_count{{{name}}}"] == "2.0"
+        assert samples[f"vllm:num_requests_running{{{name}}}"] == "3.0"
+        assert samples[f"vllm:num_requests_waiting{{{name}}}"] == "2.0"
+        assert samples[f"vllm:kv_cache_usage_perc{{{name}}}"] == samples[f"vllm:gpu_cache_usage_perc{{{name}}}"] == "0.25"
+        assert samples['mmrt_admission_rejections_total{reason="400"}'] == "1.0"
+        assert samples['mmrt_http_requests_total{handler="/v1/chat/completions",method="POST",status="4xx"}'] == "1.0"
+        assert samples['mmrt_pool_pages_used{pool="kv"}'] == "2.0"
+        assert f"vllm:prompt_tokens_total{{{name}}}" in samples
+        assert "_created" not in text and "python_gc" not in text
+        scene.stats.publish(StatsSnapshot(running=0))
+        assert f"vllm:num_requests_running{{{name}}} 0.0" in (await scene.http.get("/metrics")).text
+
+    stage.run(test)

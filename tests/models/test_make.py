@@ -1,0 +1,120 @@
+"""Made checkpoints: transformers loads them without a complaint, their text side works, and they say various things."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from mmrt.models.chat_template import ChatTemplate
+from mmrt.models.config import load_model_config
+from mmrt.models.layout import tensor_specs
+from mmrt.models.lm import Chunk, build_language_model
+from mmrt.models.make import make_checkpoint
+from mmrt.models.tokenizer import Tokenizer
+
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
+
+SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family: str) -> None:
+    import transformers
+
+    auto = transformers.AutoModelForMultimodalLM if family == "qwen2_5_omni" else transformers.AutoModelForImageTextToText
+    _, info = auto.from_pretrained(checkpoints(family), output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokenizer_is_transformers_too(checkpoints: Callable[[str], Path], family: str) -> None:
+    import transformers
+
+    path = checkpoints(family)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(path), Tokenizer.load(path)
+    messages = [{"role": "user", "content": SENTENCE}]
+    rendered = ChatTemplate.load(path).render(messages)
+    assert rendered == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.encode(rendered) == theirs(rendered)["input_ids"]
+    assert ours.decode(ours.encode(SENTENCE)) == SENTENCE
+    assert ours.vocab_size == load_model_config(path).language.vocab_size
+    assert ours.eos_ids == set(load_model_config(path).eos_token_ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_template_has_one_placeholder_per_medium(checkpoints: Callable[[str], Path], family: str) -> None:
+    path = checkpoints(family)
+    config, tokenizer = load_model_config(path), Tokenizer.load(path)
+    content = [{"type": kind} for kind in config.media_kinds] + [{"type": "text", "text": "and?"}]
+    ids = tokenizer.encode(ChatTemplate.load(path).render([{"role": "user", "content": content}]))
+    placeholders = [config.placeholder_id(kind) for kind in config.media_kinds]
+    assert [token for token in ids if token in placeholders] == placeholders
+
+
+def test_same_seed_same_files(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    start = time.perf_counter()
+    make_checkpoint("tiny", tmp_path / "again", progress=lambda *progress: done.append(progress))
+    assert time.perf_counter() - start < 10
+    assert done[-1][0] == done[-1][1]
+    for file in checkpoints("qwen2_5_omni").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
+    make_checkpoint("tiny", tmp_path / "other", seed=1)
+    assert (tmp_path / "other/model.safetensors").read_bytes() != (tmp_path / "again/model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError):
+        make_checkpoint("tiny", tmp_path / "again")
+
+
+def test_greedy_text_has_variety(loaded: Any) -> None:
+    """A random model must not fall into one token, nor say the same whatever it is asked."""
+    lm = loaded.language_model()
+    texts = []
+    for start in (3, 500):
+        ids, table = [start], torch.arange(8)
+        for length in range(1, 101):
+            place = torch.full((3, 1), length - 1)
+            ids.append(int(lm.decode(torch.tensor(ids[-1:]), place, torch.tensor([length]), table[None]).argmax()))
+        texts.append(ids[1:])
+    assert all(len(set(ids)) > 40 for ids in texts)
+    assert len(set(texts[0]) & set(texts[1])) < 80
+
+
+@pytest.mark.parametrize(
+    ("shape", "low", "high"),
+    [("tiny", 0.3e6, 2.5e6), ("small", 260e6, 400e6), ("3b", 3e9, 5e9), ("7b", 7e9, 9.5e9)],
+)
+def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, low: float, high: float) -> None:
+    from mmrt.models import make
+
+    monkeypatch.setattr(make, "_write_weights", lambda *_: None)
+    monkeypatch.setattr(make, "write_tokenizer", _ids_alone)
+    make_checkpoint(shape, tmp_path / shape)  # type: ignore[arg-type]
+    config = load_model_config(tmp_path / shape)
+    num_parameters = sum(torch.Size(spec.shape).numel() for spec in tensor_specs(config))
+    assert low < num_parameters < high
+
+
+def _ids_alone(out: Path, family: str, vocab_size: int, num_merges: int) -> dict[str, int]:
+    from mmrt.models.make_tokenizer import control_tokens
+
+    return {text: vocab_size - 30 + i for i, text in enumerate(control_tokens(family))}  # type: ignore[arg-type]
+
+
+def test_null_model(tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "null", "null")
+    config = load_model_config(tmp_path / "null")
+    assert config.null is not None and config.media_kinds == ()
+    config = msgspec.structs.replace(config, null=msgspec.structs.replace(config.null, step_ms=20.0))
+    lm = build_language_model(config, {}, torch.zeros(4, config.kv_page_bytes(16), dtype=torch.uint8), 16)
+    lm.prefill([Chunk(lm.embed(torch.arange(5)), torch.zeros(3, 5, dtype=torch.int64), 0, torch.arange(1))])
+    ids, lengths = torch.tensor([4, 9]), torch.tensor([6, 7])
+    start = time.perf_counter()
+    tokens = lm.decode(ids, torch.zeros(3, 2), lengths, torch.zeros(2, 1)).argmax(1)
+    assert time.perf_counter() - start >= 0.02
+    assert torch.equal(tokens, lm.decode(ids, torch.zeros(3, 2), lengths, torch.zeros(2, 1)).argmax(1))
+    assert not set(tokens.tolist()) & set(config.eos_token_ids)
+    assert Tokenizer.load(tmp_path / "null").decode(tokens.tolist()) != ""

@@ -1,0 +1,282 @@
+"""The command line: what it prints, what it refuses in one line, its exit statuses, and that it is quick."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mmrt.runtime.cli.main import run
+from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
+from mmrt.runtime.run import run_info
+from mmrt.shm.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from .conftest import ToyRun
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the user's own runs, logs, models or configuration."""
+    monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MMRT_CONFIG", raising=False)
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+
+
+def refused(capsys: Captured, *arguments: str) -> tuple[int, str]:
+    """(exit status, what stands on stderr)."""
+    status = run(arguments)
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" not in error
+    return status, error
+
+
+def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("up", "down", "status", "restart", "logs", "ask", "model", "config", "units", "bench", "version"):
+        assert f"\n  {command} " in text
+    assert "Exit status: 0" in text
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "restart", "logs", "ask", "units", "version", "actor"])
+def test_every_command_has_help(command: str, capsys: Captured) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"mmrt {command}" in capsys.readouterr().out
+
+
+def test_version(capsys: Captured) -> None:
+    assert run(["version"]) == 0
+    assert capsys.readouterr().out.startswith("mmrt 0.")
+
+
+def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nport = 1234\n")
+    assert run(["config", "check", str(file)]) == 0
+    assert run(["config", "show", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out.partition("ok\n")[2]
+    assert parse_config(shown).server.port == 1234
+    monkeypatch.setenv("MMRT_CONFIG", str(file))
+    assert run(["config", "show"]) == 0
+    assert capsys.readouterr().out == shown
+    file.write_text("[server]\nprot = 1234\n")
+    status, error = refused(capsys, "config", "check", str(file))
+    assert status == 2
+    assert error.startswith(f"error: {file}: unknown key 'server.prot': did you mean 'port'?") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["up", "--port", "70000"], 2, "error: server.port = 70000: expected `int` <= 65535"),
+        (["up", "--model", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["up", "--model", "/tmp"], 2, "has no config.json: expected a Hugging Face checkpoint directory"),
+        (["up", "--config", "/no/such.toml"], 2, "error: cannot read the configuration /no/such.toml: No such file"),
+        (["up", "--run", "a/b"], 2, "'a/b' is not a name"),
+        (["status"], 1, "error: no run is up in"),
+        (["restart", "decode"], 1, "error: no supervisor answers in"),
+        (["restart"], 2, "Missing argument 'actor'"),
+        (["logs"], 1, "error: no logs in"),
+        (["logs", "decoed"], 2, "no actor 'decoed'; there are memory"),
+        (["actor", "decoed"], 2, "error: no actor 'decoed'; there are memory"),
+        (["ask", "hello"], 1, "error: no run is up in"),
+        (["ask", "x", "--url", "http://127.0.0.1:1"], 1, "error: cannot reach http://127.0.0.1:1: [Errno 111] Connection refused"),
+        (["ask", "x", "--url", "http://x", "--image", "/no/such.png"], 2, "error: cannot read /no/such.png: No such file"),
+        (["ask", "x", "--url", "file:///etc/passwd"], 2, "error: --url 'file:///etc/passwd' is not an http:// or https:// address"),
+        (["model", "make", "huge", "x"], 2, "Invalid value for"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+)
+def test_refusals(arguments: list[str], status: int, message: str, capsys: Captured) -> None:
+    found, error = refused(capsys, *arguments)
+    assert found == status
+    assert message in " ".join(error.split())
+
+
+def test_down_with_nothing_up_is_no_error(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["down"]) == 0
+    RunDirectory.create(tmp_path / "run", {}).close()
+    assert run(["down"]) == 0
+    assert not (tmp_path / "run").exists(), "what a dead run left is swept"
+
+
+def test_up_refuses_a_busy_directory_and_a_port_in_use(tmp_path: Path, capsys: Captured) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        status, error = refused(capsys, "up", "--port", str(port))
+        assert status == 1
+        assert f"error: cannot serve on 127.0.0.1:{port} (server.host, server.port): Address already in use" in error
+    with RunDirectory.create(tmp_path / "run", {}) as other:
+        status, error = refused(capsys, "up", "--port", "0")
+        assert status == 1 and f"error: a run is already up in {tmp_path}/run" in error and "mmrt down" in error
+        other.destroy()
+
+
+def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["up", "--dry-run", "--port", "0"]) == 0
+    plan = capsys.readouterr().out
+    assert f"run directory  {tmp_path}/run" in plan and "not made yet" in plan
+    assert all(name in plan for name in ACTORS)
+    assert sorted(tmp_path.iterdir()) == []
+
+
+def test_units(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["units", "--out", str(tmp_path / "units")]) == 0
+    names = sorted(path.name for path in (tmp_path / "units").iterdir())
+    assert names == sorted(["mmrt.target", *(f"mmrt-{actor}.service" for actor in ACTORS)])
+    text = (tmp_path / "units" / "mmrt-decode.service").read_text()
+    assert f'Environment="MMRT_RUN_DIR={tmp_path}/run"' in text
+
+
+def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("MMRT_RUN_DIR", str(toy.run))
+    toy.start()
+    toy.wait_for("ready")
+    assert run(["status", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is True
+    for actor in report["actors"]:
+        assert {"name", "pid", "state", "generation", "restarts", "last_exit", "memory_bytes", "cpu_percent"} <= set(actor)
+    assert set(report["pools"]) == {"media", "patch", "embedding", "kv"}
+    assert set(report["pools"]["kv"]) == {"pages", "used"}
+    assert run(["status"]) == 0
+    assert "decode" in capsys.readouterr().out
+    assert run(["restart", "decode"]) == 0
+    assert "generation 2 serves" in capsys.readouterr().out
+    toy.behave("decode", "crash")
+    status, error = refused(capsys, "restart", "decode")
+    assert status == 1
+    assert "  Traceback: the toy is broken\n" in error and "the old one keeps serving" in error
+    assert run(["down"]) == 0
+    assert "the run is down" in capsys.readouterr().out
+    assert toy.end() == 0
+    toy.assert_nothing_left()
+
+
+def test_status_without_a_supervisor(tmp_path: Path, capsys: Captured) -> None:
+    with RunDirectory.create(tmp_path / "run", run_info(RuntimeConfig(), Path("/m"), 8000)) as alive:
+        assert run(["status", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["ready"], report["state"], report["supervisor_pid"]) == (False, "unsupervised", None)
+        assert [actor["state"] for actor in report["actors"]] == ["absent"] * len(ACTORS)
+        assert report["endpoint"] == "http://127.0.0.1:8000"
+        alive.destroy()
+
+
+def test_logs(tmp_path: Path, capsys: Captured) -> None:
+    directory = tmp_path / "state" / "mmrt" / "run"
+    directory.mkdir(parents=True)
+    (directory / "decode.log").write_text("2026-01-01T00:00:00.000000Z hello\n")
+    (directory / "memory.log").write_text("2026-01-01T00:00:01.000000Z world\n")
+    assert run(["logs"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["hello", "world"]
+    assert run(["logs", "-f", "-n", "5", "memory"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["     memory | 2026-01-01T00:00:01.000000Z world"]
+
+
+def test_status_is_quick_and_light() -> None:
+    """No torch, numpy, asyncio or transformers for the commands that people type all the time."""
+    program = (
+        "import sys\nfrom mmrt.runtime.cli.main import run\nstatus = run(['status'])\n"
+        "heavy = {'torch', 'numpy', 'asyncio', 'transformers', 'zmq', 'aiohttp'} & set(sys.modules)\n"
+        "sys.exit(f'{status} {heavy}')"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ.copy())
+    assert result.stderr.splitlines()[-1] == "1 set()"
+
+
+class _Endpoint(http.server.BaseHTTPRequestHandler):
+    """A server that answers what the test has put into it and remembers what it was asked."""
+
+    frames: list[str] = []
+    asked: list[dict[str, Any]] = []
+    keys: list[str | None] = []
+
+    def do_GET(self) -> None:
+        self._answer(200, "application/json", json.dumps({"data": [{"id": "toy"}]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        self.keys.append(self.headers["Authorization"])
+        if body["model"] != "toy":
+            self._answer(404, "application/json", json.dumps({"error": {"message": f"no model {body['model']}"}}))
+            return
+        self._answer(200, "text/event-stream", "".join(f"data: {frame}\n\n" for frame in self.frames))
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    _Endpoint.asked.clear()
+    _Endpoint.keys.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), _Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def delta(text: str) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+
+
+def test_ask_streams_an_answer_about_files(endpoint: str, tmp_path: Path, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A "), delta("cät"), json.dumps({"choices": []}), "[DONE]"]
+    (tmp_path / "i.png").write_bytes(b"png")
+    (tmp_path / "v.mp4").write_bytes(b"mp4")
+    (tmp_path / "a.mp3").write_bytes(b"mp3")
+    files = ["--image", f"{tmp_path}/i.png", "--video", f"{tmp_path}/v.mp4", "--audio", f"{tmp_path}/a.mp3"]
+    options = ["--max-tokens", "7", "--temperature", "0", "--guidance-scale", "1.5", "--negative-prompt", "dog", "--system", "s"]
+    assert run(["ask", "What?", "--url", f"{endpoint}/v1", "--api-key", "k", *files, *options]) == 0
+    assert capsys.readouterr().out == "A cät\n"
+    asked = _Endpoint.asked[0]
+    assert _Endpoint.keys == ["Bearer k"]
+    assert (asked["model"], asked["max_tokens"], asked["temperature"], asked["guidance_scale"]) == ("toy", 7, 0.0, 1.5)
+    assert asked["negative_prompt"] == "dog" and asked["stream"] is True and "seed" not in asked
+    assert asked["messages"][0] == {"role": "system", "content": "s"}
+    image, video, audio, text = asked["messages"][1]["content"]
+    assert image == {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}
+    assert video == {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,bXA0"}}
+    assert audio == {"type": "input_audio", "input_audio": {"data": "bXAz", "format": "mp3"}}
+    assert text == {"type": "text", "text": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([delta("A")], "error: the server closed the stream before the answer was complete"),
+        ([delta("A"), json.dumps({"error": {"message": "decode died"}}), "[DONE]"], "error: decode died"),
+    ],
+)
+def test_ask_never_takes_a_broken_stream_for_an_answer(endpoint: str, frames: list[str], message: str, capsys: Captured) -> None:
+    _Endpoint.frames = frames
+    status, error = refused(capsys, "ask", "x", "--url", endpoint)
+    assert (status, error) == (1, f"{message}\n")
+
+
+def test_ask_shows_the_servers_reason(endpoint: str, capsys: Captured) -> None:
+    assert refused(capsys, "ask", "x", "--url", endpoint, "--model", "gpt") == (1, "error: 404: no model gpt\n")

@@ -1,0 +1,107 @@
+"""The configuration: what is valid, what is refused, and how the refusal reads."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.runtime.config import (
+    ACTORS,
+    Environment,
+    RuntimeConfig,
+    convert_config,
+    load_config,
+    parse_config,
+    read_environment,
+    to_data,
+    to_toml,
+)
+from mmrt.runtime.errors import ConfigError
+
+
+def test_defaults_and_their_toml_agree() -> None:
+    assert load_config() == parse_config("") == parse_config(to_toml(RuntimeConfig())) == convert_config(to_data(RuntimeConfig()))
+
+
+def test_values_are_taken() -> None:
+    config = parse_config('[server]\nport = 0\nkeep_alive_s = 5\n[actors.decode]\nthreads = 2\n[model]\npath = "/m"\n')
+    assert (config.server.port, config.server.keep_alive_s, config.model.path) == (0, 5.0, "/m")
+    assert (config.actor("decode").threads, config.actor("prefill").nice) == (2, 10)
+    assert all(config.actor(name).threads >= 1 for name in ACTORS)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_toml(text: str) -> None:
+    config = msgspec.structs.replace(RuntimeConfig(), model=msgspec.structs.replace(RuntimeConfig().model, name=text))
+    assert parse_config(to_toml(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nprot = 1", "unknown key 'server.prot': did you mean 'port'? [server] has host, port, api_key"),
+        ("[serve]\nport = 1", "unknown key 'serve': did you mean 'server'? the top level has model, server"),
+        ("port = 1", "unknown key 'port': it belongs to [server]; the top level has model, server"),
+        ("[actors.decode]\nthread = 2", "unknown key 'actors.decode.thread': did you mean 'threads'?"),
+        ("[actors.decod]\nthreads = 2", "unknown key 'actors.decod': did you mean 'decode'?"),
+        ("[server]\nport = 70000", "server.port = 70000: expected `int` <= 65535"),
+        ("[server]\nport = -1", "server.port = -1: expected `int` >= 0"),
+        ("[server]\nport = 80.5", "server.port = 80.5: expected `int`, got `float`"),
+        ("[server]\nport = true", "server.port = true: expected `int`, got `bool`"),
+        ('[server]\nport = "80"', 'server.port = "80": expected `int`, got `str`'),
+        ('[server]\nhost = ""', 'server.host = "": expected `str` of length >= 1'),
+        ("[actors.decode]\nthreads = 0", "actors.decode.threads = 0: expected `int` >= 1"),
+        ("[actors.video]\nnice = 20", "actors.video.nice = 20: expected `int` <= 19"),
+        ("[actors.video]\nnice = -1", "actors.video.nice = -1: expected `int` >= 0"),
+        ("[memory]\nmedia_mib = 0", "memory.media_mib = 0: expected `int` >= 1"),
+        ("[media]\nfps = 0", "media.fps = 0: expected `float` > 0.0"),
+        ("[media]\nfps = nan", "media.fps = nan: expected a finite number"),
+        ("[media]\nmax_video_s = inf", "media.max_video_s = inf: expected a finite number"),
+        ('[model]\ndtype = "fp8"', "model.dtype = \"fp8\": expected one of 'auto', 'float32', 'bfloat16'"),
+        ("server = 3", "server = 3: expected a table [server]"),
+        ("[supervisor]\nbackoff_s = 9", "supervisor.backoff_max_s = 5.0 is less than supervisor.backoff_s = 9.0"),
+        ("[server]\nport = ", "not valid TOML: Invalid value"),
+        ("x = " + "[" * 5000, "not valid TOML"),
+    ],
+)
+def test_refusals_name_key_value_and_limit(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config(text)
+    assert message in str(refusal.value)
+    assert refusal.value.exit_code == 2
+
+
+def test_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration .*/none.toml: No such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b"# \xff")
+    with pytest.raises(ConfigError, match="latin.toml: not UTF-8 at byte 2"):
+        load_config(tmp_path / "latin.toml")
+    (tmp_path / "typo.toml").write_text("[memory]\nkv_token = 3")
+    with pytest.raises(ConfigError, match="typo.toml: unknown key 'memory.kv_token': did you mean 'kv_tokens'"):
+        load_config(tmp_path / "typo.toml")
+
+
+def test_the_environment() -> None:
+    assert read_environment({"HOME": "/home/u"}) == Environment(
+        state_home=Path("/home/u/.local/state/mmrt"), cache_home=Path("/home/u/.cache/mmrt")
+    )
+    found = read_environment(
+        {
+            "MMRT_RUN_DIR": "/dev/shm/x",
+            "MMRT_CONFIG": "/etc/c.toml",
+            "NOTIFY_SOCKET": "@n",
+            "MMRT_LIFELINE_FD": "3",
+            "WATCHDOG_USEC": "1500000",
+            "XDG_STATE_HOME": "/s",
+            "XDG_CACHE_HOME": "/c",
+            "NO_COLOR": "1",
+        }
+    )
+    assert (found.run_dir, found.config_file, found.notify_socket) == (Path("/dev/shm/x"), Path("/etc/c.toml"), "@n")
+    assert (found.lifeline_fd, found.watchdog_s, found.plain_output) == (3, 1.5, True)
+    assert (found.state_home, found.cache_home) == (Path("/s/mmrt"), Path("/c/mmrt"))
+    with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
+        read_environment({"MMRT_LIFELINE_FD": "x"})

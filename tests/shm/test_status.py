@@ -1,0 +1,211 @@
+"""Status words, the controller's numbers, and the blob beneath them: readable when nobody lives, and never half of two."""
+
+import itertools
+import os
+import signal
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from mmrt.shm.errors import MissingError
+from mmrt.shm.segment import HEADER_BYTES, Segment
+from mmrt.shm.status import ActorState, ActorStatus, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+from mmrt.shm.versioned import VersionedBlob
+
+MAX_BYTES = 100
+BLOB_OFFSET = HEADER_BYTES + 64
+
+
+def _blob(segment):
+    return VersionedBlob(segment, HEADER_BYTES // 8, BLOB_OFFSET, MAX_BYTES)
+
+
+@pytest.fixture
+def blob_segment(place):
+    with Segment.create(place / "blob", BLOB_OFFSET + 2 * VersionedBlob.slot_bytes(MAX_BYTES)) as segment:
+        yield segment
+
+
+class BlobMachine(RuleBasedStateMachine):
+    """The last whole write under a tag, whatever died since."""
+
+    segment: ClassVar
+    crashes: ClassVar
+
+    @initialize()
+    def start(self):
+        self.writer = _blob(self.segment)
+        self.tag, self.value = 1, b""
+        self.writer.write(1, b"")
+
+    @rule(tag=st.integers(1, 3), value=st.binary(max_size=MAX_BYTES + 5))
+    def write(self, tag, value):
+        if len(value) > MAX_BYTES:
+            with pytest.raises(ValueError, match=f"{len(value)} bytes .* exceeds {MAX_BYTES}"):
+                self.writer.write(tag, value)
+        else:
+            self.writer.write(tag, value)
+            self.tag, self.value = tag, value
+
+    @rule(tag=st.integers(1, 3), value=st.binary(max_size=MAX_BYTES), steps=st.integers(0, 130))
+    def write_and_die(self, tag, value, steps):
+        with self.crashes.before_step(self.crashes.codes(VersionedBlob.write), steps):
+            self.writer.write(tag, value)
+        self.writer = _blob(self.segment)
+        found = self.writer.read(tag)
+        if (self.tag, self.value) != (tag, found):
+            assert found in (None, value)
+        if found is not None:
+            self.tag, self.value = tag, found
+
+    @invariant()
+    def read(self):
+        for tag in range(4):
+            assert _blob(self.segment).read(tag) == (self.value if tag == self.tag else None)
+
+
+def test_blob_is_its_last_write(blob_segment, crashes):
+    BlobMachine.segment, BlobMachine.crashes = blob_segment, crashes
+    run_state_machine_as_test(BlobMachine, settings=settings(max_examples=60, stateful_step_count=20, deadline=None))
+    del BlobMachine.segment
+
+
+def test_every_instruction_of_a_blob_write_can_be_the_last(blob_segment, crashes):
+    codes = crashes.codes(VersionedBlob.write)
+    outcomes = set()
+    for steps in itertools.count():
+        _blob(blob_segment).write(1, b"old")
+        with crashes.before_step(codes, steps) as crashed:
+            _blob(blob_segment).write(1, b"the new one")
+        found = _blob(blob_segment).read(1)
+        assert found in (b"old", b"the new one")
+        outcomes.add(found)
+        _blob(blob_segment).write(1, b"next")
+        assert _blob(blob_segment).read(1) == b"next"
+        if not crashed[0]:
+            break
+    assert len(outcomes) == 2
+
+
+def test_a_blob_writer_killed_anywhere_is_never_half_seen(blob_segment, crashes):
+    """With a reader that looks all the time, and versions that only grow."""
+    reader, last = _blob(blob_segment), [0]
+
+    def write():
+        mine = _blob(blob_segment)
+        start = int((mine.read(1) or b"0").split(b":")[0])
+        for version in itertools.count(start + 1):
+            mine.write(1, b"%d:" % version + bytes([version % 256]) * (version % 80))
+
+    def observe():
+        value = reader.read(1)
+        if value is not None:
+            number, _, body = value.partition(b":")
+            version = int(number)
+            assert body == bytes([version % 256]) * (version % 80)
+            assert version >= last[0]
+            last[0] = version
+
+    crashes.storm(lambda: crashes.victim(write, crashes.codes(write, VersionedBlob.write)), observe, kills=100)
+    assert last[0] > 100
+
+
+def test_actor_table_tells_what_actors_wrote(run):
+    table = ActorTable.create(run, ["decode", "prefill"])
+    reader = ActorTable.attach(run, writable=False)
+    assert reader.actors == ("decode", "prefill")
+    assert reader.read("prefill").state == ActorState.ABSENT
+    status = table.writer("prefill", 4)
+    standby = table.writer("prefill", 5, standby=True)
+    status.set_state(ActorState.ACTIVE)
+    standby.set_state(ActorState.STANDBY)
+    status.set_queue_depth(3)
+    status.set_extra(7, 2**60)
+    with status.step(11, deadline_s=2.0):
+        found = reader.read("prefill")
+        assert (found.step_plan, found.steps) == (11, 0)
+        assert found.step_deadline_ns == found.step_start_ns + 2_000_000_000
+        assert not found.is_overdue(found.step_deadline_ns)
+        assert found.is_overdue(found.step_deadline_ns + 1)
+    found = reader.read("prefill")
+    assert (found.state, found.generation, found.pid, found.steps) == (ActorState.ACTIVE, 4, os.getpid(), 1)
+    assert found.step_deadline_ns == 0 and not found.is_overdue(2**63)
+    assert found.queue_depth == 3 and found.extra == (0,) * 7 + (2**60,)
+    assert found.busy_ns > 0 and found.started_ns > 0
+    assert reader.read("prefill", standby=True).generation == 5
+    assert reader.read("decode").state == ActorState.ABSENT
+    for thing in (table, reader):
+        thing.close()
+
+
+def test_a_step_that_raises_has_ended(run):
+    table = ActorTable.create(run, ["video"])
+    status = table.writer("video", 1)
+    with pytest.raises(RuntimeError), status.step(1, 1.0):
+        raise RuntimeError
+    assert table.read("video").step_deadline_ns == 0
+    table.close()
+
+
+def test_unknown_actors_are_named(run):
+    table = ActorTable.create(run, ["video"])
+    with pytest.raises(ValueError, match=r"no actor 'vidoe' in this run \(there are video\)"):
+        table.read("vidoe")
+    table.close()
+    run.segment_path("actors").unlink()
+    with pytest.raises(ValueError, match="1 to 32 bytes"):
+        ActorTable.create(run, ["x" * 33])
+    with pytest.raises(MissingError):
+        ActorTable.attach(run)
+
+
+def test_a_new_generation_never_shows_the_old_ones_words(run, crashes):
+    """Exhaustive over the instructions at which the new writer dies while it takes the row over."""
+    table = ActorTable.create(run, ["decode"])
+    states = set()
+    for steps in itertools.count():
+        old = table.writer("decode", 1)
+        old.set_state(ActorState.ACTIVE)
+        old.begin_step(99, 5.0)
+        with crashes.before_step(crashes.codes(ActorStatus.__init__, ActorStatus.set_state), steps) as crashed:
+            table.writer("decode", 2)
+        found = table.read("decode")
+        states.add((found.generation, found.state))
+        if found.generation == 2:
+            assert (found.step_deadline_ns, found.step_plan, found.steps) == (0, 0, 0)
+        elif found.generation == 1:
+            assert found.step_plan == 99
+        if not crashed[0]:
+            break
+    assert states == {(1, ActorState.ACTIVE), (0, ActorState.ABSENT), (2, ActorState.STARTING)}
+    table.close()
+
+
+def test_status_is_there_when_nobody_lives(run, crashes):
+    def controller_and_actor():
+        ActorTable.create(run, ["decode"]).writer("decode", 3).set_state(ActorState.ACTIVE)
+        ControllerStats.create(run).publish(snapshot)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    snapshot = StatsSnapshot(
+        epoch=2, running=4, generated_tokens_total=2**40, pools={"kv": PoolUse(10, 3)}, extra={"slack_ms": 0.5}
+    )
+    child = crashes.Child(controller_and_actor)
+    assert child.wait() == -signal.SIGKILL
+    actors, stats = ActorTable.attach(run, writable=False), ControllerStats.attach(run, writable=False)
+    assert actors.read("decode").pid == child.pid
+    assert stats.read() == snapshot
+    actors.close()
+    stats.close()
+
+
+def test_stats_before_the_first(run):
+    stats = ControllerStats.create(run)
+    assert stats.read() == StatsSnapshot()
+    stats.publish(StatsSnapshot(waiting=1))
+    stats.publish(StatsSnapshot(waiting=2))
+    assert stats.read().waiting == 2
+    stats.close()
