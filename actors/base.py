@@ -19,7 +19,7 @@ import msgspec
 from ..models.config import ModelConfig, load_model_config
 from ..models.errors import CheckpointError
 from ..runtime.config import TORCH_ACTORS, RuntimeConfig, read_environment
-from ..runtime.errors import UserError
+from ..runtime.errors import RunError, UserError
 from ..runtime.layout import MemoryLayout, read_layout
 from ..runtime.lifeline import Lifeline
 from ..runtime.messages import Hello, ToActor, ToController, Welcome
@@ -61,6 +61,9 @@ class Actor:
         self._hello_at_s = 0.0
         self._watchdog_at_s = 0.0
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        # A signal alone does not end a poll (PEP 475): its byte in this pipe does.
+        self._signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
 
     def _on_sigterm(self, *_: object) -> None:
@@ -142,16 +145,18 @@ class Actor:
 
     def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
         """Block until a message, an extra descriptor, the supervisor's end, or the time."""
-        fds = [*extra_fds] if self.lifeline.fd is None else [*extra_fds, self.lifeline.fd]
+        fds = [*extra_fds, self._signalled]
+        if self.lifeline.fd is not None:
+            fds.append(self.lifeline.fd)
         self.bus.poll(timeout_s, fds)
 
     def close(self) -> None:
-        """Leave the run; the last process of a run whose supervisor is gone removes the run directory."""
+        """Leave the run; the last process of a run that has no supervisor (any more) removes the run directory."""
         if self.status is not None:
             self.status.set_state(ActorState.STOPPING)
         if self._bus is not None:
             self._bus.close()
-        orphaned = self.lifeline.is_gone()
+        orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
         self.role.release()
         self.notifier.close()
         if orphaned:
@@ -166,8 +171,7 @@ def run_actor(name: str) -> int:
     try:
         actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket)
     except (UserError, CheckpointError, ShmError) as error:
-        log.error("%s", error)
-        return 1
+        return _complain(error)
     if name in TORCH_ACTORS:
         import torch
 
@@ -181,11 +185,16 @@ def run_actor(name: str) -> int:
     except Ending:
         pass
     except (UserError, CheckpointError, ShmError) as error:
-        log.error("%s", error)
-        status = 1
+        status = _complain(error)
     except Exception:
         log.exception("%s failed", name)
         status = 1
     finally:
         actor.close()
     return status
+
+
+def _complain(error: Exception) -> int:
+    """Log a failure that its message explains. Returns the exit status: 2, never tried again, where a new start cannot help."""
+    log.error("%s", error)
+    return 1 if isinstance(error, RunError | ShmError) else 2

@@ -64,6 +64,7 @@ class _Text:
         self.num_ids = 0
         self.offset = 0
         self.pending = b""
+        self.ids: list[int] | None = [] if request.return_token_ids else None  # those that no delta has carried yet
         self.finish: FinishReason | None = None
         self.is_out = False  # the last delta is in the ring
         self._decoder = IncrementalDecoder(tokenizer)
@@ -78,7 +79,7 @@ class _Text:
         """
         if self.finish is not None:
             return
-        text = ""
+        text, before = "", self.num_ids
         if self._matcher is None:
             self.num_ids += len(ids)
             text = self._decoder.push(self._visible(ids))
@@ -93,6 +94,8 @@ class _Text:
             text += self._flush()
             self.finish = "stop" if self._matcher is not None and self._matcher.stopped else _FINISH[end]
         self.pending += text.encode()
+        if self.ids is not None:
+            self.ids += ids[: self.num_ids - before]
 
     def _visible(self, ids: list[int]) -> list[int]:
         """An end-of-sequence id is always the last one and never shown."""
@@ -138,7 +141,11 @@ class Detokenizer:
         self._seen = words
         rows = {*changed.tolist(), *self._blocked, *self._overdue(now_s)}
         self._blocked.clear()
-        return any([self._update(row, *words[:, row].tolist(), now_s) for row in sorted(rows)])
+        pushed = False
+        for row in sorted(rows):
+            phase, count, end = words[:, row].tolist()
+            pushed |= self._update(row, phase, count, end, now_s)
+        return pushed
 
     def _overdue(self, now_s: float) -> list[int]:
         """Rows whose last delta went out long ago, but the gateway's answer has not reached the row: say everything again."""
@@ -174,11 +181,14 @@ class Detokenizer:
             data = _head(text.pending)
             is_last = len(data) == len(text.pending)
             finish = text.finish if is_last else None
-            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish)
+            ids = text.ids if text.ids and is_last else []
+            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids)
             if not self._deltas.try_push(encode(delta)):
                 self._blocked.add(row)
                 return pushed
             pushed = True
+            if ids:
+                text.ids = []
             text.offset += len(data)
             text.pending = text.pending[len(data) :]
             if finish is not None:

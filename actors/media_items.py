@@ -16,7 +16,8 @@ from ..media.image import decode_image
 from ..media.limits import MediaLimits, Reader, TimeBudget
 from ..media.mel import LogMel
 from ..media.preprocess import patch_rows, resize, video_rows
-from ..media.video import VideoDecoder, analyse
+from ..media.video import VideoDecoder
+from ..media.video_info import analyse
 from ..models.config import Item, ModelConfig, family_of
 
 _FRAMES_IN_A_DECODER = 24  # reference and reordered pictures, roughly, for the cache's accounts

@@ -41,7 +41,6 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media"), PagePool.attach(actor.run, "patch")
     worker = VideoWorker(media, patches, actor.model, actor.config.media)
-    actor.become_active()
     deadline_s = actor.config.media.item_timeout_s + DEADLINE_MARGIN_S
     serve_plans(actor, worker.execute, lambda plan: deadline_s)
 
@@ -169,4 +168,9 @@ def _with_sampling(model: ModelConfig, media: MediaSection) -> ModelConfig:
 
 def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:
     max_audio_s = media.max_audio_s if model.audio_rules is None else min(media.max_audio_s, model.audio_rules.max_s)
-    return MediaLimits(max_pixels=media.max_pixels, max_video_s=media.max_video_s, max_audio_s=max_audio_s)
+    return MediaLimits(
+        max_pixels=media.max_pixels,
+        max_frame_pixels=min(media.max_pixels, MediaLimits.max_frame_pixels),
+        max_video_s=media.max_video_s,
+        max_audio_s=max_audio_s,
+    )

@@ -74,26 +74,19 @@ class Throughput(Protocol):
 
 
 class _Slots:
-    """A pool with a slot of neighbouring pages for each payload in flight."""
+    """A pool with a slot of neighbouring pages for each payload in flight, granted once and for all."""
 
-    def __init__(self, pool: PagePool, payloads: Payloads) -> None:
-        self.pool = pool
-        self._pages_per_slot = pool.pages_for_bytes(payloads.num_bytes)
+    def __init__(self, run: RunDirectory, name: str, payloads: Payloads) -> None:
+        self.pages_per_slot = -(-payloads.num_bytes // MEDIA_PAGE_BYTES)
+        self.pool = PagePool.create(run, name, payloads.num_slots * self.pages_per_slot, MEDIA_PAGE_BYTES)
+        self.pool.populate()
+        self.granted = [
+            PageRun(list(self.pages(slot)), self.pool.generations[list(self.pages(slot))].tolist())
+            for slot in range(payloads.num_slots)
+        ]
 
-    @classmethod
-    def create(cls, run: RunDirectory, name: str, payloads: Payloads) -> "_Slots":
-        pages_per_slot = -(-payloads.num_bytes // MEDIA_PAGE_BYTES)
-        pool = PagePool.create(run, name, payloads.num_slots * pages_per_slot, MEDIA_PAGE_BYTES)
-        pool.populate()
-        return cls(pool, payloads)
-
-    def pages(self, number: int) -> range:
-        first = number * self._pages_per_slot
-        return range(first, first + self._pages_per_slot)
-
-    def granted(self, number: int) -> PageRun:
-        pages = self.pages(number)
-        return PageRun(list(pages), self.pool.generations[pages.start : pages.stop].tolist())
+    def pages(self, slot: int) -> range:
+        return range(slot * self.pages_per_slot, (slot + 1) * self.pages_per_slot)
 
 
 class Memcpy:
@@ -103,7 +96,7 @@ class Memcpy:
     share = 1.0
 
     def __init__(self, run: RunDirectory, payloads: Payloads) -> None:
-        self._slots = _Slots.create(run, f"memcpy-{payloads.num_bytes}", payloads)
+        self._slots = _Slots(run, f"memcpy-{payloads.num_bytes}", payloads)
         self._flat = self._slots.pool.data.reshape(-1)
 
     def transfer(self, payloads: Payloads, num_messages: int) -> None:
@@ -178,7 +171,7 @@ class PoolOverBus:
     share = 1.0
 
     def __init__(self, run: RunDirectory, payloads: Payloads) -> None:
-        self._slots = _Slots.create(run, "bus", payloads)
+        self._slots = _Slots(run, "bus", payloads)
         self._plans = PlanTable.create(run, payloads.num_slots)
         self._plan_id = 0
         self._bus = _BusPeer(run, _sink_pool)
@@ -205,7 +198,7 @@ class PoolOverBus:
             self._bus.wait_for(collect)
 
     def _send(self, slot: int, payload: Bytes) -> None:
-        granted = self._slots.granted(slot)
+        granted = self._slots.granted[slot]
         self._slots.pool.write_bytes(granted.pages, payload.data)
         self._plans.write(slot, self._plan_id, 0, encode(BulkDescriptor(granted, len(payload))))
         self._bus.send(Run(epoch=1, slot=slot, plan_id=self._plan_id))
@@ -290,8 +283,8 @@ class PoolOverRing:
     share = 1.0
 
     def __init__(self, run: RunDirectory, payloads: Payloads) -> None:
-        self._slots = _Slots.create(run, "ring", payloads)
-        self._peer = _RingPeer(run, "bulk", _sink_ring, "ring", len(self._slots.pages(0)))
+        self._slots = _Slots(run, "ring", payloads)
+        self._peer = _RingPeer(run, "bulk", _sink_ring, "ring", self._slots.pages_per_slot)
 
     def transfer(self, payloads: Payloads, num_messages: int) -> None:
         num_done = 0

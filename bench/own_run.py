@@ -114,9 +114,13 @@ def processes_of(report: RunReport) -> dict[int, str]:
     waiting = [report.supervisor_pid]
     while waiting:
         pid = waiting.pop()
-        found[pid] = "supervisor" if pid == report.supervisor_pid else "other"
+        found[pid] = "supervisor" if pid == report.supervisor_pid else _other_name(pid)
         waiting += children.get(pid, [])
     return found | {actor.pid: actor.name for actor in report.actors if actor.pid}
+
+
+def _other_name(pid: int) -> str:
+    return "zygote" if "mmrt.runtime.zygote" in _read(Path(f"/proc/{pid}/cmdline")) else "other"
 
 
 def _children_by_parent() -> dict[int, list[int]]:

@@ -6,6 +6,7 @@ connection, plain HTTP, and a server that writes whole events per HTTP chunk.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -74,21 +75,20 @@ class RawStream(asyncio.Protocol):
         return record
 
 
-async def open_streams(url: str, bodies: list[bytes]) -> list[RawStream]:
-    """Connect and send them all; returns at once. Raises: BenchError when the server is not there."""
+async def open_streams(url: str, bodies: Sequence[bytes]) -> list[RawStream]:
+    """Connect and send them all; returns without waiting for answers. Raises: BenchError when the server is not there."""
+    return [await _open_stream(url, body) for body in bodies]
+
+
+async def _open_stream(url: str, body: bytes) -> RawStream:
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or 80
+    head = (
+        f"POST {parts.path.rstrip('/')}/v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     loop = asyncio.get_running_loop()
-    streams = []
-    for body in bodies:
-        head = (
-            f"POST {parts.path.rstrip('/')}/v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        stream = RawStream(head.encode() + body)
-        try:
-            await loop.create_connection(lambda stream=stream: stream, host, port)  # type: ignore[misc]
-        except OSError as error:
-            raise BenchError(f"no server answers at {url}: {error}") from None
-        streams.append(stream)
-    return streams
+    try:
+        _, stream = await loop.create_connection(lambda: RawStream(head.encode() + body), parts.hostname or "", parts.port or 80)
+    except OSError as error:
+        raise BenchError(f"no server answers at {url}: {error}") from None
+    return stream

@@ -9,7 +9,7 @@ from rich.text import Text
 from .environment import Environment
 from .report import Distribution, GroupSummary, Report, SloSummary, StallSummary
 
-_PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "max")
+_PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 
 
 def show_report(console: Console, report: Report) -> None:
@@ -34,6 +34,7 @@ def show_environment(console: Console, environment: Environment) -> None:
     console.print(
         f"{environment.date}  {environment.cpu}, {environment.num_cpus} CPUs, load {load:.1f}; mmrt {environment.mmrt}{commit}",
         style="dim",
+        soft_wrap=True,
         highlight=False,
     )
 
@@ -55,13 +56,12 @@ def _table(title: str, *columns: str) -> Table:
 
 def _requests_table(report: Report) -> Table:
     title = f"{report.scenario}: {report.model}, {report.duration_s:.1f} s"
-    table = _table(title, "group", "reqs", "failed", "cut", "req/s", "tok in", "tok out", "in/s", "out/s", "/chunk")
+    table = _table(title, "group", "reqs", "failed", "req/s", "tok in", "tok out", "in/s", "out/s", "/chunk")
     for group in report.groups:
         table.add_row(
             group.group,
             str(group.num_requests),
             Text(str(group.num_failed), "red" if group.num_failed else ""),
-            str(group.num_cut),
             f"{group.requests_per_s:.2f}",
             str(group.num_input_tokens),
             str(group.num_output_tokens),
@@ -73,25 +73,25 @@ def _requests_table(report: Report) -> Table:
 
 
 def _latency_table(groups: Sequence[GroupSummary]) -> Table:
-    table = _table("latency, ms", "group", "", "count", *_PERCENTILES)
+    table = _table("latency, ms (gap: between chunks)", "group", "", "count", *_PERCENTILES)
     for group in groups:
-        for name, values in (("TTFT", group.ttft), ("TBT", group.tbt), ("chunk gap", group.gap), ("E2E", group.e2e)):
-            if name != "chunk gap" or group.tokens_per_chunk > 1.005:
+        for name, values in (("TTFT", group.ttft), ("TBT", group.tbt), ("gap", group.gap), ("E2E", group.e2e)):
+            if name != "gap" or group.tokens_per_chunk > 1.005:
                 table.add_row(group.group, name, *_cells(values))
         table.add_section()
     return table
 
 
 def _stall_table(stall: StallSummary) -> Table:
-    table = _table("stall: TBT of the text streams, ms", "", "count", *_PERCENTILES, "P99 / alone")
+    table = _table("stall: TBT of the text streams, ms", "", "count", *_PERCENTILES, "P99 ratio")
     for name, values, ratio in (
         (f"alone, {stall.alone_s:.0f} s", stall.alone, None),
-        (f"with fresh media, {stall.with_fresh_s:.0f} s", stall.with_fresh, stall.p99_ratio),
-        ("only while one is under way", stall.under_way, stall.p99_ratio_under_way),
+        (f"with fresh, {stall.with_fresh_s:.0f} s", stall.with_fresh, stall.p99_ratio),
+        ("one under way", stall.under_way, stall.p99_ratio_under_way),
     ):
         table.add_row(name, *_cells(values), "" if ratio is None else f"{ratio:.2f}x")
     table.add_section()
-    table.add_row("TTFT of the fresh requests", *_cells(stall.fresh_ttft), "")
+    table.add_row("TTFT of fresh", *_cells(stall.fresh_ttft), "")
     return table
 
 

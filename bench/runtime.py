@@ -36,7 +36,7 @@ from .workload import Calibration, Lengths, MediaShapes, make_body, plan_steady
 
 TOKENS_TARGET_PER_S = 20_000
 HOST_TARGET_S = 0.3e-3
-_SAMPLE_S = 0.02
+_SAMPLE_S = 0.05
 _PROMPT_TOKENS = 32
 _KV_SPARE_TOKENS = 256
 _START_TIMEOUT_S = 60.0

@@ -47,7 +47,7 @@ def open_container(reader: Reader, kind: Literal["video", "audio"], limits: Medi
     options = {
         "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
         "protocol_whitelist": "none",
-        "max_pixels": str(limits.max_pixels),
+        "max_pixels": str(limits.max_frame_pixels),
         "max_streams": "64",
     }
     try:

@@ -80,6 +80,8 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
+            if image.format in ("JPEG", "MPO"):
+                _check_scans(guarded, limits)
             try:
                 image.load()
                 return np.array(_to_rgb(_turned_upright(image)))
@@ -110,6 +112,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         background = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         return Image.alpha_composite(background, rgba).convert("RGB")
     return image.convert("RGB")
+
+
+def _check_scans(reader: GuardedReader, limits: MediaLimits) -> None:
+    """Count start-of-scan markers. In compressed data a zero follows every 0xFF, so there are none by chance."""
+    position = reader.tell()
+    reader.seek(0)
+    num_scans, tail = 0, b""
+    while block := reader.read(1 << 20):
+        num_scans += (tail + block).count(b"\xff\xda")
+        tail = block[-1:]
+    reader.seek(position)
+    if num_scans > limits.max_jpeg_scans:
+        raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

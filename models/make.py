@@ -21,7 +21,9 @@ from .make_tokenizer import Family, write_tokenizer
 Shape = Literal["tiny", "small", "3b", "7b"]
 
 _SHARD_BYTES = 2_000_000_000
-_LOGIT_STD = 3.0  # of the language model's logits: varied text, and near-ties are rare
+_LOGIT_STD = 3.0  # of the language model's logits: near-ties are rare
+_TIED_EMBEDDING_STD = 0.05  # small, or a tied model repeats its input: the residual stream begins with it
+_SHARP = 1.5  # gain of projections that make attention choose and the MLP weigh; more of it, and bfloat16 errors grow
 
 
 class _Dimensions(NamedTuple):
@@ -65,7 +67,7 @@ _SHAPES: dict[Shape, _Dimensions] = {
         "float32", 900, False, _text(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), _audio(2, 64, 128, 4), 2
     ),
     "small": _Dimensions(
-        "bfloat16", 8000, True, _text(32768, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
+        "bfloat16", 8000, False, _text(16384, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
     ),
     "3b": _Dimensions(
         "bfloat16", 8000, True, _text(151936, 2048, 11008, 36, 16, 2, 128000), _BIG_VISION, _BIG_AUDIO, 8
@@ -303,13 +305,13 @@ def _distribution(source: Source, config: ModelConfig) -> tuple[float, float]:
     name = source.name
     fan_in = math.prod(source.shape[1:])
     if name == "language.embed_tokens.weight":
-        return 0.0, 0.05
+        return 0.0, _TIED_EMBEDDING_STD if config.language.tie_embeddings else 1.0
     if name == "lm_head.weight":
         return 0.0, _LOGIT_STD / math.sqrt(hidden)
     if name == "language.norm.weight":
-        scale = _LOGIT_STD / (0.05 * math.sqrt(hidden)) if config.language.tie_embeddings else 1.0
+        scale = _LOGIT_STD / (_TIED_EMBEDDING_STD * math.sqrt(hidden)) if config.language.tie_embeddings else 1.0
         return scale, 0.05 * scale
     if len(source.shape) == 1:
         return (0.0, 0.1) if name.endswith("bias") else (1.0, 0.1)
-    gain = 1.5 if ".q_proj." in name or ".k_proj." in name or ".down_proj." in name else 1.0
-    return 0.0, gain / math.sqrt(fan_in)
+    sharp = any(part in name for part in (".q_proj.", ".k_proj.", ".down_proj."))
+    return 0.0, (_SHARP if sharp else 1.0) / math.sqrt(fan_in)

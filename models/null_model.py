@@ -30,5 +30,6 @@ class NullModel:
         following = (ids * 31 + lengths * 17 + 7) % spoken
         logits = torch.zeros(ids.shape[0], self._config.language.vocab_size)
         logits.scatter_(1, following.unsqueeze(1), 1.0)
-        time.sleep(max(0.0, end - time.monotonic()))
+        if (rest := end - time.monotonic()) > 0:  # sleep(0) would give the processor away
+            time.sleep(rest)
         return logits

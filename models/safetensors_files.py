@@ -21,7 +21,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file; ``start`` and ``num_bytes`` are within it. ``dtype`` is safetensors' name; who uses the tensor checks it."""
+    """A tensor in a file; ``start`` and ``num_bytes`` are within it. ``dtype`` is safetensors' name, checked by who uses it."""
 
     file: Path
     dtype: str

@@ -40,7 +40,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         added = backend.get_added_tokens_decoder()
         special = {id for id, token in added.items() if token.special}
-        self.control_ids = {token.content: id for id, token in added.items() if id in special or id in set(control_ids)}
+        control = special | set(control_ids)
+        self.control_ids = {token.content: id for id, token in added.items() if id in control}
         self.token_bytes = _token_bytes(backend, special)
         self.vocab_size = len(self.token_bytes)
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)

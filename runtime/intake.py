@@ -151,6 +151,7 @@ def prepare(core: Core, request: Request) -> None:
                 stop=definition.stop,
                 ignore_eos=definition.ignore_eos,
                 gateway_generation=request.gateway_generation,
+                return_token_ids=definition.return_token_ids,
             )
         )
         _fits("the request's description", len(encoded), limits.max_definition_bytes)

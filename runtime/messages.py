@@ -9,7 +9,8 @@ table; ``plan_id`` grows for ever; ``generation`` counts the starts of one actor
 Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -414,9 +415,26 @@ class Delta(Record, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
-decode_to_actor = msgspec.msgpack.Decoder(ToActor).decode
-decode_to_controller = msgspec.msgpack.Decoder(ToController).decode
-decode_plan = msgspec.msgpack.Decoder(Plan).decode
-decode_sequence_definition = msgspec.msgpack.Decoder(SequenceDefinition).decode
-decode_token_hint = msgspec.msgpack.Decoder(TokenHint).decode
-decode_delta = msgspec.msgpack.Decoder(Delta).decode
+
+_Arguments = ParamSpec("_Arguments")
+_Message = TypeVar("_Message")
+
+
+def _checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
+    """``decode`` with one exception for everything that is no message: msgspec lets bad UTF-8 and deep nesting pass through."""
+
+    def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
+        try:
+            return decode(*arguments, **options)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+    return checked
+
+
+decode_to_actor = _checked(msgspec.msgpack.Decoder(ToActor).decode)
+decode_to_controller = _checked(msgspec.msgpack.Decoder(ToController).decode)
+decode_plan = _checked(msgspec.msgpack.Decoder(Plan).decode)
+decode_sequence_definition = _checked(msgspec.msgpack.Decoder(SequenceDefinition).decode)
+decode_token_hint = _checked(msgspec.msgpack.Decoder(TokenHint).decode)
+decode_delta = _checked(msgspec.msgpack.Decoder(Delta).decode)

@@ -8,11 +8,13 @@ X_MMRT_ACTIVE (the generation holds its role lock and does the work). The kernel
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 import msgspec
 
 SEND_TIMEOUT_S = 5.0
+STATUS_INTERVAL_S = 0.05
 MAX_DATAGRAM_BYTES = 8192
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -28,6 +30,8 @@ class Notifier:
         self.actor = actor
         self.generation = generation
         self._address = ""
+        self._state: tuple[str, ...] = ()  # said again with every beat, in case it was lost
+        self._status_at_s = 0.0
         self._socket: socket.socket | None = None
         if address:
             self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -35,19 +39,24 @@ class Notifier:
 
     def ready(self, status: str = "ready") -> None:
         """A warm standby: everything that can be done without the role lock is done."""
-        self._send(SEND_TIMEOUT_S, "READY=1", f"STATUS={_line(status)}")
+        self._state = ("READY=1",)
+        self._send(SEND_TIMEOUT_S, *self._state, f"STATUS={_line(status)}")
 
     def active(self, status: str = "active") -> None:
         """This generation holds its role lock and serves (for the gateway: it listens)."""
-        self._send(SEND_TIMEOUT_S, "READY=1", "X_MMRT_ACTIVE=1", f"STATUS={_line(status)}")
+        self._state = ("READY=1", "X_MMRT_ACTIVE=1")
+        self._send(SEND_TIMEOUT_S, *self._state, f"STATUS={_line(status)}")
 
     def status(self, text: str) -> None:
-        """One line for people: what is being done, and how far it is."""
-        self._send(0, f"STATUS={_line(text)}")
+        """One line for people: what is being done, and how far it is. What comes too soon after the last is left out."""
+        now_s = time.monotonic()
+        if now_s >= self._status_at_s:
+            self._status_at_s = now_s + STATUS_INTERVAL_S
+            self._send(0, f"STATUS={_line(text)}")
 
     def watchdog(self) -> None:
         """The main loop turns. Call it from the loop, at least every third of ``watchdog_s`` while no step deadline is declared."""
-        self._send(0, "WATCHDOG=1")
+        self._send(0, "WATCHDOG=1", *self._state)
 
     def extend(self, seconds: float) -> None:
         """Starting or stopping takes at least ``seconds`` more from now; also holds the watchdog off for that long."""

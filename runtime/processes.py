@@ -126,6 +126,19 @@ def reap_strangers(known: set[int]) -> None:
         os.waitpid(result.si_pid, 0)
 
 
+def end_strangers(timeout_s: float = 2.0) -> None:
+    """Kill and reap every child that is left, at the end of a run: nobody else would."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        pids = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+                os.waitpid(pid, 0)
+
+
 def pss_bytes(pid: int) -> int | None:
     """Proportional set size; None if the process is gone. Costs the kernel a walk over the page tables: some ms."""
     try:

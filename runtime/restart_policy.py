@@ -63,7 +63,7 @@ def decide(
         newer_s += lived_s
     after = RestartHistory(tuple(reversed(recent)))
     if status == CONFIGURATION_STATUS:
-        return GiveUp(f"exit status {status}: it cannot start with this configuration"), after
+        return GiveUp("it cannot start with this configuration"), after
     if after.num_failures >= policy.limit:
         return GiveUp(f"{after.num_failures} failures within {policy.window_s:g} s of running (supervisor.restart_limit)"), after
     # The exponent is bounded since 2.0 ** 1024 overflows.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from .errors import RunError
 from .launcher import Zygote, ZygoteError, pipe_to_logs
 from .logs import LogPump
 from .processes import CHILD_LIFELINE_FD, Process, reap_strangers, spawn
@@ -41,7 +42,18 @@ class Starter:
         self._stages = stages
         self._zygote: Zygote | None = None
         self._children: list[Process] = []
+        self._ending = False
         self._lifeline, self._lifeline_end = os.pipe()
+
+    @property
+    def zygote_pid(self) -> int | None:
+        return self._zygote.process.pid if self._zygote is not None and self._zygote.process.alive else None
+
+    def end(self) -> None:
+        """Start nothing any more; whoever waits for a fork gets a RunError."""
+        self._ending = True
+        if self._zygote is not None:
+            self._zygote.close()
 
     def close(self) -> None:
         os.close(self._lifeline)
@@ -68,6 +80,8 @@ class Starter:
                 decision, history = decide(
                     self._host.policy, history, lifetime_s=zygote.process.lifetime_s, status=status, jitter=0.0
                 )
+                if self._ending:
+                    return
                 if isinstance(decision, GiveUp):
                     self._host.on_message("zygote", f"given up: {decision.reason}; actors start without it")
                     self._zygote = None
@@ -80,7 +94,10 @@ class Starter:
                 await self._zygote.process.wait()
 
     async def start(self, spec: ActorSpec, output_fd: int) -> Process:
-        """Fork the actor from the zygote where that is possible, start it plainly otherwise."""
+        """Fork the actor from the zygote where that is possible, start it plainly otherwise.
+
+        Raises: OSError if the program cannot be started; RunError if the run is ending.
+        """
         environment = {
             **self._environment,
             "MMRT_RUN_DIR": str(self._run),
@@ -104,6 +121,8 @@ class Starter:
                 self._remember(process)
                 return process
             except ZygoteError as error:
+                if self._ending:
+                    raise RunError("the run is ending") from None
                 self._host.on_message(spec.name, f"{error}: starts without it")
         process = spawn(spec.command, environment, output_fd=output_fd, lifeline_fd=self._lifeline, nice=spec.nice)
         self._remember(process)

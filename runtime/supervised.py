@@ -126,6 +126,8 @@ class SupervisedActor:
             if self.current is None:
                 try:
                     self.current = await self.start()
+                except RunError:
+                    break
                 except OSError as error:
                     self._set_state("failed")
                     self._host.on_failed(self, f"cannot start {self.spec.command[0]}: {error.strerror}")
@@ -277,8 +279,8 @@ class SupervisedActor:
         """Take what a process of this actor says about itself."""
         instance.generation = notification.generation or instance.generation
         instance.beat_s = time.monotonic()
-        if notification.status is not None:
-            instance.status = notification.status
+        said = notification.status is not None and notification.status != instance.status
+        instance.status = notification.status or instance.status
         if notification.extend_s is not None:
             instance.extended_until_s = instance.beat_s + notification.extend_s
         if notification.ready:
@@ -286,10 +288,16 @@ class SupervisedActor:
         if notification.active:
             instance.ready.set()
             instance.active.set()
+        before = self.state
         if instance is self.current and self.state != "restarting":
             self._follow(instance)
-        if notification.status is not None:
+        if said and self.state == before:
             self._host.on_state(self)
+
+    def excuse(self, now_s: float) -> None:
+        """Count every process as heard of now."""
+        for instance in self.instances:
+            instance.beat_s = now_s
 
     def check(self, now_s: float, step_deadline_s: float) -> None:
         """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.

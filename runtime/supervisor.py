@@ -31,7 +31,7 @@ from .control_server import ControlServer
 from .errors import RunError
 from .logs import LogFile
 from .notify import Notification, Notifier, NotifyListener
-from .processes import Process, become_subreaper, pss_bytes, reap_strangers
+from .processes import Process, become_subreaper, end_strangers, pss_bytes
 from .report import ActorReport, RunReport, endpoint
 from .restart_policy import RestartPolicy
 from .starter import NOTIFY_NAME, Starter
@@ -39,6 +39,7 @@ from .status_report import CpuMeter, StatusTables
 from .supervised import ActorSpec, Instance, SupervisedActor
 
 TICK_S = 0.5
+LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
 # Who ends when: what feeds others first, what others write into last.
 STOP_ORDER = (
     frozenset({"gateway"}),
@@ -79,7 +80,8 @@ class Supervisor:
         """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
 
         ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run
-        itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM.
+        itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM,
+        rather than nothing.
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
@@ -137,6 +139,7 @@ class Supervisor:
             self._tables.close()
             self._leave()
             self._gone.set()
+            self._say("forced to an end" if self._forced else "the run is over")
             await control.close()
             self._starter.close()
             self._notifier.close()
@@ -184,11 +187,12 @@ class Supervisor:
         finally:
             ending.cancel()
             await self._stop_actors()
+            self._starter.end()
             await asyncio.gather(*actors, return_exceptions=True)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            reap_strangers(set())
+            end_strangers()
 
     async def _prepare(self, spec: ActorSpec) -> bool:
         """Run a process that must succeed before the actors start; the zygote imports meanwhile. False if the run is to end."""
@@ -225,6 +229,8 @@ class Supervisor:
         self._loop.add_signal_handler(signal.SIGTERM, self._on_signal)
         if self._hang_up_ends:
             self._loop.add_signal_handler(signal.SIGHUP, self._on_signal)
+        else:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _on_signal(self) -> None:
         if not self._end.is_set():
@@ -236,15 +242,21 @@ class Supervisor:
             actor.kill()
 
     async def _tick(self) -> None:
-        """Watchdog, orphans, processor use: what no event tells."""
+        """Watchdog and orphans: what no event tells."""
+        last_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
+            # What we have not read yet cannot be held against anybody; nor can it when we were stopped ourselves (Ctrl-Z).
+            self._on_notify()
+            late, last_s = now_s - last_s > TICK_S + LATE_S, now_s
             for actor in self.actors.values():
                 words = self._tables.actor(actor.name)
                 current = actor.current
                 same = current is not None and words.pid == current.process.pid
-                actor.check(now_s, words.step_deadline_s if same else 0.0)
+                if late:
+                    actor.excuse(now_s)
+                actor.check(now_s, words.step_deadline_s if same and not late else 0.0)
             self._starter.reap_strangers()
 
     async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
@@ -339,6 +351,7 @@ class Supervisor:
     def report(self) -> RunReport:
         """The state of the run now. Some ms: the kernel adds up every process's memory."""
         pools, requests = self._tables.pools_and_requests()
+        zygote = self._starter.zygote_pid
         actors = [self._report_actor(actor) for actor in self.actors.values()]
         ready = all(actor.ready for actor in actors)
         state = "stopping" if self._end.is_set() else "ready" if ready else "degraded" if self._was_ready else "starting"
@@ -350,6 +363,7 @@ class Supervisor:
             endpoint=endpoint(self._info),
             model=str(self._info.get("model_path", "")),
             supervisor_pid=os.getpid(),
+            overhead_bytes=(pss_bytes(os.getpid()) or 0) + (pss_bytes(zygote) or 0 if zygote else 0),
             uptime_s=time.monotonic() - self._began_s,
             actors=actors,
             pools=pools,

@@ -81,8 +81,6 @@ class PagePool:
             raise StalePage(f"page {page} is outside pool {self.name!r} ({self.num_pages} pages)")
         return page
 
-    # -------------------------------------------------------------------------------------------------------- bytes
-
     def pages_for_bytes(self, num_bytes: int) -> int:
         """How many pages hold ``num_bytes``."""
         return -(-num_bytes // self.page_bytes)
@@ -111,8 +109,6 @@ class PagePool:
     def reader(self, pages: Sequence[int], num_bytes: int) -> "PagedReader":
         """A file over the first ``num_bytes`` of a page run."""
         return PagedReader(self, pages, num_bytes)
-
-    # --------------------------------------------------------------------------------------------------------- rows
 
     def rows_per_page(self, row_bytes: int) -> int:
         """How many rows a page holds: rows lie one after another and never cross a page border. Raises: ValueError if none."""

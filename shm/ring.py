@@ -57,8 +57,6 @@ class Ring:
         """Bytes that are committed and not acknowledged."""
         return self._segment.words[self._committed] - self._segment.words[self._acknowledged]
 
-    # ------------------------------------------------------------------------------------------------------ producer
-
     def try_push(self, record: bytes) -> bool:
         """Append a record; False, and nothing changed, if there is no room for it now.
 
@@ -88,8 +86,6 @@ class Ring:
             self._segment.buf[start : start + tail] = record[:tail]
             self._segment.buf[self._data : self._data + len(record) - tail] = record[tail:]
 
-    # ------------------------------------------------------------------------------------------------------ consumer
-
     def pop(self) -> bytes | None:
         """The next record that this consumer has not seen, or None. It stays in the ring until ``ack``."""
         records = self.pop_all(1)
@@ -99,7 +95,7 @@ class Ring:
         """Up to ``limit`` next records. They stay in the ring until ``ack``: a consumer that dies before sees them again."""
         committed = self._segment.words[self._committed]
         fence()
-        records = []
+        records: list[bytes] = []
         while self._read < committed and len(records) < limit:
             offset = self._read % self.capacity
             length = self._segment.words[(self._data + offset) // 8]

@@ -4,12 +4,13 @@ Whoever holds the role lock may write the actor's words. The kernel gives the lo
 left its address space, so holding it proves that no older generation can write any more.
 """
 
-import fcntl
 import os
 import time
 import weakref
 from pathlib import Path
 from typing import Protocol, Self
+
+from .file_lock import EXCLUSIVE, SHARED, open_lock, try_lock, unlock, wait_for_lock
 
 _WORD = 8
 _COUNTER, _HOLDER = 0, _WORD  # what the lock file contains: last generation given out, pid of the last holder
@@ -21,10 +22,6 @@ class Run(Protocol):
 
     @property
     def path(self) -> Path: ...
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _read_word(fd: int, offset: int) -> int:
@@ -41,10 +38,10 @@ def _path(run: Run, actor: str) -> Path:
 
 def next_generation(run: Run, actor: str) -> int:
     """A number that no process of this actor has had in this run: 1, 2, …"""
-    lock = _open(run.path / "generations.lock")
+    lock = open_lock(run.path / "generations.lock")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        fd = _open(_path(run, actor))
+        wait_for_lock(lock, EXCLUSIVE)
+        fd = open_lock(_path(run, actor))
         try:
             generation = _read_word(fd, _COUNTER) + 1
             _write_word(fd, _COUNTER, generation)
@@ -75,10 +72,8 @@ class RoleLock:
         if self.held:
             return True
         if self._fd < 0:
-            self._fd = _open(self._path)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._fd = open_lock(self._path)
+        if not try_lock(self._fd, EXCLUSIVE):
             return False
         _write_word(self._fd, _HOLDER, os.getpid())
         self.held = True
@@ -96,7 +91,7 @@ class RoleLock:
     def release(self) -> None:
         """Give the lock up, also if a child shares the file. The caller has written its last word and dropped its mappings."""
         if self.held:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            unlock(self._fd)
         self.close()
 
     def close(self) -> None:
@@ -121,17 +116,14 @@ class RoleLock:
     def holder(run: Run, actor: str) -> int | None:
         """The pid of the process that acts as ``actor``, or None."""
         try:
-            fd = os.open(_path(run, actor), os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_lock(_path(run, actor), create=False)
         except FileNotFoundError:
             return None
         try:
             # Shared: probes do not meet each other, and a standby that meets one looks again.
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read_word(fd, _HOLDER)
+            return None if try_lock(fd, SHARED) else _read_word(fd, _HOLDER)
         finally:
             os.close(fd)
-        return None
 
 
 def _close_inherited() -> None:

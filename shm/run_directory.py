@@ -4,7 +4,6 @@
 are closed on exec, so the kernel gives them up with their holder, however it dies.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .errors import BusyError, MissingError, ShmError
+from .file_lock import EXCLUSIVE, SHARED, holders, is_current, open_lock, try_lock
 from .role_lock import RoleLock, next_generation
 
 __all__ = ["RoleLock", "RunDirectory", "next_generation", "sweep_dead_run", "sweep_dead_runs"]
@@ -50,47 +50,13 @@ def _make_private(path: Path) -> None:
         path.chmod(0o700)
 
 
-def _open_lock(path: Path, create: bool) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-    return os.open(path / _LOCK, flags, 0o600)
-
-
-def _lock(fd: int, mode: int) -> bool:
-    try:
-        fcntl.flock(fd, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_current(fd: int, path: Path) -> bool:
-    """Whether an open file is still what its name leads to: a sweeper may have removed it between open and lock."""
-    try:
-        named = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, os.fstat(fd))
-
-
 def _is_ours(lock_fd: int, path: Path) -> bool:
     """Whether a directory with a lock file is a run's: it says so, or there is nothing else in it."""
     return os.pread(lock_fd, len(_MARKER), 0) == _MARKER or os.listdir(path) == [_LOCK]
 
 
-def _lock_holders(path: Path) -> tuple[int, ...]:
-    """The processes that took a lock on the file, after /proc/locks; empty where the kernel does not tell."""
-    try:
-        status = path.stat()
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return ()
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    fields = (line.split() for line in lines if "->" not in line)
-    return tuple(sorted({int(f[4]) for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5] == device and int(f[4]) > 0}))
-
-
 def _busy(path: Path) -> BusyError:
-    pids = _lock_holders(path / _LOCK)
+    pids = holders(path / _LOCK)
     known = f" (pid {', '.join(map(str, pids))})" if pids else ""
     return BusyError(f"run directory {path} is in use by a live run{known}", pids)
 
@@ -155,12 +121,14 @@ class RunDirectory:
         try:
             _remove_contents(path)
             os.pwrite(fd, _MARKER, 0)
-            info = {**run_json, "run_id": secrets.token_hex(6), "created_s": time.time(), "creator_pid": os.getpid()}
+            run_id = secrets.token_hex(6)
+            info = {**run_json, "run_id": run_id, "created_s": time.time(), "creator_pid": os.getpid()}
             _write_whole(path / _INFO, json.dumps(info, indent=1).encode())
-            # The kernel may let an exclusive locker in between; it would have swept this run.
-            if not _lock(fd, fcntl.LOCK_SH) or not _is_current(fd, path / _LOCK) or _read_info(path) != info:
+            # Between the two locks somebody else may have held the exclusive one, and swept this run.
+            written = _read_info(path) if try_lock(fd, SHARED) and is_current(fd, path / _LOCK) else None
+            if written is None or written["run_id"] != run_id:
                 raise _busy(path)
-            return cls(path, fd, info)
+            return cls(path, fd, written)
         except BaseException:
             os.close(fd)
             raise
@@ -168,27 +136,26 @@ class RunDirectory:
     @staticmethod
     def _lock_exclusively(path: Path) -> int:
         deadline = time.monotonic() + _BUSY_RETRY_S
+        parent_is_ours = path.parent.name == f"mmrt-{os.getuid()}"
+        base = path.parent.parent if parent_is_ours else path.parent
         while True:
             try:
-                if path.parent.name == f"mmrt-{os.getuid()}":
+                if parent_is_ours:
                     _make_private(path.parent)
                 _make_private(path)
                 names = os.listdir(path)
                 if names and _LOCK not in names:
                     raise ShmError(f"{path} is not empty and not a run directory")
-                fd = _open_lock(path, create=True)
+                fd = open_lock(path / _LOCK)
             except FileNotFoundError:
-                if not path.parent.parent.is_dir():
-                    raise MissingError(f"no directory {path.parent.parent} to make {path} in") from None
+                if not base.is_dir():
+                    raise MissingError(f"no directory {base} to make {path} in") from None
                 continue  # somebody destroyed the directory at this moment
-            if _lock(fd, fcntl.LOCK_EX):
-                if not _is_current(fd, path / _LOCK):
-                    os.close(fd)
-                    continue
-                if not _is_ours(fd, path):
-                    os.close(fd)
-                    raise ShmError(f"{path} is not empty and not a run directory")
-                return fd
+            if try_lock(fd, EXCLUSIVE) and is_current(fd, path / _LOCK):
+                if _is_ours(fd, path):
+                    return fd
+                os.close(fd)
+                raise ShmError(f"{path} is not empty and not a run directory")
             os.close(fd)
             if time.monotonic() > deadline:
                 raise _busy(path)
@@ -204,10 +171,10 @@ class RunDirectory:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                fd = _open_lock(path, create=False)
+                fd = open_lock(path / _LOCK, create=False)
             except (FileNotFoundError, NotADirectoryError):
                 raise MissingError(f"no run in {path}") from None
-            if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path / _LOCK):
+            if try_lock(fd, SHARED) and is_current(fd, path / _LOCK):
                 info = _read_info(path)
                 if info is not None:
                     return cls(path, fd, info)
@@ -220,11 +187,11 @@ class RunDirectory:
     def is_alive(path: Path) -> bool:
         """Whether any process belongs to a run in ``path``. The caller itself counts, if it does."""
         try:
-            fd = _open_lock(path, create=False)
+            fd = open_lock(path / _LOCK, create=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
         try:
-            return not _lock(fd, fcntl.LOCK_EX)
+            return not try_lock(fd, EXCLUSIVE)
         finally:
             os.close(fd)
 
@@ -234,7 +201,7 @@ class RunDirectory:
 
     def pids(self) -> tuple[int, ...]:
         """The processes that belong to the run, as far as the kernel tells; this one included."""
-        return _lock_holders(self.path / _LOCK)
+        return holders(self.path / _LOCK)
 
     def destroy(self, timeout_s: float = 2.0) -> None:
         """Remove the directory and all in it, once every other process has left.
@@ -242,12 +209,12 @@ class RunDirectory:
         Raises: BusyError if others are still there after ``timeout_s``; the run then goes on.
         """
         deadline = time.monotonic() + timeout_s
-        while not _lock(self._lock_fd, fcntl.LOCK_EX):
-            _lock(self._lock_fd, fcntl.LOCK_SH)
+        while not try_lock(self._lock_fd, EXCLUSIVE):
+            try_lock(self._lock_fd, SHARED)
             if time.monotonic() > deadline:
                 raise _busy(self.path)
             time.sleep(_RETRY_S)
-        if _is_current(self._lock_fd, self.path / _LOCK):
+        if is_current(self._lock_fd, self.path / _LOCK):
             _remove(self.path)
         self.close()
 
@@ -257,7 +224,7 @@ class RunDirectory:
         For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
         lock, so that exactly one of them finds nobody else.
         """
-        last = _lock(self._lock_fd, fcntl.LOCK_EX) and _is_current(self._lock_fd, self.path / _LOCK)
+        last = try_lock(self._lock_fd, EXCLUSIVE) and is_current(self._lock_fd, self.path / _LOCK)
         if last:
             _remove(self.path)
         self.close()
@@ -279,7 +246,7 @@ class RunDirectory:
 def sweep_dead_run(path: Path) -> bool:
     """Remove a run directory that no process belongs to. True if that was done; anything else is left alone."""
     try:
-        fd = _open_lock(path, create=False)
+        fd = open_lock(path / _LOCK, create=False)
     except FileNotFoundError:
         with suppress(OSError):
             path.rmdir()  # only if it is empty: a sweeper died between its last two steps
@@ -288,7 +255,7 @@ def sweep_dead_run(path: Path) -> bool:
     except OSError:
         return False
     try:
-        if not _lock(fd, fcntl.LOCK_EX) or not _is_current(fd, path / _LOCK) or not _is_ours(fd, path):
+        if not try_lock(fd, EXCLUSIVE) or not is_current(fd, path / _LOCK) or not _is_ours(fd, path):
             return False
         _remove(path)
         return True

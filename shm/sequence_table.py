@@ -56,7 +56,7 @@ class _Fields:
 
     def __init__(self, geometry: _Geometry) -> None:
         rows, max_context, max_pages, max_definition_bytes, max_state_bytes = geometry
-        self._layout = layout = Layout()
+        self.layout = layout = Layout()
         self.generation = layout.add(rows, np.uint64)
         self.phases = layout.add(rows, np.uint64)
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
@@ -72,10 +72,6 @@ class _Fields:
         self.definitions = layout.add((rows, max_definition_bytes), np.uint8)
         self.states = layout.add((rows, 2 * VersionedBlob.slot_bytes(max_state_bytes)), np.uint8)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._layout.num_bytes
-
 
 class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
@@ -90,7 +86,7 @@ class SequenceTable:
         """Use ``create`` or ``attach``."""
         geometry = _Geometry(*segment.geometry[: len(_Geometry._fields)])
         fields = _Fields(geometry)
-        segment.expect_bytes(fields.num_bytes)
+        segment.expect_bytes(fields.layout.num_bytes)
         self._segment = segment
         self.num_rows, self.max_context, self.max_pages, self.max_definition_bytes, self.max_state_bytes = geometry
         self.generation: NDArray[np.uint64] = segment.field(fields.generation)
@@ -129,7 +125,7 @@ class SequenceTable:
     ) -> Self:
         """Make the table; ``max_pages`` is the length of one member's block table. Raises: SpaceError, FileExistsError."""
         geometry = _Geometry(num_rows, max_context, max_pages, max_definition_bytes, max_state_bytes)
-        num_bytes = _Fields(geometry).num_bytes
+        num_bytes = _Fields(geometry).layout.num_bytes
         return cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry))
 
     @classmethod
@@ -142,8 +138,6 @@ class SequenceTable:
         del self.generation, self.phases, self.num_pages, self.prefilled, self.block_table, self.prompt
         del self.counts, self.ends, self.ids
         self._segment.close()
-
-    # --------------------------------------------------------------------------------------------------- controller
 
     def begin(self, row: int) -> int:
         """Give a FREE row its next generation and return it: no pages, nothing prefilled, and FREE until ``set_phase``.
@@ -201,8 +195,6 @@ class SequenceTable:
         """The state last written for the row's current generation; None if none was."""
         return self._states[row].read(self._segment.words[self._generation + row])
 
-    # -------------------------------------------------------------------------------------------------------- decode
-
     def commit(self, rows: NDArray[Any], generations: NDArray[Any], tokens: NDArray[Any]) -> NDArray[np.int64]:
         """Append one id to each of these (distinct) rows: all ids, then all counts. Integer arrays [N].
 
@@ -242,8 +234,6 @@ class SequenceTable:
     @decode_generation.setter
     def decode_generation(self, generation: int) -> None:
         self._segment.words[self._decode_generation] = generation
-
-    # ------------------------------------------------------------------------------------------------------- readers
 
     def phase(self, row: int) -> tuple[int, Phase]:
         """The row's (generation, phase)."""

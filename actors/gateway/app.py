@@ -18,7 +18,7 @@ from .validation import Limits
 log = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
-READY_RETRY_S = 1
+DEFAULT_RETRY_S = 1
 
 
 def build_app(
@@ -96,7 +96,7 @@ class _Endpoints:
 
 
 def _not_ready(message: str) -> RequestError:
-    return RequestError(message, status=503, type="overloaded_error", retry_after_s=READY_RETRY_S)
+    return RequestError(message, status=503, type="overloaded_error")
 
 
 def _json(value: object) -> web.Response:
@@ -105,8 +105,8 @@ def _json(value: object) -> web.Response:
 
 def _error_response(error: RequestError) -> web.Response:
     response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.status in (429, 503) or error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

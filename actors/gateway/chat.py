@@ -177,13 +177,14 @@ class ChatCompletions:
             ignore_eos=chat.ignore_eos,
             deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
+            return_token_ids=chat.return_token_ids,
         )
         completion = Completion(id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
         request = self._registry.submit(definition, [medium.data for medium in chat.conversation.media], event.set, now_s)
         try:
             if chat.stream:
-                chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage)
+                chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage, chat.return_token_ids)
                 return await self._stream(http, request, completion, chunks, event)
             return await self._whole(request, completion, event)
         finally:
@@ -192,16 +193,24 @@ class ChatCompletions:
             self._metrics.on_over(request, now_s)
 
     async def _whole(self, request: Request, completion: Completion, event: asyncio.Event) -> web.Response:
-        parts = []
+        parts: list[str] = []
+        ids: list[int] = []
         while not request.is_over:
             event.clear()
             await event.wait()
             parts.append(request.take())
+            ids += request.take_ids()
         if request.error is not None:
             raise request.error
         assert request.finish is not None
         self._metrics.on_first_text(request)
-        body = completion.whole("".join(parts), request.finish, request.prompt_tokens(), request.num_tokens)
+        body = completion.whole(
+            "".join(parts),
+            request.finish,
+            request.prompt_tokens(),
+            request.num_tokens,
+            ids if request.definition.return_token_ids else None,
+        )
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
 
     async def _stream(
@@ -220,7 +229,6 @@ class ChatCompletions:
                 raise request.error
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers={**headers, "X-Request-Id": completion.id})
-            response.enable_chunked_encoding()
             await response.prepare(http)
             try:
                 await self._write_events(response, stream, chunks)
@@ -245,7 +253,7 @@ class ChatCompletions:
             text, is_over = request.take(), request.is_over
             now_s = time.monotonic()
             if text:
-                frames += chunks.text(text, request.prompt_tokens(), request.num_tokens)
+                frames += chunks.text(text, request.take_ids(), request.prompt_tokens(), request.num_tokens)
                 if text_s is None:
                     self._metrics.on_first_text(request)
                 else:
@@ -255,7 +263,7 @@ class ChatCompletions:
                 frames += error_event(request.error) + DONE
             elif request.finish is not None:
                 prompt_tokens = request.prompt_tokens()
-                frames += chunks.finish(request.finish, prompt_tokens, request.num_tokens)
+                frames += chunks.finish(request.finish, request.take_ids(), prompt_tokens, request.num_tokens)
                 frames += chunks.usage(prompt_tokens, request.num_tokens) + DONE
             elif not frames and now_s - stream.written_s >= self._server.keep_alive_s:
                 frames = KEEP_ALIVE

@@ -80,12 +80,13 @@ class Request:
         self.is_too_slow = False  # the client did not read what there was
         self.submitted_s = now_s
         self.granted_s: float | None = None
-        self.prepared_s: float | None = None
         self.first_text_s: float | None = None
         self._media = list(media)
         self._filled: list[PageRun] | None = None
         self._received = 0
         self._pending = bytearray()
+        self._ids: list[int] = []
+        self._num_ids = 0
         self._command: ToController | None = None
         self._resend_s = RESEND_S
         self._resend_at_s = 0.0
@@ -112,6 +113,11 @@ class Request:
         text = self._pending.decode()
         self._pending.clear()
         return text
+
+    def take_ids(self) -> list[int]:
+        """The token ids that have come since the last call; always empty unless they were asked for."""
+        ids, self._ids = self._ids, []
+        return ids
 
 
 class RequestRegistry:
@@ -240,8 +246,8 @@ class RequestRegistry:
 
     def _on_prepared(self, request: Request, num_prompt_tokens: int, now_s: float) -> None:
         request.num_prompt_tokens = num_prompt_tokens
-        if request.prepared_s is None:
-            request.prepared_s = now_s
+        if request.granted_s is None:  # without media there is nothing to fill
+            request.granted_s = now_s
         request.stage = Stage.STREAMING
         request._command = None
         if request._unsettled is not None:
@@ -292,6 +298,9 @@ class RequestRegistry:
         request._pending += data
         request._received += len(data)
         request.num_tokens = max(request.num_tokens, delta.token_index)
+        if delta.ids:
+            request._ids += delta.ids[request._num_ids - (delta.token_index - len(delta.ids)) :]
+            request._num_ids = max(request._num_ids, delta.token_index)
         if delta.finish in ("abort", "error"):
             request.error = RequestError("the model failed on this request", status=500, type="internal_error")
         if delta.finish is not None:

@@ -44,10 +44,14 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int) -> bytes:
+    def whole(
+        self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int, token_ids: list[int] | None
+    ) -> bytes:
         """The body of an answer that is not streamed."""
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
         return _encode(self._object("chat.completion", [choice], {"usage": usage(prompt_tokens, completion_tokens)}))
 
     def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
@@ -65,23 +69,24 @@ class Completion:
 class ChunkEncoder:
     """Chunks of one stream: role, text …, finish, usage. Every chunk but the last says ``usage: null`` when usage was asked for."""
 
-    def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool) -> None:
+    def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._token_ids = token_ids
         head = _encode(completion._object("chat.completion.chunk", [], {}))
         assert head.endswith(b'"choices":[]}')
         self._head = b"data: " + head.removesuffix(b"]}")
         self._text_head = self._head + b'{"index":0,"delta":{"content":'
 
     def role(self, prompt_tokens: int) -> bytes:
-        return self._head + b'{"index":0,"delta":{"role":"assistant","content":""}' + self._tail(b"null", prompt_tokens, 0)
+        return self._head + b'{"index":0,"delta":{"role":"assistant","content":""}' + self._tail(b"null", [], prompt_tokens, 0)
 
-    def text(self, text: str, prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._text_head + _encode(text) + b"}" + self._tail(b"null", prompt_tokens, completion_tokens)
+    def text(self, text: str, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
+        return self._text_head + _encode(text) + b"}" + self._tail(b"null", ids, prompt_tokens, completion_tokens)
 
-    def finish(self, reason: FinishReason, prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._head + b'{"index":0,"delta":{}' + self._tail(_encode(reason), prompt_tokens, completion_tokens)
+    def finish(self, reason: FinishReason, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
+        return self._head + b'{"index":0,"delta":{}' + self._tail(_encode(reason), ids, prompt_tokens, completion_tokens)
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
         """The usage chunk, empty unless usage was asked for."""
@@ -89,8 +94,8 @@ class ChunkEncoder:
             return b""
         return self._head + b'],"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
 
-    def _tail(self, finish: bytes, prompt_tokens: int, completion_tokens: int) -> bytes:
-        tail = b',"logprobs":null,"finish_reason":' + finish + b"}]"
+    def _tail(self, finish: bytes, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
+        tail = b',"logprobs":null,"finish_reason":' + finish + (b',"token_ids":' + _encode(ids) if self._token_ids else b"") + b"}]"
         if self._continuous_usage:
             return tail + b',"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
         return tail + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")

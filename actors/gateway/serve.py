@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
-FAREWELL_S = 2.0  # for error events to reach their clients at the end
+FAREWELL_S = 1.0  # for error events to reach their clients at the end
 
 
 class TextStack(NamedTuple):
@@ -152,7 +152,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
     bus = drain_in_loop(loop, actor.bus, receive)
     with Listener(actor.run, "gateway") as bell:
         loop.add_reader(bell.fd, on_bell)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL_S)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=_protocol_log(), shutdown_timeout=FAREWELL_S)
         await runner.setup()
         try:
             url = await _listen(runner, server)
@@ -179,6 +179,21 @@ async def _listen(runner: web.AppRunner, server: ServerSection) -> str:
         raise RunError(f"cannot listen on server.host {server.host}, server.port {server.port}: {reason}") from error
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _protocol_log() -> logging.Logger:
+    """Bytes of strangers that are no HTTP deserve a line, not a traceback; our own handlers log their failures themselves."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info is not None:
+            record.msg = f"{record.getMessage()}: {str(record.exc_info[1])[:200]!r}"
+            record.args, record.exc_info, record.levelno, record.levelname = None, None, logging.INFO, "INFO"
+        return True
+
+    protocol_log = logging.getLogger(f"{__name__}.http")
+    protocol_log.filters.clear()
+    protocol_log.addFilter(shorten)
+    return protocol_log
 
 
 def _publish_endpoint(actor: Actor, url: str) -> None:

@@ -43,6 +43,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None
     stop: list[str]
     ignore_eos: bool
+    return_token_ids: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -144,6 +145,7 @@ def read_request(body: bytes, limits: Limits) -> ChatRequest:
     sampling = _read_sampling(fields)
     stop = _read_stop(fields)
     ignore_eos = fields.take_bool("ignore_eos")
+    return_token_ids = fields.take_bool("return_token_ids")
     fields.take_str("user", MAX_USER_CHARS)
     negative_prompt = fields.take("negative_prompt")
     if negative_prompt is not None and not isinstance(negative_prompt, str):
@@ -160,6 +162,7 @@ def read_request(body: bytes, limits: Limits) -> ChatRequest:
         max_new_tokens=max_new_tokens,
         stop=stop,
         ignore_eos=ignore_eos,
+        return_token_ids=return_token_ids,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
@@ -168,7 +171,9 @@ def read_request(body: bytes, limits: Limits) -> ChatRequest:
 
 
 def _check_model(fields: Fields, limits: Limits) -> None:
-    model = fields.take_required("model")
+    model = fields.take("model")
+    if model is None:
+        return  # there is only one
     if not isinstance(model, str):
         raise refuse("model", f"expected a string, got {kind_of(model)}")
     if model != limits.model_name:

@@ -1,16 +1,29 @@
-"""``mmrt bench …``: hands over to ``mmrt.bench``, which parses its own options."""
+"""``mmrt bench NAME …``: hands over to ``mmrt.bench.NAME``, which parses its own options."""
 
 import importlib
+from collections.abc import Callable
 
 import typer
 
+BENCHES = {
+    "serve": "Drive an OpenAI-compatible server with a seeded workload; report latencies and throughput.",
+    "bus": "Bus, ring and pools beside ZeroMQ, multiprocessing.Queue and memcpy.",
+    "runtime": "What the runtime itself costs, with a model that computes nothing.",
+    "startup": "How long a user waits, and what an idle run takes.",
+    "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
+}
+
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Measure.")
+    group = typer.Typer(no_args_is_help=True, help="Measure. Each has options of its own: mmrt bench NAME --help.")
     app.add_typer(group, name="bench")
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    for name, about in BENCHES.items():
+        group.command(name, help=about, context_settings=settings)(_handing_over(name))
 
-    @group.command(context_settings=settings)
-    def serve(context: typer.Context) -> None:
-        """Drive an OpenAI-compatible server with a seeded workload; report latencies and throughput (--help for its options)."""
-        raise typer.Exit(importlib.import_module("mmrt.bench.serve").main(context.args))
+
+def _handing_over(name: str) -> Callable[[typer.Context], None]:
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(importlib.import_module(f"mmrt.bench.{name}").main(context.args))
+
+    return command

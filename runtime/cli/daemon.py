@@ -148,6 +148,8 @@ def _wait(fd: int, reporter: Reporter) -> int:
                     case Started(pid):
                         with contextlib.suppress(ProcessLookupError):
                             pidfd = os.pidfd_open(pid)
+                    case Progress() | Message() if failed:
+                        continue  # how the rest of the run ends: the reason has been said
                     case Progress(actor, state, status):
                         reporter.progress(actor, state, status)
                     case Message(text):

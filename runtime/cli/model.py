@@ -1,6 +1,7 @@
 """``mmrt model make``: a checkpoint of a known shape with random weights."""
 
 import importlib
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
         """Write a random-weight Hugging Face checkpoint with its own tokenizer and chat template; downloads nothing."""
         from rich.progress import Progress
 
-        with Progress(transient=True) as progress:
+        with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:
             task = progress.add_task(f"making {shape.value}", total=None)
 
             def show(done: int, total: int) -> None:

@@ -87,6 +87,7 @@ def _render(report: RunReport) -> "Group":
         actors.add_row(*_cells(actor))
     pools = ", ".join(f"{name} {pool.used}/{pool.pages}" for name, pool in report.pools.items())
     requests = report.requests
+    memory = report.overhead_bytes + sum(actor.memory_bytes or 0 for actor in report.actors)
     parts: list[RenderableType] = [
         Text.assemble(
             (report.state, "bold green" if report.ready else "bold yellow"),
@@ -94,6 +95,7 @@ def _render(report: RunReport) -> "Group":
         ),
         actors,
         Text(f"pages used: {pools}"),
+        Text(f"memory: {memory / 1e6:.0f} MB in all, {report.overhead_bytes / 1e6:.0f} of it supervisor and zygote"),
         Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
     ]
     return Group(*parts)

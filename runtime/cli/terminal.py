@@ -3,7 +3,7 @@
 Runs in the supervisor too, so neither rich nor threads here.
 """
 
-import os
+import shutil
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -12,6 +12,7 @@ from ..config import ACTORS, Environment
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 92, 95)
 _WIDTH = max(map(len, ACTORS))
+_QUIET = ("stopping", "stopped")
 _PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be overwritten
 
 
@@ -49,12 +50,12 @@ class TerminalReporter:
         old_state, shown_s = self._shown.get(actor, ("", 0.0))
         text = f"{state}{f': {status}' if status and status != state else ''}"
         if self._palette.is_terminal:
-            width = os.get_terminal_size(self._stream.fileno()).columns - _WIDTH - 4
+            width = (shutil.get_terminal_size().columns or 80) - _WIDTH - 4
             self._clear()
             self._stream.write(f"{self._palette.prefix(actor)} {self._palette.paint(text[: max(1, width)], 2)}")
             self._transient = True
             self._stream.flush()
-        elif state != old_state or now_s - shown_s > _PROGRESS_S:
+        elif state not in _QUIET and (state != old_state or now_s - shown_s > _PROGRESS_S):
             self._print(self._palette.line(actor, text))
         else:
             return

@@ -91,6 +91,8 @@ def pids_of(path: Path) -> str:
 def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> int:
     """Be the supervisor of a run, to its end. Returns the exit status."""
     is_made = default_model.is_made(plan.model)
+    if not plan.config.model.path:
+        reporter.message("no model is configured: serving the tiny default one, whose weights are random")
     family = model_family(plan.model) if is_made else default_model.FAMILY
 
     async def serve() -> int:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -70,3 +71,32 @@ def toy_server() -> ToyServer:
             await runner.cleanup()
 
     return serve
+
+
+@pytest.fixture
+def start_server(toy_server: ToyServer) -> Iterator[Callable[[Script], str]]:
+    """``start_server(script)`` is the URL of a server in a thread with a loop of its own, for tests of what has one too."""
+
+    @contextmanager
+    def running(script: Script) -> Iterator[str]:
+        urls: list[str] = []
+        ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+        async def serve() -> None:
+            async with toy_server(script) as url:
+                urls.append(url)
+                ready.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+        thread.start()
+        try:
+            assert ready.wait(10)
+            yield urls[0]
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+            loop.close()
+
+    with ExitStack() as stack:
+        yield lambda script: stack.enter_context(running(script))

@@ -1,10 +1,7 @@
 """The command against a real server: scenarios, load shapes, files, exit statuses."""
 
-import asyncio
 import json
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +13,12 @@ from mmrt.bench.serve import main
 from mmrt.bench.serve_options import parse_options
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
-ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]
-
-
-def run_server(toy_server: ToyServer, script: Script) -> Iterator[str]:
-    """The server in a thread with a loop of its own, since ``main`` has one too."""
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        async with toy_server(script) as url:
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    address: list[str] = []
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(10)
-    yield address[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+StartServer = Callable[[Script], str]
 
 
 @pytest.fixture
-def url(toy_server: ToyServer, honest: Script) -> Iterator[str]:
-    yield from run_server(toy_server, honest)
+def url(start_server: StartServer, honest: Script) -> str:
+    return start_server(honest)
 
 
 def bench(url: str, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -102,21 +77,21 @@ def test_stall_has_both_phases_and_a_picture(url: str, tmp_path: Path) -> None:
 
 
 def test_failures_are_reported_and_end_in_status_1(
-    toy_server: ToyServer, honest: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start_server: StartServer, honest: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fails_for_four(response: web.StreamResponse, body: dict[str, Any]) -> None:
         if body["max_tokens"] != 4:
             await honest(response, body)
 
-    for url in run_server(toy_server, fails_for_four):
-        status, report = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4", "--warmup", "0")
-        assert status == 1 and report["failures"] == {"the stream ended without [DONE]": 3}
-        assert "3 failed" in capsys.readouterr().out
-        status, _ = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4")
-        assert status == 1 and "before the measurement failed" in capsys.readouterr().err
-        stall = ("--scenario", "stall", "--max-tokens", "4", "--fresh-max-tokens", "3", "--phase", "30", "--num-requests", "1")
-        status, _ = bench(url, tmp_path, *stall)
-        assert status == 1 and "3 times in a row" in capsys.readouterr().err
+    url = start_server(fails_for_four)
+    status, report = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4", "--warmup", "0")
+    assert status == 1 and report["failures"] == {"the stream ended without [DONE]": 3}
+    assert "3 failed" in capsys.readouterr().out
+    status, _ = bench(url, tmp_path, "--num-requests", "3", "--max-tokens", "4")
+    assert status == 1 and "before the measurement failed" in capsys.readouterr().err
+    stall = ("--scenario", "stall", "--max-tokens", "4", "--fresh-max-tokens", "3", "--phase", "30", "--num-requests", "1")
+    status, _ = bench(url, tmp_path, *stall)
+    assert status == 1 and "3 times in a row" in capsys.readouterr().err
 
 
 def test_json_on_standard_output_is_nothing_but_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:

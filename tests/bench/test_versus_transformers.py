@@ -1,9 +1,6 @@
 """The comparison with transformers: its side on a tiny checkpoint, ours against a toy server."""
 
-import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from mmrt.bench.workload import Lengths, MediaShapes, RequestPlan, plan_steady
 from mmrt.models.make import make_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
-ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]
+StartServer = Callable[[Script], str]
 
 SHAPES = MediaShapes(image_size=(56, 84))
 
@@ -32,38 +29,17 @@ def test_transformers_answers_every_request_in_full(tmp_path: Path, family: Any)
     assert side.num_tokens == 6 and side.tokens_per_s == pytest.approx(6 / side.duration_s)
 
 
-def in_a_thread(toy_server: ToyServer, script: Script) -> Iterator[str]:
-    urls: list[str] = []
-    ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        async with toy_server(script) as url:
-            urls.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(10)
-    yield urls[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+def test_a_server_answers_all_at_once(start_server: StartServer, honest: Script) -> None:
+    side = measure_server(start_server(honest), plans(4), SHAPES)
+    assert side.num_tokens == 12 and side.ttft is not None and side.ttft.count == 4
 
 
-def test_a_server_answers_all_at_once(toy_server: ToyServer, honest: Script) -> None:
-    for url in in_a_thread(toy_server, honest):
-        side = measure_server(url, plans(4), SHAPES)
-        assert side.num_tokens == 12 and side.ttft is not None and side.ttft.count == 4
-
-
-def test_a_failed_request_ends_the_comparison(toy_server: ToyServer) -> None:
+def test_a_failed_request_ends_the_comparison(start_server: StartServer) -> None:
     async def silent(response: web.StreamResponse, body: dict[str, Any]) -> None:
         pass
 
-    for url in in_a_thread(toy_server, silent):
-        with pytest.raises(BenchError, match="1 of 1 requests failed"):
-            measure_server(url, plans(2), SHAPES)
+    with pytest.raises(BenchError, match="1 of 1 requests failed"):
+        measure_server(start_server(silent), plans(2), SHAPES)
 
 
 def test_a_checkpoint_without_pictures_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

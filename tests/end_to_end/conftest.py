@@ -43,7 +43,7 @@ class Server:
     def up(self) -> None:
         done = self.mmrt("up", "-d", "--model", str(self.checkpoint), "--port", "0", "--config", str(self.config), timeout_s=120)
         assert done.returncode == 0, done.stdout + done.stderr
-        self.url = f"http://127.0.0.1:{self.status()['port']}"
+        self.url = str(self.status()["endpoint"])
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def status(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     def get(family: str) -> Path:
         if family not in made:
             made[family] = tmp_path_factory.mktemp("checkpoints") / f"tiny-{family}"
-            make_checkpoint("tiny", family, made[family])  # type: ignore[arg-type]
+            make_checkpoint("tiny", made[family], family)  # type: ignore[arg-type]
         return made[family]
 
     return get

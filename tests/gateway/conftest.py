@@ -61,7 +61,7 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<|{{ part['type'] }}_pad|>{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 
 
@@ -364,6 +364,9 @@ class Stage:
         await asyncio.wait([asyncio.create_task(serves.wait()), task], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             await controller.close()
+            bus.close()
+            for lock in locks:
+                lock.release()
             task.result()
         url = (run.path / serving.ENDPOINT_NAME).read_text().strip()
         scene = Scene(url, controller, actor, ControllerStats.attach(run), table, locks)

@@ -122,7 +122,7 @@ def test_guidance_makes_a_companion(stage: Any) -> None:
 def test_a_refusal_before_the_text_is_an_http_status(stage: Any, stream: bool, status: int, kind: type[Exception]) -> None:
     async def script(play: Any) -> None:
         play.queue()
-        play.fail(status, "no room", param="messages", retry_after_s=3 if status != 400 else None)
+        play.fail(status, "no room", param="messages", retry_after_s=3 if status == 503 else None)
 
     async def test(scene: Any) -> None:
         scene.controller.script = script
@@ -130,7 +130,7 @@ def test_a_refusal_before_the_text_is_an_http_status(stage: Any, stream: bool, s
             await scene.client.chat.completions.create(model="tiny", messages=user(), stream=stream)
         error: Any = caught.value
         assert error.body == {"message": "no room", "type": "invalid_request_error", "param": "messages", "code": status}
-        assert error.response.headers.get("Retry-After") == (None if status == 400 else "3")
+        assert error.response.headers.get("Retry-After") == {400: None, 429: "1", 503: "3"}[status]
         await scene.until(scene.controller.play.delivered.is_set)
 
     stage.run(test)

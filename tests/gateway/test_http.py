@@ -96,11 +96,10 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
         (with_body(b"\xff\xfe"), 400, "not valid JSON"),
         (with_body(b'{"model": "\xff"}'), 400, "not UTF-8"),
         (with_body(b"[" * 100_000), 400, "nested too deeply"),
-        (with_body(b"{}", b""), 400, "model: is required"),
+        (with_body(b"{}", b""), 400, "messages: is required"),
         (with_body(b"{}", b"Content-Type: text/plain\r\n"), 415, "expected application/json"),
         (with_body(b"{}", b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n"), 400, ""),
         (POST + b"Content-Length: 99999999999\r\n\r\n", 413, "server.max_body_mib"),
-        (POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n", 400, ""),
     ],
 )
 def test_bad_bodies(stage: Any, data: bytes, status: int, text: str) -> None:
@@ -141,17 +140,31 @@ def test_bodies_that_are_too_large(stage: Any) -> None:
     [
         b"\x00\x01\x02\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(3000)) + b"\r\n",
         b"GET /health HTTP/1.1\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
     ],
 )
-def test_bytes_that_are_no_http(stage: Any, data: bytes) -> None:
+def test_bytes_that_are_no_http(stage: Any, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test(scene: Any) -> None:
         response = await exchange(scene, data)
+        assert not any(record.exc_info for record in caplog.records)
         assert response.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ", b"HTTP/9.9 400 ")), response
         assert (await scene.http.get("/health")).status_code == 200
+
+    stage.run(test)
+
+
+def test_an_old_client_streams_until_the_connection_ends(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        reader, writer = await scene.connect()
+        body = json.dumps(scene.chat(stream=True)).encode()
+        writer.write(b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        answer = await reader.read()
+        assert b"200 OK" in answer and answer.endswith(b"data: [DONE]\n\n")
+        writer.close()
 
     stage.run(test)
 

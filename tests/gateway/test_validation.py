@@ -165,7 +165,6 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("messages", [], "is empty"),
     ("messages", None, "is required"),
     ("model", 5, "expected a string"),
-    ("model", None, "is required"),
     ("stream_options", {"include_usage": True}, "only when stream is true"),
 ]
 
@@ -200,6 +199,10 @@ def test_errors_say_where(fields: dict[str, Any], param: str, text: str) -> None
     error = refusal(body(**fields))
     assert (error.status, error.param) == (400, param)
     assert text in error.message
+
+
+def test_the_model_may_be_left_out() -> None:
+    assert read(json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()).conversation.messages
 
 
 def test_an_unknown_model_is_404() -> None:

@@ -17,7 +17,8 @@ from mmrt.media.audio import decode_audio
 from mmrt.media.errors import MediaError
 from mmrt.media.image import decode_image
 from mmrt.media.limits import GuardedReader, MediaLimits, TimeBudget
-from mmrt.media.video import analyse, decode_frames
+from mmrt.media.video import decode_frames
+from mmrt.media.video_info import analyse
 
 LIMITS = MediaLimits()
 
@@ -47,6 +48,13 @@ def image_file(picture: np.ndarray, format: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
+def with_scans(jpeg: bytes, num_scans: int) -> bytes:
+    """A JPEG with its (only) scan header repeated."""
+    start = jpeg.index(b"\xff\xda")
+    length = 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big")
+    return jpeg[:start] + jpeg[start : start + length] * (num_scans - 1) + jpeg[start:]
+
+
 @pytest.fixture(scope="module")
 def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
     picture = make_picture(0, 48, 64)
@@ -57,6 +65,7 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
         "image": image_file(picture),
         "jpeg": image_file(picture, "JPEG"),
         "gif": image_file(picture, "GIF"),
+        "scans": with_scans(image_file(picture, "JPEG"), 101),
         "audio": make_audio(tone),
         "mp3": make_audio(tone, 44100, "libmp3lame", "mp3", "fltp"),
         "sound in mp4": make_audio(tone, 48000, "aac", "mp4", "fltp"),
@@ -166,12 +175,13 @@ def test_a_video_with_broken_packets_keeps_its_timeline(files, decode_sequential
 @pytest.mark.parametrize(
     ("kind", "name", "limits", "says"),
     [
-        ("video", "video", MediaLimits(max_pixels=64 * 96 - 1), "96x64 exceed the limit of 6143 pixels"),
+        ("video", "video", MediaLimits(max_frame_pixels=64 * 96 - 1), "96x64 exceed the limit of 6143 pixels"),
         ("video", "video", MediaLimits(max_video_s=1.5), "2.0 s, longer than the limit of 1.5 s"),
         ("video", "video", MediaLimits(max_packets=47), "more than 47 packets"),
         ("video", "video", MediaLimits(max_aspect=1.2), "aspect ratio limit of 1.2:1"),
         ("image", "image", MediaLimits(max_pixels=3071), "64x48 exceeds the limit of 3071 pixels"),
         ("image", "image", MediaLimits(max_aspect=1.2), "aspect ratio limit of 1.2:1"),
+        ("image", "scans", MediaLimits(), "101 scans exceeds the limit of 100"),
         ("audio", "audio", MediaLimits(max_audio_s=0.9), "longer than the limit of 0.9 s"),
         ("audio", "mp3", MediaLimits(max_packets=3), "more than 3 packets"),
     ],

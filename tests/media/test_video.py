@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.media.limits import MediaLimits
-from mmrt.media.video import VideoDecoder, VideoInfo, analyse, decode_frames
+from mmrt.media.video import VideoDecoder, decode_frames
+from mmrt.media.video_info import VideoInfo, analyse
 
 LIMITS = MediaLimits()
 X265 = {"preset": "ultrafast"}
@@ -127,6 +128,16 @@ def test_decoding_skips_what_nobody_wants(open_video, monkeypatch):
     video.assert_equal([frame for _, frame in decode_frames(io.BytesIO(video.data), video.info, [20])], [20])
     assert len(converted) == 1
     assert len(fed) <= 13
+
+
+def test_the_size_may_change_in_mid_stream(make_video, decode_sequentially):
+    """Time stamps start again, too: such a file is decoded in sequence."""
+    small, large = (make_video(container="mpegts", num_frames=24, height=height) for height in (64, 128))
+    video = Video(small + large, decode_sequentially(small + large))
+    assert {frame.shape for frame in video.frames} == {(64, 96, 3), (128, 96, 3)}
+    assert video.info.index is None
+    wanted = range(0, len(video.frames), 3)
+    video.assert_equal([frame for _, frame in decode_frames(io.BytesIO(video.data), video.info, wanted)], list(wanted))
 
 
 def test_rate_and_duration(open_video):

@@ -180,6 +180,7 @@ def test_a_killed_supervisor_leaves_nothing(toy: "ToyRun") -> None:
     toy.wait_for("ready")
     assert toy.process is not None
     toy.process.kill()
+    toy.process.wait()
     toy.wait_until_gone()
     # Toys do not sweep; whoever looks next finds a dead run and removes it.
     assert not RunDirectory.is_alive(toy.run)

@@ -1,7 +1,7 @@
 """A supervisor of toy actors, as a process of its own: it becomes a subreaper, which a test process must not.
 
 Usage: toy_supervisor.py RUN TOYS LOGS SETTINGS ACTOR…; SETTINGS is the [supervisor] table as JSON. Prints what it reports as JSON
-lines. With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork.
+lines. With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork; with $TOY_DETACH it is a daemon.
 """
 
 import asyncio
@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from mmrt.runtime.actor_specs import actor_specs, child_environment
+from mmrt.runtime.cli.daemon import detach
 from mmrt.runtime.config import convert_config
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.launcher import TORCH_STAGE
 from mmrt.runtime.run import run_info
 from mmrt.runtime.supervised import ActorSpec
-from mmrt.runtime.supervisor import Supervisor
+from mmrt.runtime.supervisor import Reporter, Supervisor
 
 
 class Printer:
@@ -42,7 +43,7 @@ class Printer:
         print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
-def main(run: str, toys: str, logs: str, settings: str, *actors: str) -> int:
+def main(reporter: Reporter, run: str, toys: str, logs: str, settings: str, *actors: str) -> int:
     config = convert_config({"supervisor": json.loads(settings)})
     program = str(Path(__file__).with_name("toy_actor.py"))
     commands = {name: (sys.executable, "-S", "-E", program, name) for name in actors}
@@ -58,18 +59,22 @@ def main(run: str, toys: str, logs: str, settings: str, *actors: str) -> int:
             run_info(config, Path("toy-model"), 1234),
             config,
             specs,
-            Printer(),
+            reporter,
             environment=child_environment({**os.environ, "TOY_DIR": toys}),
             log_directory=Path(logs),
+            hang_up_ends="TOY_DETACH" not in os.environ,
             zygote_stages={TORCH_STAGE: ("json", *os.environ.get("TOY_MODULES", "").split())} if forking else None,
         ).serve()
 
-    try:
-        return asyncio.run(serve())
-    except RunError as error:
-        print(json.dumps({"kind": "refused", "reason": str(error)}), flush=True)
-        return error.exit_code
+    return asyncio.run(serve())
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        if "TOY_DETACH" in os.environ:
+            log_file = Path(sys.argv[3]) / "supervisor.log"
+            sys.exit(detach(lambda pipe: main(pipe, *sys.argv[1:]), log_file, Printer()))
+        sys.exit(main(Printer(), *sys.argv[1:]))
+    except RunError as error:
+        print(json.dumps({"kind": "refused", "reason": str(error)}), flush=True)
+        sys.exit(error.exit_code)

@@ -107,6 +107,12 @@ def test_rows_of_any_dtype(pool):
     assert (pool.gather_rows([8, 2], 12, 7).view(np.float32) == values[::-1]).all()
 
 
+def test_populate_keeps_what_is_there(pool):
+    pool.data[3] = 7
+    pool.populate()
+    assert pool.data.sum() == 7 * PAGE_BYTES
+
+
 def test_pages_for(pool):
     assert [pool.pages_for_bytes(n) for n in (0, 1, 48, 49)] == [0, 1, 1, 2]
     assert [pool.pages_for_rows(20, n) for n in (0, 1, 2, 3)] == [0, 1, 1, 2]

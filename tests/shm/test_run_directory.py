@@ -10,6 +10,7 @@ import pytest
 
 from mmrt.shm import run_directory as module
 from mmrt.shm.errors import BusyError, MissingError, ShmError
+from mmrt.shm.file_lock import is_current
 from mmrt.shm.role_lock import RoleLock, next_generation
 from mmrt.shm.run_directory import RunDirectory, sweep_dead_run, sweep_dead_runs
 from mmrt.shm.segment import HEADER_BYTES, Segment
@@ -73,7 +74,7 @@ def member(crashes):
 
 
 def test_create_and_attach(place):
-    with RunDirectory.create(place / "run", {"config": {"a": [1]}, "model_path": "x"}) as run:
+    with RunDirectory.create(place / "run", {"config": {"a": [1]}, "model_path": "x", "pair": (1, 2)}) as run:
         with RunDirectory.attach(place / "run") as again:
             assert again.info == run.info
             assert again.run_id == run.run_id
@@ -174,8 +175,9 @@ def test_a_directory_of_somebody_else_is_not_swept(place, files):
 def test_paths_that_cannot_be(place):
     with pytest.raises(ShmError, match="sockets allow 74"):
         RunDirectory.create(place / ("x" * 90), {})
-    with pytest.raises(MissingError, match="no directory"):
-        RunDirectory.create(place / "no" / "such" / "run", {})
+    for missing in ("no/run", "no/such/run", f"no/mmrt-{os.getuid()}/run"):
+        with pytest.raises(MissingError, match=f"no directory {place}/no"):
+            RunDirectory.create(place / missing, {})
     (place / "file").touch()
     with pytest.raises(ShmError, match="not a directory of user"):
         RunDirectory.create(place / "file", {})
@@ -260,7 +262,7 @@ def test_creators_killed_anywhere_never_share_a_run(place, crashes, monkeypatch)
 
     destroyed = shared_words(1)
     functions = (RunDirectory.create, RunDirectory._lock_exclusively, RunDirectory.destroy)
-    helpers = (module._remove, module._remove_contents, module._write_whole, module._is_current, module._make_private)
+    helpers = (module._remove, module._remove_contents, module._write_whole, is_current, module._make_private)
     codes = crashes.codes(body, *functions, *helpers)
     rivals = [crashes.victim(body, codes) for _ in range(3)]
 
@@ -285,9 +287,6 @@ def test_default_path(monkeypatch, place):
     assert RunDirectory.default_path("other") == place / "mine"
     monkeypatch.delenv("MMRT_RUN_DIR")
     assert RunDirectory.default_path("other").parts[-2:] == (f"mmrt-{os.getuid()}", "other")
-
-
-# ---------------------------------------------------------------------------------------------------------------- roles
 
 
 def _holding(run, actor):

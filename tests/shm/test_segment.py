@@ -144,7 +144,7 @@ def test_a_creator_killed_anywhere_leaves_nothing_or_everything(place, crashes):
         (place / "s").unlink(missing_ok=True)
         return crashes.victim(create, crashes.codes(Segment.create, Segment.publish, Segment.__init__, create))
 
-    crashes.storm(spawn, observe, kills=40)
+    crashes.storm(spawn, observe, kills=25)
     assert found == {(), ("s",)}
     (place / "s").unlink(missing_ok=True)
     assert space - os.statvfs(place).f_bavail < 1 << 20

@@ -1,0 +1,155 @@
+"""What is in a video file, found by decoding a single frame of it: frames, rate, size, and the order in which its packets show.
+
+``analyse`` is called by the video actor; ``video.py`` decodes by what it returns.
+"""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .container import BROKEN, broken, demux, open_container, pick_stream
+from .errors import MediaError
+from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
+
+
+@dataclass(frozen=True)
+class PacketIndex:
+    """The packets of a video stream in decode order."""
+
+    pts: npt.NDArray[np.int64]  # [packets], unique
+    is_disposable: npt.NDArray[np.bool_]  # [packets]
+    keys: npt.NDArray[np.int64]  # [groups] packet numbers, ascending; the first is 0
+    timeline: npt.NDArray[np.int64]  # [num_frames] pts of the frames shown, ascending
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """A video as its viewer sees it: size after rotation, frames that are shown. Without ``index`` it is decoded in sequence."""
+
+    num_frames: int
+    fps: float
+    duration_s: float
+    height: int
+    width: int
+    codec: str
+    index: PacketIndex | None
+
+
+def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> VideoInfo:
+    """Walk the packets and decode one frame, which proves that there is one and shows its true size and rotation.
+
+    Raises: MediaError, 422 for files that are not videos or hold no frame, 400 for limits.
+    """
+    with closing(open_container(reader, "video", limits, budget)) as container:
+        stream = pick_stream(container, "video")
+        check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
+        walk = _Walk(stream, limits)
+        for packet in demux(container, stream, limits, budget):
+            walk.add(packet)
+        frame = walk.finish()
+        num_frames = walk.num_shown
+        fps, duration_s = _rate(stream, walk, limits)
+        height, width = frame.height, frame.width
+        if quarter_turns(frame) % 2:
+            height, width = width, height
+        check_frame_size(width, height, limits)
+        return VideoInfo(num_frames, fps, duration_s, height, width, stream.codec_context.name, walk.packet_index())
+
+
+class _Walk:
+    """What one pass over the packets collects."""
+
+    _MAX_FIRST_FRAME_PACKETS = 2000
+
+    def __init__(self, stream: Any, limits: MediaLimits) -> None:
+        self._stream = stream
+        self._context = stream.codec_context
+        self._context.options = {"max_pixels": str(limits.max_frame_pixels)}
+        self._frame: Any = None
+        self._pts: list[int | None] = []
+        self._keys: list[int] = []
+        self._disposable: list[bool] = []
+        self._hidden: list[bool] = []
+
+    def add(self, packet: Any) -> None:
+        if packet.is_keyframe:
+            self._keys.append(len(self._pts))
+        if self._frame is None and len(self._pts) < self._MAX_FIRST_FRAME_PACKETS:
+            self._try(packet)
+        self._pts.append(packet.pts)
+        self._disposable.append(packet.is_disposable)
+        self._hidden.append(packet.is_discard)
+
+    def finish(self) -> Any:
+        """The first frame."""
+        if not self._pts:
+            raise MediaError("the video has no frames")
+        if self._frame is None:
+            self._try(None)
+        if self._frame is None:
+            raise MediaError("no frame of the video can be decoded")
+        if not self.num_shown:
+            raise MediaError("the video shows no frame: its edit list hides all of them")
+        return self._frame
+
+    def _try(self, packet: Any) -> None:
+        try:
+            frames = self._context.decode(packet)
+        except MediaError:
+            raise
+        except BROKEN:
+            return
+        self._frame = next(iter(frames), None)
+
+    @property
+    def num_shown(self) -> int:
+        return self._hidden.count(False)
+
+    def shown_pts(self) -> list[int]:
+        """Time stamps of the frames that are shown, ascending; empty if any is missing."""
+        pts = [p for p, hidden in zip(self._pts, self._hidden, strict=True) if not hidden and p is not None]
+        return sorted(pts) if len(pts) == self.num_shown else []
+
+    def packet_index(self) -> PacketIndex | None:
+        """None when time stamps are missing or repeated, or key frames are out of order."""
+        if not self._keys or None in self._pts:
+            return None
+        pts = np.array(self._pts, dtype=np.int64)
+        keys = np.array(self._keys if self._keys[0] == 0 else [0, *self._keys], dtype=np.int64)
+        if len(np.unique(pts)) != len(pts) or np.any(np.diff(pts[keys]) <= 0):
+            return None
+        timeline = np.array(self.shown_pts(), dtype=np.int64)
+        return PacketIndex(pts, np.array(self._disposable, dtype=np.bool_), keys, timeline)
+
+
+def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
+    """(frames per second, seconds). The file's average rate, as transformers' PyAV backend takes it, where time stamps agree."""
+    num_frames = walk.num_shown
+    fps = float(stream.average_rate or stream.guessed_rate or 25)
+    shown = walk.shown_pts()
+    if len(shown) > 1 and shown[-1] > shown[0] and stream.time_base:
+        measured = (len(shown) - 1) / float((shown[-1] - shown[0]) * stream.time_base)
+        if not 0.8 * measured <= fps <= 1.25 * measured:
+            fps = measured
+    duration_s = num_frames / fps
+    if duration_s > limits.max_video_s:
+        raise MediaError(f"the video takes {duration_s:.1f} s, longer than the limit of {limits.max_video_s:g} s", 400)
+    return fps, duration_s
+
+
+def quarter_turns(frame: Any) -> int:
+    """Quarter turns counterclockwise that the file asks for; other angles and mirroring are ignored, as players do."""
+    rotation = frame.rotation
+    return rotation // 90 % 4 if rotation % 90 == 0 else 0
+
+
+def check_frame_size(width: int, height: int, limits: MediaLimits) -> None:
+    if width <= 0 or height <= 0:
+        raise broken("video")
+    if width * height > limits.max_frame_pixels:
+        raise MediaError(f"video frames of {width}x{height} exceed the limit of {limits.max_frame_pixels} pixels", 400)
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise MediaError(f"video frames of {width}x{height} exceed the aspect ratio limit of {limits.max_aspect:g}:1", 400)
