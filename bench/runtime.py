@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mmrt bench runtime", description=about)
     add = parser.add_argument
     add("--streams", type=int, default=64)
-    add("--tokens", type=int, default=2000, help="per stream, at step time 0; with a step time as many as --seconds take")
+    add("--tokens", type=int, default=5000, help="per stream, at step time 0 (%(default)s)")
     add("--seconds", type=float, default=4.0, help="to run with a step time above 0 (%(default)s)")
     add("--step-ms", type=float, nargs="+", default=[0.0, 10.0], help="step times of the null model (0 10)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)

@@ -87,7 +87,9 @@ class CpuAttention:
         self._groups = [self._group(lengths, block_tables, rows) for rows in self._partition(lengths.tolist())]
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
-        self._tokens.index_copy_(0, self._slots + layer * self._page_tokens, kv_NR)
+        # A request whose numbers went bad must not spoil a page for whoever gets it next: masked scores of NaN are still NaN.
+        finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
+        self._tokens.index_copy_(0, self._slots + layer * self._page_tokens, finite)
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         outputs = []

@@ -133,8 +133,8 @@ def _filter(
 
 
 def _pick(weights: Tensor, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The first place where the running sum exceeds draw x total: never one of weight 0."""
+    """The first place where the running sum exceeds draw x total: never one of weight 0, and a valid one even among NaNs."""
     cumulative = weights.cumsum(1, dtype=torch.float64)
     targets = torch.from_numpy(draws).unsqueeze(1) * cumulative[:, -1:]
     found: NDArray[np.int64] = torch.searchsorted(cumulative, targets, right=True).squeeze(1).numpy()
-    return found
+    return np.minimum(found, weights.shape[1] - 1)

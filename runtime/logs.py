@@ -77,6 +77,24 @@ def _open_private(path: Path) -> FileIO:
     return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a")
 
 
+class LogFiles:
+    """The log files of one run by name, each opened when there is something to write."""
+
+    def __init__(self, directory: Path, on_error: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._on_error = on_error
+        self._files: dict[str, LogFile] = {}
+
+    def write(self, name: str, lines: Sequence[str]) -> None:
+        if name not in self._files:
+            self._files[name] = LogFile(self._directory / f"{name}.log", self._on_error)
+        self._files[name].write(lines)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
 class LogPump:
     """Reads one process's output pipe and hands whole lines to ``sink``. Keeps the last ``NUM_TAIL_LINES`` in ``tail``."""
 

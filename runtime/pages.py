@@ -51,11 +51,14 @@ class PageLedger:
     ) -> "PageLedger":
         """Rebuild from what rows, plans and the running set name. A page may have users and no owner: it is retired."""
         ledger = cls(num_pages, generations)
+        rows: set[int] = set()
         for owner, pages in owned.items():
             if members := set(pages):
                 ledger._owned[owner] = members
             for page in members:
                 ledger._num_owners[page] += 1
+                assert owner.kind != "row" or page not in rows, f"page {page} belongs to two rows"
+            rows.update(members if owner.kind == "row" else ())
         for user, pages in used.items():
             ledger._used[user] = set(pages)
             for page in ledger._used[user]:

@@ -4,6 +4,7 @@ Everything about pools, queues and steps is read from the status words in shared
 """
 
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -15,6 +16,7 @@ from .config import ACTORS
 from .layout import read_layout
 from .processes import cpu_seconds, pss_bytes
 from .report import ActorReport, PoolReport, RequestsReport, RunReport, endpoint
+from .supervised import SupervisedActor
 
 POOLS = ("media", "patch", "embedding", "kv")
 _CPU_SAMPLE_S = 0.1
@@ -92,6 +94,13 @@ class CpuMeter:
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float]] = {}  # pid -> (when, seconds used)
 
+    def watch(self, pids: Collection[int]) -> None:
+        """Begin to measure those of ``pids`` that are new, and forget all others."""
+        self._last = {pid: last for pid, last in self._last.items() if pid in pids}
+        for pid in pids:
+            if pid not in self._last:
+                self.percent(pid)
+
     def percent(self, pid: int) -> float | None:
         """Of one processor, since the last call for this pid; at the first call None."""
         used_s = cpu_seconds(pid)
@@ -104,6 +113,30 @@ class CpuMeter:
         if before is None or now_s - before[0] < 0.01:
             return None
         return max(0.0, 100 * (used_s - before[1]) / (now_s - before[0]))
+
+
+def report_actor(actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> ActorReport:
+    """One actor, as its supervisor knows it and as it describes itself."""
+    report = ActorReport(
+        name=actor.name,
+        state=actor.state,
+        ready=actor.ready,
+        restarts=max(0, actor.num_starts - 1),
+        last_exit=actor.last_exit,
+    )
+    instance = actor.current
+    if instance is None or not instance.process.alive:
+        return report
+    report.pid = instance.process.pid
+    report.generation = instance.generation
+    report.status = instance.status
+    report.uptime_s = instance.process.lifetime_s
+    report.memory_bytes = pss_bytes(instance.process.pid)
+    report.cpu_percent = meter.percent(instance.process.pid)
+    if words.pid == instance.process.pid:
+        report.queue_depth = words.queue_depth
+        report.steps = words.steps
+    return report
 
 
 def report_without_supervisor(run: RunDirectory) -> RunReport:

@@ -244,8 +244,8 @@ class SupervisedActor:
         if self.candidate is candidate:
             self.candidate = None
         serving = self.current is not None and self.current is not candidate and self.current.process.alive
-        if serving:
-            self._set_state("active")
+        if serving and self.current is not None:
+            self._follow(self.current)
         after = "the old one keeps serving" if serving else "there is no old one"
         return RestartReply(
             ok=False,

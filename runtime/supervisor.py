@@ -29,13 +29,13 @@ from .control import (
 )
 from .control_server import ControlServer
 from .errors import RunError
-from .logs import LogFile
+from .logs import LogFiles
 from .notify import Notification, Notifier, NotifyListener
 from .processes import Process, become_subreaper, end_strangers, pss_bytes
-from .report import ActorReport, RunReport, endpoint
+from .report import RunReport, endpoint
 from .restart_policy import RestartPolicy
 from .starter import NOTIFY_NAME, Starter
-from .status_report import CpuMeter, StatusTables
+from .status_report import CpuMeter, StatusTables, report_actor
 from .supervised import ActorSpec, Instance, SupervisedActor
 
 TICK_S = 0.5
@@ -79,9 +79,8 @@ class Supervisor:
     ) -> None:
         """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
 
-        ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run
-        itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM,
-        rather than nothing.
+        ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run itself is
+        reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than nothing.
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
@@ -96,7 +95,6 @@ class Supervisor:
         self._config = config
         self._reporter = reporter
         self._environment = environment
-        self._log_directory = log_directory
         self._stages = zygote_stages or {}
         self._preparation = preparation
         self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
@@ -108,7 +106,7 @@ class Supervisor:
         self._gone = asyncio.Event()
         self._drain_s = settings.drain_s
         self._forced = False
-        self._log_files: dict[str, LogFile] = {}
+        self._logs = LogFiles(log_directory, reporter.message)
         self._meter = CpuMeter()
         self._started: dict[int, tuple[SupervisedActor, Instance]] = {}
         self._early: deque[Notification] = deque(maxlen=64)
@@ -143,8 +141,7 @@ class Supervisor:
             await control.close()
             self._starter.close()
             self._notifier.close()
-            for file in self._log_files.values():
-                file.close()
+            self._logs.close()
         if self._failure:
             return 1
         return 130 if self._forced else 0
@@ -278,10 +275,13 @@ class Supervisor:
         """Host: a process is there; what it has said before we knew its pid counts too."""
         self._started = {pid: known for pid, known in self._started.items() if known[1].process.alive}
         self._started[instance.process.pid] = actor, instance
-        for notification in self._early:
+        self._meter.watch(self._started)
+        early, self._early = self._early, deque(maxlen=self._early.maxlen)
+        for notification in early:
             if notification.pid == instance.process.pid:
                 actor.on_notification(instance, notification)
-        self._early.clear()
+            else:
+                self._early.append(notification)
 
     def is_ready(self, names: frozenset[str]) -> bool:
         """Host: whether all of these actors serve."""
@@ -289,9 +289,7 @@ class Supervisor:
 
     def on_lines(self, actor: str, lines: Sequence[str]) -> None:
         """Host: an actor has printed something."""
-        if actor not in self._log_files:
-            self._log_files[actor] = LogFile(self._log_directory / f"{actor}.log", self._say)
-        self._log_files[actor].write(lines)
+        self._logs.write(actor, lines)
         self._reporter.lines(actor, lines)
 
     def on_message(self, actor: str, text: str) -> None:
@@ -305,7 +303,7 @@ class Supervisor:
         if not self._was_ready and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
-            self._write("supervisor", f"ready after {seconds:.2f} s: {endpoint(self._info)}")
+            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint(self._info)}"])
             self._reporter.ready(endpoint(self._info), seconds)
             self._notifier.active(f"serving at {endpoint(self._info)}")
 
@@ -318,18 +316,13 @@ class Supervisor:
             return
         self._failure = failure
         self._drain_s = 0.0
-        self._write("supervisor", failure)
+        self._logs.write("supervisor", [failure])
         self._reporter.failed(failure, tail)
         self._end.set()
 
     def _say(self, text: str) -> None:
-        self._write("supervisor", text)
+        self._logs.write("supervisor", [text])
         self._reporter.message(text)
-
-    def _write(self, name: str, line: str) -> None:
-        if name not in self._log_files:
-            self._log_files[name] = LogFile(self._log_directory / f"{name}.log", self._reporter.message)
-        self._log_files[name].write([line])
 
     # ------------------------------------------------------------------------------------------------------ control
 
@@ -352,7 +345,7 @@ class Supervisor:
         """The state of the run now. Some ms: the kernel adds up every process's memory."""
         pools, requests = self._tables.pools_and_requests()
         zygote = self._starter.zygote_pid
-        actors = [self._report_actor(actor) for actor in self.actors.values()]
+        actors = [report_actor(actor, self._tables.actor(actor.name), self._meter) for actor in self.actors.values()]
         ready = all(actor.ready for actor in actors)
         state = "stopping" if self._end.is_set() else "ready" if ready else "degraded" if self._was_ready else "starting"
         return RunReport(
@@ -369,26 +362,3 @@ class Supervisor:
             pools=pools,
             requests=requests,
         )
-
-    def _report_actor(self, actor: SupervisedActor) -> ActorReport:
-        report = ActorReport(
-            name=actor.name,
-            state=actor.state,
-            ready=actor.ready,
-            restarts=max(0, actor.num_starts - 1),
-            last_exit=actor.last_exit,
-        )
-        instance = actor.current
-        if instance is None or not instance.process.alive:
-            return report
-        words = self._tables.actor(actor.name)
-        report.pid = instance.process.pid
-        report.generation = instance.generation
-        report.status = instance.status
-        report.uptime_s = instance.process.lifetime_s
-        report.memory_bytes = pss_bytes(instance.process.pid)
-        report.cpu_percent = self._meter.percent(instance.process.pid)
-        if words.pid == instance.process.pid:
-            report.queue_depth = words.queue_depth
-            report.steps = words.steps
-        return report

@@ -40,9 +40,13 @@ class Bench:
     def restart(self) -> None:
         self.detokenizer = Detokenizer(self.table, self.consumer_of_hints, self.deltas, self.tokenizer)
 
-    def admit(self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False) -> int:
+    def admit(
+        self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False
+    ) -> int:
         generation = self.table.begin(row)
-        definition = SequenceDefinition(key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1)
+        definition = SequenceDefinition(
+            key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1, return_token_ids=return_token_ids
+        )
         self.table.write_definition(row, encode(definition))
         self.table.set_phase(row, Phase.PREPARE)
         self.table.set_phase(row, Phase.DECODE)
@@ -150,6 +154,26 @@ def test_rows_in_other_phases_are_left_alone(bench: Bench) -> None:
     assert bench.step()
     bench.free(2)
     assert not bench.step()
+
+
+def test_token_ids_come_with_the_text_up_to_the_cut(bench: Bench) -> None:
+    ids = bench.tokenizer.encode("the quick brown fox")
+    for restarts in (False, True):
+        key = 1 + restarts
+        bench.admit(0, key, stop=["brown"], return_token_ids=True)
+        received: list[int] = []
+        for id in ids:
+            bench.commit(0, [id])
+            if restarts:
+                bench.restart()
+            bench.step()
+            for delta in bench.receive():
+                start = delta.token_index - len(delta.ids)
+                assert start <= len(received)
+                received += delta.ids[len(received) - start :]
+        assert received == ids[: bench.tokens[key]]
+        bench.free(0)
+        bench.step()
 
 
 def test_a_reused_row_starts_a_new_text(bench: Bench) -> None:

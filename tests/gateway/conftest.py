@@ -149,8 +149,10 @@ class Play:
     def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None) -> None:
         """A delta, as the detokenizer pushes it."""
         data = text.encode()
+        known = self.num_tokens
         self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
-        self._controller.push(Delta(self.key, 1, self.offset, self.num_tokens, data, finish))
+        ids = list(range(known, self.num_tokens)) if self.definition.return_token_ids else []
+        self._controller.push(Delta(self.key, 1, self.offset, self.num_tokens, data, finish, ids))
         self.offset += len(data)
 
     def fail(self, status: int, message: str, **more: Any) -> None:

@@ -227,6 +227,22 @@ def test_openai_s_client_streams_over_keep_alives(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_on_demand(stage: Any, stream: bool) -> None:
+    async def test(scene: Any) -> None:
+        answer = await scene.post(scene.chat(stream=stream, return_token_ids=True))
+        if stream:
+            events = [json.loads(event[6:]) for event in answer.text.split("\n\n")[:-2]]
+            ids = [id for event in events for id in event["choices"][0].get("token_ids") or []]
+        else:
+            ids = answer.json()["choices"][0]["token_ids"]
+        assert ids == [0, 1, 2, 3, 4]
+        scene.controller.plays.clear()
+        assert "token_ids" not in (await scene.post(scene.chat(stream=stream))).text
+
+    stage.run(test)
+
+
 async def hang(play: Any) -> None:
     play.queue()
     await asyncio.Event().wait()

@@ -179,3 +179,28 @@ def test_audio_rows_may_come_as_bytes(models) -> None:
         [TowerInput("audio", rows, (250, 0, 0)), TowerInput("audio", rows.view(np.uint8), (250, 0, 0))]
     )
     torch.testing.assert_close(plain, raw, rtol=1e-5, atol=1e-5)
+
+
+def test_nan_of_one_request_does_not_reach_the_next(loaded: Loaded) -> None:
+    ids = torch.arange(40)
+    places, table = torch.arange(40).expand(3, -1), torch.arange(3)
+
+    def run(lm: Any) -> torch.Tensor:
+        for chunk in loaded.chunks(lm.embed(ids), places, table, 20):
+            lm.prefill([chunk])
+        return lm.decode(ids[-1:], places[:, -1:], torch.tensor([40]), table[None])
+
+    clean, dirty = loaded.language_model(), loaded.language_model()
+    for value in (float("nan"), float("inf")):
+        broken = torch.full((49, loaded.config.language.hidden_size), value)
+        for chunk in loaded.chunks(broken, torch.arange(49).expand(3, -1), table, 48):
+            dirty.prefill([chunk])
+    torch.testing.assert_close(run(dirty), run(clean), rtol=0, atol=1e-4)
+
+
+def test_nothing_of_the_weights_is_copied(loaded: Loaded) -> None:
+    shared = {tensor.untyped_storage().data_ptr() for tensor in loaded.weights.values()}
+    for tower in loaded.towers._towers.values():
+        if tower is not None:
+            assert {parameter.untyped_storage().data_ptr() for parameter in tower._module.parameters()} == shared
+            assert not any(tensor.is_meta for tensor in tower._module.buffers())

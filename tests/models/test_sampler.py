@@ -87,6 +87,15 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
     assert sample(logits, rows(2, temperature=0)).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_still_give_a_token(temperature: float, top_p: float) -> None:
+    logits = torch.full((4, 300), float("nan"))
+    logits[1], logits[2], logits[3] = float("inf"), float("-inf"), torch.randn(300)
+    drawn = sample(logits, rows(4, temperature, top_p=top_p))
+    assert ((drawn >= 0) & (drawn < 300)).all()
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     logits = torch.randn(12, 400, generator=torch.Generator().manual_seed(0))
     mixed = SamplingRows(

@@ -82,6 +82,13 @@ class Ledgers(RuleBasedStateMachine):
     def restore(self) -> None:
         self.ledger = PageLedger.restore(NUM_PAGES, self.ledger.generations, self.owned, self.used)
 
+    @precondition(lambda self: self.owned.get(Owner("row", 0)))
+    @rule()
+    def restore_refuses_two_rows_with_one_page(self) -> None:
+        twice = self.owned | {Owner("row", 9): {min(self.owned[Owner("row", 0)])}}
+        with pytest.raises(AssertionError, match="belongs to two rows"):
+            PageLedger.restore(NUM_PAGES, self.ledger.generations, twice, self.used)
+
     @invariant()
     def conserved(self) -> None:
         self.ledger.check()

@@ -1,9 +1,9 @@
-"""A whole run in one thread: the real machine, journal and tables; simulated actors; a network that loses, repeats and reorders; a
-clock of our own; crashes of every actor anywhere and of the controller between any two effects.
+"""A whole run in one thread: the real machine, journal and tables; simulated actors; a network that loses, repeats and
+reorders; a clock of our own; crashes of every actor anywhere and of the controller between any two effects.
 
-What must hold: nothing reads what was not written for it, nobody writes a page that was given to somebody else meanwhile, a sequence
-decodes only over its own complete KV, every request ends as it would have ended without all that, and nothing is held at the end.
-``MMRT_TEST_SEED`` repeats one seed, which every failure names.
+What must hold: nothing reads what was not written for it, nobody writes a page that was given away meanwhile, a sequence
+decodes only over its own complete KV, every request ends as it would have ended without all that, and nothing is held at the
+end. ``MMRT_TEST_SEED`` repeats one seed, which every failure names.
 """
 
 import os
@@ -21,6 +21,7 @@ from mmrt.runtime import messages as m
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.intake import check_segments, expand
 from mmrt.runtime.journal import Journal
+from mmrt.runtime.lifecycle import preempt, reset_media
 from mmrt.runtime.recovery import recover
 from mmrt.runtime.scheduling.admission import check_lengths
 from mmrt.runtime.scheduling.types import Limits
@@ -122,7 +123,7 @@ class World:
             for name, count in zip(("media", "patch", "embedding", "kv"), sizes, strict=True)
         }
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
-        self.network: list[tuple[str, int, bytes]] = []  # (to, generation of the actor at the far end, message)
+        self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
         self.storm = True
         self.loss = rng.choice((0.0, 0.1, 0.3))
         self.crash_rate = rng.choice((0.0, 0.1, 0.5))  # per second and actor
@@ -165,14 +166,17 @@ class World:
         copies = 1
         if self.storm:
             copies = 0 if self.random.random() < self.loss else 2 if self.random.random() < self.loss else 1
-        self.network += [(to, generation, data)] * copies
+        for _ in range(copies):
+            late_s = self.random.expovariate(1.0) if self.storm and self.random.random() < self.loss / 2 else 0.0
+            self.network.append((self.now + late_s, to, generation, data))
 
     def deliver(self) -> None:
+        due = [sent for sent in self.network if sent[0] <= self.now]
         if self.storm and self.loss:
-            self.random.shuffle(self.network)
-        count = len(self.network) if not self.storm else self.random.randint(0, len(self.network))
-        due, self.network = self.network[:count], self.network[count:]
-        for to, generation, data in due:
+            self.random.shuffle(due)
+        due = due[: self.random.randint(0, len(due))] if self.storm else due
+        self.network = [sent for sent in self.network if sent not in due]
+        for _, to, generation, data in due:
             if to == "controller":
                 self.controller_receives(generation, data)
             elif self.processes[to].generation == generation:
@@ -203,12 +207,14 @@ class World:
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
         for pool in self.controller.core.pools.values():
             pool.check()
-        self.perform(self.controller._take_effects())
+        self.perform(self.controller._take_effects(), 5 * self.controller_crash_rate)
 
-    def perform(self, effects: list) -> None:
+    def perform(self, effects: list, crash_rate: float | None = None) -> None:
+        rate = self.controller_crash_rate if crash_rate is None else crash_rate
+
         def crashing():
             for effect in effects:
-                if self.storm and self.random.random() < self.controller_crash_rate:
+                if self.storm and self.random.random() < rate:
                     raise Crashed
                 yield effect
 
@@ -229,6 +235,10 @@ class World:
             if self.now >= self.controller_up_s:
                 self.start_controller()
             return
+        if self.storm and self.crowded and self.random.random() < 0.02:
+            self.take_pages()
+            if self.io is None:
+                return
         if self.now >= self.tick_s or self.random.random() < 0.5:
             self.perform(self.controller.tick(self.now, self.io.progress(self.controller.watched())))
             if self.io is not None:
@@ -237,6 +247,19 @@ class World:
                 self.tick_s = self.now + wait_s
                 for pool in self.controller.core.pools.values():
                     pool.check()
+
+    def take_pages(self) -> None:
+        """Preemption and eviction are harmless at any time to any row, so here they come far more often than policy has them."""
+        core = self.controller.core
+        rows = [r for r in core.rows if r is not None and r.has_kv and not r.ending and not r.is_finished]
+        if rows:
+            victim = self.random.choice(rows)
+            if self.random.random() < 0.5:
+                preempt(core, victim)
+            else:
+                reset_media(core, victim, consumed_too=False)
+                core.save(victim)
+            self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     # ------------------------------------------------------------------------------------------------- workers
 

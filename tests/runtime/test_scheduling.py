@@ -215,9 +215,8 @@ def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> No
     done = [0] * len(arrivals)
     finished: dict[int, int] = {}
     for now in range(sum(targets) + len(targets) + 1):
-        open_requests = [
-            request(key, ready=targets[key], done=done[key]) for key in range(len(targets)) if key * 2 <= now and done[key] < targets[key]
-        ]
+        arrived = [key for key in range(len(targets)) if key * 2 <= now and done[key] < targets[key]]
+        open_requests = [request(key, ready=targets[key], done=done[key]) for key in arrived]
         for chunk in plan(*open_requests, tau=tau).prefill:
             done[chunk.key] = chunk.end
             if chunk.end == targets[chunk.key]:

@@ -20,6 +20,7 @@ from mmrt.runtime.effects import (
     WriteState,
 )
 from mmrt.runtime.journal import Ended, Refused, Submitted
+from mmrt.runtime.lifecycle import preempt
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.state import Controller, Progress
 from mmrt.shm.sequence_table import Phase
@@ -111,8 +112,8 @@ def index(effects: list[Effect], kind: type) -> int:
 def test_a_text_request() -> None:
     driver = Driver()
     effects = driver.submit(text())
-    order = [WriteJournal, BeginRow, WriteState, SetPhase, WriteDefinition, SetPageGenerations, AppendPages, WritePlan, m.Run, m.Prepared]
-    positions = [index(effects, kind) for kind in order]
+    order = [WriteJournal, BeginRow, WriteState, SetPhase, WriteDefinition, SetPageGenerations, AppendPages, WritePlan, m.Run]
+    positions = [index(effects, kind) for kind in (*order, m.Prepared)]
     assert positions == sorted(positions), "memory and journal before messages"
     assert sent(effects, m.Prepared) == [m.Prepared(3, KEY, 6)]
     _, plan = driver.plan("prefill")
@@ -491,7 +492,7 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
     old, young = driver.core.requests[1], driver.core.requests[2]
     while young.phase != Phase.DECODE:
         driver.done("prefill")
-    for count in range(1, 9):
+    for count in range(1, 13):
         driver.counts[0] = driver.counts[1] = (count, 0)
         effects = driver.tick(0.01)
         if young.phase == Phase.PREPARE:
@@ -517,6 +518,59 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
         chunks += [(chunk.start, chunk.end) for chunk in plan.chunks]
         driver.done("prefill")
     assert chunks[-1][1] == 8 + count + 1 - 1, "prompt and generated ids, minus the last"
+
+
+def test_what_ends_while_it_is_preempted_is_shown_as_ended() -> None:
+    driver = Driver()
+    bring_to(driver, "decode")
+    preempt(driver.core, driver.core.requests[KEY])
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.counts[0] = (3, 1)
+    effects = driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket)).tick()
+    assert phases(effects) == [Phase.DECODE], "the detokenizer looks for ends at DECODE rows"
+    assert not driver.core.plans and not driver.core.pools["kv"].num_used
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    assert driver.is_empty
+
+
+def test_a_preempted_row_is_prefilled_again_from_its_media() -> None:
+    driver = Driver()
+    bring_to(driver, "prefill")
+    request = driver.core.requests[KEY]
+    preempt(driver.core, request)
+    stale, plan = driver.plan("prefill")
+    assert isinstance(plan, m.Prefill)
+    driver.tick()
+    assert request.record.evicting and driver.core.pools["kv"].num_used, "the plan still writes its KV pages"
+    driver.receive("prefill", m.PlanDone("prefill", 1, stale, 0.01, m.Done()))
+    driver.tick()
+    driver.tick()
+    assert request.prefilled == [0, 0] and request.has_kv
+    _, again = driver.plan("video")
+    assert isinstance(again, m.DecodeSegment) and again.segment == 0
+    driver.done("video")
+    driver.done("encoder")
+    while driver.core.plans:
+        driver.done("prefill")
+    assert request.phase == Phase.DECODE
+
+
+def test_the_oldest_gets_kv_pages_from_younger_ones_after_a_while() -> None:
+    driver = Driver(num_kv_pages=8, ahead_s=0.0, patience_s=0.5)
+    driver.submit(image(), key=1)
+    driver.submit(text(20, 8), key=2)  # takes most of the pool while the image is analysed
+    driver.receive("gateway", m.Filled(1, 1)).tick()
+    driver.done("video", m.Analysed(SHAPE))
+    old, young = driver.core.requests[1], driver.core.requests[2]
+    assert young.has_kv and not old.has_kv
+    driver.tick(0.1)
+    assert not young.record.evicting
+    driver.tick(0.6)
+    assert young.record.evicting
+    driver.done("prefill")
+    driver.tick()
+    assert old.has_kv and not young.has_kv
 
 
 def test_timers_sleep_while_nothing_is_outstanding() -> None:

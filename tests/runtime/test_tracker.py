@@ -49,10 +49,10 @@ def test_chunks_take_every_row_once_and_pages_go_when_used_up(
     starts, shapes, length = prompt
     parts = lay_out(starts, shapes)
     tracker = EmbeddingTracker(parts, PAGE)
-    runs = {
-        (part.item, part.segment): PageRun([100 * i + n for n in range(-(-part.num_tokens // PAGE))], [1] * -(-part.num_tokens // PAGE))
-        for i, part in enumerate(parts)
-    }
+    runs = {}
+    for index, part in enumerate(parts):
+        count = -(-part.num_tokens // PAGE)
+        runs[part.item, part.segment] = PageRun([100 * index + page for page in range(count)], [1] * count)
     taken: dict[tuple[int, int], list[tuple[int, int]]] = {place: [] for place in runs}
     position = 0
     while position < length:

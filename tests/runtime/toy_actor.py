@@ -35,14 +35,14 @@ def main(name: str) -> int:
         open(f"{toys}/{name}.go").close()
     run = os.environ["MMRT_RUN_DIR"]
     generation = next_generation(f"{run}/{name}.lock")
-    notify(name, generation, "READY=1")
     event(toys, f"ready {name}")
+    notify(name, generation, "READY=1")
     lock = os.open(f"{run}/{name}.lock", os.O_RDWR | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
     if "takeover-crash" in words:
         return 1
-    notify(name, generation, "X_MMRT_ACTIVE=1")
     event(toys, f"active {name}")
+    notify(name, generation, "X_MMRT_ACTIVE=1")
     beat_ms = int(os.environ["WATCHDOG_USEC"]) // 4000
     lifeline = int(os.environ["MMRT_LIFELINE_FD"])
     poll = select.poll()

@@ -1,0 +1,142 @@
+"""``mmrt`` as a user types it: up, status, restart, logs, down; what cannot start says why; nothing is left behind."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mmrt.tests.end_to_end.conftest import Server
+
+
+def ours(run: Path) -> list[int]:
+    """Processes whose environment names the run directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MMRT_RUN_DIR={run}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def own(launch: Callable[..., Server]) -> Server:
+    return launch()
+
+
+@pytest.mark.parametrize("actor", ["decode", "prefill", "encoder", "video", "controller", "detokenizer", "memory"])
+def test_hot_restart_changes_one_process_and_no_text(own: Server, actor: str) -> None:
+    prompt = "A long story, please."
+    expected = own.chat(prompt, max_tokens=200, extra_body={"ignore_eos": True})[1]
+    before = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
+    ids: list[int] = []
+    done = None
+    for chunk in own.stream(prompt, max_tokens=200, extra_body={"ignore_eos": True}):
+        ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
+        if len(ids) > 5 and done is None:
+            done = own.mmrt("restart", actor)
+    assert done is not None
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ids == expected
+    after = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
+    assert {name for name in after if after[name] != before[name]} == {actor}
+    assert after[actor][1] > before[actor][1]
+
+
+def test_restart_of_an_unknown_actor_is_refused(own: Server) -> None:
+    done = own.mmrt("restart", "decoder")
+    assert done.returncode == 1
+    assert "decode" in done.stdout + done.stderr
+
+
+def test_a_second_up_is_refused(own: Server) -> None:
+    done = own.mmrt("up", "-d", "--model", str(own.checkpoint), "--port", "0")
+    assert done.returncode == 1
+    assert str(own.run_path) in done.stdout + done.stderr
+    assert own.status()["ready"]
+
+
+def test_logs_are_kept(own: Server) -> None:
+    assert "listening on" in own.mmrt("logs", "gateway").stdout
+
+
+def test_only_the_gateway_listens(own: Server) -> None:
+    listening = set()
+    for found in own.status()["actors"]:
+        sockets = {os.readlink(fd) for fd in Path(f"/proc/{found['pid']}/fd").glob("*") if fd.is_symlink()}
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                listening.add((found["name"], fields[1].split(":")[0]))
+    assert listening == {("gateway", "0100007F")}
+
+
+def test_down_leaves_nothing(own: Server) -> None:
+    own.down()
+    assert not ours(own.run_path)
+    done = own.mmrt("status")
+    assert done.returncode == 1
+
+
+def test_kill_9_of_the_supervisor_ends_the_run(launch: Callable[..., Server]) -> None:
+    server = launch()
+    os.kill(server.status()["supervisor_pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while server.run_path.exists() or ours(server.run_path):
+        assert time.monotonic() < deadline, f"left: {ours(server.run_path)}, {list(server.run_path.glob('*'))}"
+        time.sleep(0.05)
+    server.client.close()
+
+
+def up(server: Server, *arguments: str) -> str:
+    done = server.mmrt("up", "-d", "--port", "0", *arguments, timeout_s=100)
+    assert done.returncode != 0, done.stdout
+    assert not server.run_path.exists()
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def idle(tmp_path: Path, checkpoints: Callable[[str], Path]) -> Server:
+    """A server that is not up."""
+    return Server(tmp_path, checkpoints("qwen2_5_omni"))
+
+
+def test_a_config_with_a_typo(idle: Server) -> None:
+    idle.config.write_text("[server]\nprot = 8000\n")
+    found = up(idle, "--model", str(idle.checkpoint), "--config", str(idle.config))
+    assert "prot" in found
+    assert "port" in found
+
+
+def test_a_port_in_use(idle: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(port) in up(idle, "--model", str(idle.checkpoint), "--port", str(port))
+
+
+def test_no_checkpoint(idle: Server, tmp_path: Path) -> None:
+    assert "config.json" in up(idle, "--model", str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_checkpoint(idle: Server, tmp_path: Path, damage: str) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in idle.checkpoint.iterdir():
+        data = file.read_bytes()
+        if file.suffix == ".safetensors":
+            if damage == "missing":
+                continue
+            data = data[: len(data) // 2]
+        (broken / file.name).write_bytes(data)
+    assert "safetensors" in up(idle, "--model", str(broken))
+
+
+def test_memory_that_does_not_fit(idle: Server) -> None:
+    idle.config.write_text("[memory]\nkv_tokens = 100000000000\n")
+    found = up(idle, "--model", str(idle.checkpoint), "--config", str(idle.config))
+    assert "available" in found
