@@ -6,6 +6,7 @@ them, and one a timer, slow while nothing is outstanding. Effects are done in or
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import time
@@ -33,7 +34,7 @@ from ..runtime.effects import (
 )
 from ..runtime.journal import Journal, JournalState
 from ..runtime.layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
-from ..runtime.messages import ToActor, ToController
+from ..runtime.messages import Submit, ToActor, ToController
 from ..runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from ..runtime.scheduling.types import Limits
 from ..runtime.state import Controller, Progress
@@ -233,8 +234,15 @@ class Serving:
         if self.failure is not None:
             return
         actor, generation, message = received
+        effects = self._controller.on_message(actor, generation, message, time.monotonic())
         try:
-            self._perform(self._controller.on_message(actor, generation, message, time.monotonic()))
+            self._perform(effects)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not isinstance(message, Submit):
+                self._fail(error)
+                return
+            log.error("the journal cannot be written: %s", error)
+            self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
         except Exception as error:
             self._fail(error)
             return

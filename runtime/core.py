@@ -95,6 +95,7 @@ class Core:
     asked: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     suspects: set[int] = field(default_factory=set)  # keys that were in a plan that failed as a whole
     next_arrival: int = 0
+    now: float = 0.0  # of the message or tick that is being handled
     steering: Steering = field(init=False)
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0

@@ -52,8 +52,6 @@ def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
             request.window = (now, request.committed)
         if seen.end_code and not request.end_code:
             request.end_code = seen.end_code
-            if request.phase == Phase.PREPARE and not request.record.evicting:
-                core.set_phase(request, Phase.DECODE)  # it ended while it was being preempted: readers look at DECODE rows
             settle(core, request)
     if num_tokens:
         _steer(core, span_s / num_tokens)
@@ -181,9 +179,12 @@ def make_room(core: Core, request: Request, now: float) -> None:
 def admit_to_decode(core: Core) -> None:
     """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
     for request in core.rows:
-        if request is None or request.ending or request.phase != Phase.PREPARE or not request.has_kv:
+        if request is None or request.ending or request.phase != Phase.PREPARE or request.record.evicting:
             continue
-        if request.plans or not request.looked or not request.is_prefilled or request.is_finished:
+        if request.is_finished:  # it ended while it was being preempted: readers look for ends at DECODE rows
+            core.set_phase(request, Phase.DECODE)
+            continue
+        if not request.has_kv or request.plans or not request.looked or not request.is_prefilled:
             continue
         request.record.member = True
         core.save(request)

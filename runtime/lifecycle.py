@@ -49,6 +49,8 @@ def leave_row(core: Core, request: Request) -> None:
     if not request.has_row or request.ending:
         return
     request.ending = True
+    if request.placed_s:
+        core.steering.service_s += 0.1 * (core.now - request.placed_s - core.steering.service_s)
     core.set_phase(request, Phase.ENDING)
     core.totals.generated_tokens += request.committed
     for pool in core.pools.values():
@@ -105,8 +107,6 @@ def settle(core: Core, request: Request) -> None:
             record.evicting = False
             request.looked = False
             core.save(request)
-            if request.is_finished:
-                core.set_phase(request, Phase.DECODE)  # it ended meanwhile: readers look at DECODE rows
     if request.ending and not request.plans:
         core.set_phase(request, Phase.FREE)
         core.rows[request.row] = None

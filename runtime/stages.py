@@ -4,6 +4,9 @@ Pure; rules over ``Core``. A row has at most one prefill plan in flight: message
 overtake the one before it. Results are idempotent: one is applied when the record still names the pages that its plan wrote.
 """
 
+from collections.abc import Iterator
+from itertools import islice
+
 from ..shm.sequence_table import Phase
 from .core import Core, Outstanding, owner
 from .effects import PoolName, SetPrefilled
@@ -36,6 +39,7 @@ from .scheduling.types import (
 )
 
 MAX_ROUNDS = 8
+WINDOW = 16  # segments of one request that a policy sees: enough to keep video and encoder busy
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -86,26 +90,29 @@ def _view_request(core: Core, request: Request) -> RequestView:
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
         return RequestView(request.key, request.arrival, unanalysed=unanalysed)
-    segments = []
-    if not request.record.evicting:
-        for index, item in enumerate(items):
-            for number, segment in enumerate(item.segments):
-                if segment.stage < SegmentStage.ENCODED:
-                    assert item.shape is not None
-                    shape = item.shape.segments[number]
-                    pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
-                    segments.append(SegmentView(index, number, segment.stage, shape.num_rows, *pages))
+    segments = () if request.record.evicting else tuple(islice(_open_segments(core, request), WINDOW))
     return RequestView(
         request.key,
         request.arrival,
         has_kv=request.has_kv and request.looked,
         prefill_in_flight=bool(request.prefill_plan),
         members=_members(request),
-        segments=tuple(segments),
+        segments=segments,
         patch_held=core.pools["patch"].num_owned(owner(request)),
         embedding_held=core.pools["embedding"].num_owned(owner(request)),
         alone=request.key in core.suspects,
     )
+
+
+def _open_segments(core: Core, request: Request) -> Iterator[SegmentView]:
+    """Segments that are not encoded yet, in prompt order."""
+    for index, item in enumerate(request.record.items):
+        for number, segment in enumerate(item.segments):
+            if segment.stage < SegmentStage.ENCODED:
+                assert item.shape is not None
+                shape = item.shape.segments[number]
+                pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
+                yield SegmentView(index, number, segment.stage, shape.num_rows, *pages)
 
 
 def _members(request: Request) -> tuple[MemberView, ...]:

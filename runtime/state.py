@@ -11,8 +11,8 @@ from ..shm.sequence_table import Phase
 from .core import LONG_AGO_S, Core
 from .decoding import Progress, admit_to_decode, grant_kv, grow, kv_need, make_room, needs_kv, observe, reserve, watched
 from .effects import Effect, PoolName, Send
-from .intake import admit, cancel_older_gateways, check_deadlines, flush_answers, prepare_analysed, submit
-from .lifecycle import end, on_dropped, send_drops
+from .intake import admit, cancel_older_gateways, check_deadlines, flush_answers, load, prepare_analysed, submit
+from .lifecycle import end, failed_message, on_dropped, send_drops
 from .messages import (
     Cancel,
     Delivered,
@@ -29,7 +29,7 @@ from .messages import (
     Welcome,
 )
 from .request import Request
-from .scheduling.admission import Granter
+from .scheduling.admission import Granter, overloaded
 from .scheduling.types import Limits
 from .stages import finish_plan, issue
 
@@ -55,6 +55,7 @@ class Controller:
     def on_message(self, actor: str, generation: int, message: ToController, now: float) -> list[Effect]:
         """Take note of a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
         core = self.core
+        core.now = now
         if isinstance(message, Hello):
             self._hello(actor, generation, message)
         elif generation == core.actors.get(actor):
@@ -116,6 +117,14 @@ class Controller:
         else:
             core.ask(message.key, generation)
 
+    def not_journaled(self, key: int, reason: str) -> list[Effect]:
+        """The effect of a Submit could not be done, and no effect since: the request was never accepted."""
+        core = self.core
+        del core.requests[key], core.waiting[key]
+        core.asked.pop(key, None)
+        core.send("gateway", failed_message(core.epoch, key, overloaded(reason, core.limits, load(core))))
+        return self._take_effects()
+
     # --------------------------------------------------------------------------------------------------------- time
 
     def watched(self) -> list[tuple[int, int]]:
@@ -125,6 +134,7 @@ class Controller:
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
         core = self.core
+        core.now = now
         observe(core, progress, now)
         check_deadlines(core, now)
         prepare_analysed(core)

@@ -202,5 +202,5 @@ def test_nothing_of_the_weights_is_copied(loaded: Loaded) -> None:
     shared = {tensor.untyped_storage().data_ptr() for tensor in loaded.weights.values()}
     for tower in loaded.towers._towers.values():
         if tower is not None:
-            assert {parameter.untyped_storage().data_ptr() for parameter in tower._module.parameters()} == shared
+            assert {parameter.untyped_storage().data_ptr() for parameter in tower._module.parameters()} <= shared
             assert not any(tensor.is_meta for tensor in tower._module.buffers())

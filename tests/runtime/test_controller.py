@@ -1,6 +1,7 @@
 """The controller's process around the machine: real socket, tables and journal, in one event loop with stand-ins for the actors."""
 
 import asyncio
+import errno
 import tempfile
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -151,6 +152,33 @@ def test_a_request_across_two_controllers(run: RunDirectory) -> None:
     in_loop(body())
 
 
+def cannot_write(epoch: Epoch, error: Exception) -> None:
+    def append(record: object) -> None:
+        raise error
+
+    epoch.journal.append = append  # type: ignore[method-assign, assignment]
+
+
+def test_a_request_that_cannot_be_journaled_is_refused(run: RunDirectory) -> None:
+    async def body() -> None:
+        epoch = Epoch(run, 1)
+        gateway = Peer(run, "gateway")
+        await gateway.hello(1)
+        append = epoch.journal.append
+        cannot_write(epoch, OSError(errno.ENOSPC, "no space"))
+        await gateway.say(m.Submit(1, 5, DEFINITION))
+        failed = await gateway.wait_for(m.Failed)
+        assert (failed.key, failed.status) == (5, 503) and failed.retry_after_s is not None
+        epoch.journal.append = append  # type: ignore[method-assign]
+        await gateway.say(m.Submit(1, 6, DEFINITION))
+        assert (await gateway.wait_for(m.Prepared)).key == 6
+        assert epoch.serving.failure is None
+        gateway.close()
+        epoch.close()
+
+    in_loop(body())
+
+
 def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
     """The machine is ahead of memory then: only a recovery puts that right."""
 
@@ -158,7 +186,7 @@ def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
         epoch = Epoch(run, 1)
         gateway = Peer(run, "gateway")
         await gateway.hello(1)
-        epoch.journal.append = lambda record: (_ for _ in ()).throw(OSError(28, "no space"))  # type: ignore[method-assign]
+        cannot_write(epoch, OSError(errno.EIO, "broken"))
         await gateway.say(m.Submit(1, 5, DEFINITION))
         await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
         assert isinstance(epoch.serving.failure, OSError)

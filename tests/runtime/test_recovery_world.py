@@ -30,7 +30,7 @@ from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
 
-NUM_SEEDS = 220
+NUM_SEEDS = 160
 IMAGE, VIDEO = 901, 902
 STORM_S = 6.0
 CALM_S = 60.0

@@ -1,7 +1,7 @@
 """When a dead actor starts again: backoff, crash loops, and that the two do not cancel each other."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.runtime.restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, decide
@@ -50,6 +50,7 @@ def test_a_configuration_error_is_final_and_success_is_a_failure_too() -> None:
     assert isinstance(decide(POLICY, RestartHistory(), lifetime_s=0, status=-9, jitter=0)[0], StartAgain)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(st.floats(0, 1e6), max_size=50),
     st.floats(0.001, 100),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .conftest import ToyRun
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 15.0
+TIMEOUT_S = 40.0
 
 
 @pytest.fixture
@@ -114,6 +114,18 @@ def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyR
     forking.start("memory", "decode")
     forking.wait_for("ready")
     assert b"zygote" in Path(f"/proc/{forking.pid('decode')}/cmdline").read_bytes()
+
+
+def test_a_killed_supervisor_leaves_nothing(forking: "ToyRun") -> None:
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    assert forking.process is not None
+    guardian = os.pidfd_open(zygote_pid(forking))
+    forking.process.kill()
+    forking.process.wait()
+    assert select.select([guardian], [], [], TIMEOUT_S)[0]
+    os.close(guardian)
+    forking.assert_nothing_left()
 
 
 def test_the_guardian_kills_what_does_not_end_and_sweeps() -> None:

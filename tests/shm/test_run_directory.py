@@ -331,17 +331,19 @@ def test_a_forked_child_does_not_hold_its_parents_role(run, member, crashes):
         lock = _holding(run, "decode")
         return lock, crashes.Child(lambda: os.read(end, 1))
 
-    holder = member(hold_and_fork)
-    assert RoleLock.is_held(run, "decode")
-    holder.kill()
-    with RoleLock(run, "decode") as lock:
-        assert lock.acquire(timeout_s=5)
-        inherited = crashes.Child(lambda: 1 / 0 if lock.held else lock.release())
-        assert inherited.wait() == 0
-        assert lock.held and RoleLock.is_held(run, "decode")
-    os.write(told, b"e")
-    os.close(told)
-    os.close(end)
+    try:
+        holder = member(hold_and_fork)
+        assert RoleLock.is_held(run, "decode")
+        holder.kill()
+        with RoleLock(run, "decode") as lock:
+            assert lock.acquire(timeout_s=5)
+            inherited = crashes.Child(lambda: 1 / 0 if lock.held else lock.release())
+            assert inherited.wait() == 0
+            assert lock.held and RoleLock.is_held(run, "decode")
+    finally:
+        os.write(told, b"e")
+        os.close(told)
+        os.close(end)
 
 
 def test_descriptors_are_closed_on_exec(run):

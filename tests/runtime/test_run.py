@@ -1,0 +1,124 @@
+"""What a run is made of before its first actor, and how processes join it without a supervisor."""
+
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from mmrt import __version__
+from mmrt.runtime import default_model
+from mmrt.runtime.config import Environment, RuntimeConfig, convert_config, parse_config
+from mmrt.runtime.errors import ConfigError, RunError
+from mmrt.runtime.report import endpoint
+from mmrt.runtime.run import free_port, join_run, model_family, model_path, run_info
+from mmrt.shm.run_directory import RunDirectory
+
+
+def with_port(port: int, host: str = "127.0.0.1") -> RuntimeConfig:
+    return convert_config({"server": {"port": port, "host": host}})
+
+
+def with_model(path: Path | str) -> RuntimeConfig:
+    return convert_config({"model": {"path": str(path)}})
+
+
+def test_port_zero_is_some_free_port_and_a_used_one_is_refused() -> None:
+    port = free_port(with_port(0))
+    assert 1024 <= port <= 65535
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(RunError, match=r"cannot serve on 127.0.0.1:\d+ .*Address already in use; another port: --port"):
+            free_port(with_port(other.getsockname()[1]))
+    with pytest.raises(RunError, match="cannot serve on no.such.host.invalid:0"):
+        free_port(with_port(0, "no.such.host.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1:8"), ("0.0.0.0", "http://127.0.0.1:8"), ("::", "http://[::1]:8")]
+)
+def test_the_endpoint_is_one_that_clients_can_reach(host: str, url: str) -> None:
+    assert endpoint(run_info(with_port(8, host), Path("/m"), 8)) == url
+
+
+def test_the_default_model_has_a_place_of_its_own_per_version(tmp_path: Path) -> None:
+    environment = Environment(cache_home=tmp_path)
+    assert model_path(RuntimeConfig(), environment) == tmp_path / "models" / f"tiny-{__version__}"
+    assert not default_model.is_made(model_path(RuntimeConfig(), environment))
+
+
+def test_a_configured_model_must_be_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a directory: expected a Hugging Face checkpoint directory"):
+        model_path(with_model("/no/such"), Environment())
+    with pytest.raises(ConfigError, match="has no config.json"):
+        model_path(with_model(tmp_path), Environment())
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')
+    assert model_path(with_model(tmp_path), Environment()) == tmp_path
+    assert model_family(tmp_path) == "qwen2_5_omni"
+    (tmp_path / "config.json").write_text("[1]")
+    assert model_family(tmp_path) == "", "whoever loads it will complain"
+
+
+def test_two_that_make_the_default_model_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "models" / "tiny"
+
+    def make_checkpoint(shape: str, out: Path, family: str) -> None:
+        assert not target.exists() and out != target
+        out.mkdir()
+        (out / "config.json").write_text(shape)
+        if not other_is_first.is_set():
+            other_is_first.set()
+            shutil.copytree(out, target)
+
+    other_is_first = threading.Event()
+    monkeypatch.setattr(default_model.importlib, "import_module", lambda _: SimpleNamespace(make_checkpoint=make_checkpoint))
+    assert default_model.make(str(target)) == 0
+    assert default_model.is_made(target)
+    assert [path.name for path in target.parent.iterdir()] == ["tiny"], "nothing half-made stays"
+
+
+@pytest.fixture
+def run_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmrt-join-") as root:
+        yield Path(root) / "run"
+
+
+@pytest.fixture
+def environment(run_path: Path, tmp_path: Path) -> Environment:
+    """As a systemd unit would set it: a run directory, a configuration, no lifeline."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    file = tmp_path / "c.toml"
+    file.write_text(f'[model]\npath = "{tmp_path}/model"\n[server]\nport = 0\n')
+    return Environment(run_dir=run_path, config_file=file, cache_home=tmp_path)
+
+
+def test_without_a_supervisor_memory_makes_the_run_and_the_others_wait(environment: Environment, tmp_path: Path) -> None:
+    joined: list[RunDirectory] = []
+    waiting = threading.Thread(target=lambda: joined.append(join_run("decode", environment)))
+    waiting.start()
+    run = join_run("memory", environment)
+    waiting.join()
+    assert joined[0].run_id == run.run_id
+    assert run.info["model_path"] == str(tmp_path / "model") and run.info["port"] > 0
+    config = convert_config(run.info["config"])
+    assert config.model == parse_config((tmp_path / "c.toml").read_text()).model
+    assert config.server.port == run.info["port"], "the port that was picked, for every actor to read"
+    again = join_run("memory", environment)
+    assert again.run_id == run.run_id, "a memory that starts again joins the live run"
+    assert [directory.leave() for directory in (again, joined[0], run)] == [False, False, True]
+    assert not run.path.exists()
+
+
+def test_joining_ends_with_a_reason(environment: Environment) -> None:
+    with pytest.raises(RunError, match="no run in .* after 0 s: is the memory actor up"):
+        join_run("decode", environment, timeout_s=0)
+    supervised = msgspec.structs.replace(environment, lifeline_fd=3)
+    with pytest.raises(RunError, match="the run in .* is gone"):
+        join_run("memory", supervised)
