@@ -16,7 +16,7 @@ from ..shm.ring import Ring
 from ..shm.sequence_table import EndCode, Phase, SequenceTable
 from .base import Actor
 from .language_model import open_language_model
-from .running_set import RunningSet
+from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,19 @@ class Decoding:
                 continue
             self._num_steps += 1
             with status.step(self._num_steps, STEP_DEADLINE_S):
-                outcome = self._running.step()
+                outcome = self._step()
             if not outcome.rows:
                 self._actor.wait(PAUSED_S)
                 continue
             self._publish(outcome.rows, outcome.ended)
+
+    def _step(self) -> Outcome:
+        """One token for everybody. One sequence that cannot be computed must not end the others, nor this process again and again."""
+        try:
+            return self._running.step()
+        except Exception:
+            log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
+            return self._running.step_apart()
 
     def _take_messages(self) -> None:
         for message in self._actor.receive():

@@ -13,6 +13,8 @@ from ..runtime.layout import (
     DELTA_RING_BYTES,
     PLAN_SLOT_BYTES,
     PLAN_SLOTS,
+    ROW_DEFINITION_BYTES,
+    ROW_STATE_BYTES,
     TOKEN_RING_BYTES,
     MemoryLayout,
     ModelFacts,
@@ -72,7 +74,14 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     ControllerStats.create(run)
     for name, pool in layout.pools.items():
         PagePool.create(run, name, pool.num_pages, pool.page_bytes)
-    SequenceTable.create(run, layout.num_rows, layout.max_context, layout.max_pages)
+    SequenceTable.create(
+        run,
+        layout.num_rows,
+        layout.max_context,
+        layout.max_pages,
+        max_definition_bytes=ROW_DEFINITION_BYTES,
+        max_state_bytes=ROW_STATE_BYTES,
+    )
     PlanTable.create(run, PLAN_SLOTS, PLAN_SLOT_BYTES)
     Ring.create(run, "tokens", TOKEN_RING_BYTES)
     Ring.create(run, "deltas", DELTA_RING_BYTES)

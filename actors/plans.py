@@ -1,7 +1,7 @@
 """The main loop of the actors that work on plans (video, encoder, prefill): receive, do one plan, commit, answer.
 
 A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
-command is harmless; a plan whose slot holds something else is obsolete and is dropped.
+command is harmless; a plan whose slot holds something else is obsolete and is dropped; one that raises is answered with an error.
 """
 
 import logging
@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from ..runtime.messages import Plan, PlanDone, Result, Run, decode_plan
+from ..runtime.messages import ItemError, Plan, PlanDone, Result, Run, decode_plan
 from ..shm.plan_table import PlanTable
 from .base import Actor
 
@@ -38,12 +38,21 @@ def serve_plans(actor: Actor, execute: Callable[[Plan], Result], deadline_s: Cal
         plan = decode_plan(payload)
         started_s = time.monotonic()
         with status.step(command.plan_id, deadline_s(plan)):
-            result = execute(plan)
+            result = _attempt(execute, plan)
         done = PlanDone(actor.name, actor.generation, command.plan_id, time.monotonic() - started_s, result)
         results[command.plan_id] = done
         if len(results) > KEPT_RESULTS:
             results.popitem(last=False)
         actor.send(done)
+
+
+def _attempt(execute: Callable[[Plan], Result], plan: Plan) -> Result:
+    """A plan that cannot be done fails its request, not this process: that would meet it again after every restart."""
+    try:
+        return execute(plan)
+    except Exception:
+        log.exception("%s failed", type(plan).__name__)
+        return ItemError(500, "the request could not be processed")
 
 
 def _take(actor: Actor, queue: deque[Run], results: OrderedDict[int, PlanDone]) -> None:

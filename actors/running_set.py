@@ -6,6 +6,7 @@ sequences in the batch. Called by the decode actor only.
 Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +17,10 @@ from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
 from ..models.sampler import SamplingRows, combine_guidance, sample
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
+from ..shm.errors import StaleRow
 from ..shm.sequence_table import EndCode, SequenceTable
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
@@ -32,7 +36,7 @@ class Member:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step did: rows that got a token, and those of them that ended as (row, generation, code)."""
+    """What a step did: rows that got a token, and rows that ended as (row, generation, code)."""
 
     rows: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
@@ -56,16 +60,23 @@ class RunningSet:
         return list(self._members)
 
     def add(self, row: int, generation: int) -> None:
-        """Take a row in unless it is there already or has ended. What was committed before is where it continues."""
+        """Take a row in unless it is there already, has ended or is somebody else's by now. It continues after what was committed."""
         member = self._members.get(row)
         if member is not None and member.generation == generation:
             return
         if self._table.end(row, generation) != EndCode.NONE:
             return
-        definition = decode_sequence_definition(self._table.read_definition(row, generation))
+        try:
+            definition = decode_sequence_definition(self._table.read_definition(row, generation))
+        except StaleRow:
+            return
+        count = self._table.committed(row, generation)
+        if (code := self._end_of(row, definition, count)) != EndCode.NONE:
+            self._table.set_end(row, generation, code)  # who committed its last token died before saying so
+            return
         _, delta = family_of(self._config).positions(self._config, definition.num_prompt_tokens, definition.spans)
         self._keep_counts()
-        self._members[row] = Member(row, generation, definition, delta, self._table.committed(row, generation))
+        self._members[row] = Member(row, generation, definition, delta, count)
 
     def remove(self, row: int, generation: int) -> None:
         """Take a row out; nothing happens when this generation of it is not in."""
@@ -77,12 +88,50 @@ class RunningSet:
     def step(self) -> Outcome:
         """One token for every member that has pages for it; the others wait, pair by pair, until they have."""
         batch = self._current_batch()
-        if not batch.members:
-            return Outcome()
+        return self._advance(batch) if batch.members else Outcome()
+
+    def step_apart(self) -> Outcome:
+        """After ``step`` has raised: each member on its own, so that one that cannot be computed ends (ERROR) without the others.
+
+        Raises: what the last one raised, if there are several and none of them can be computed: then it is not for their sake.
+        """
+        members, outcome, failed = list(self._members.values()), Outcome(), []
+        self._batch = None
+        for member in members:
+            member.count = self._table.committed(member.row, member.generation)
+            if not self._has_pages(member):
+                continue
+            self._batch = _Batch([member], self._table)
+            try:
+                one = self._advance(self._batch)
+            except Exception as error:
+                failed.append((member, error))
+                self._batch = None
+            else:
+                outcome.rows += one.rows
+                outcome.ended += one.ended
+                self._keep_counts()
+        if len(failed) > 1 and not outcome.rows:
+            raise failed[-1][1]
+        for member, error in failed:
+            log.error("row %d cannot be computed and ends", member.row, exc_info=error)
+            self._table.set_end(member.row, member.generation, EndCode.ERROR)
+            self.remove(member.row, member.generation)
+            outcome.rows.append(member.row)
+            outcome.ended.append((member.row, member.generation, EndCode.ERROR))
+        return outcome
+
+    def _advance(self, batch: "_Batch") -> Outcome:
         ended = self._commit(batch, self._forward(batch))
         for row, generation, _ in ended:
             self.remove(row, generation)
         return Outcome(batch.row_N.tolist(), ended)
+
+    def _end_of(self, row: int, definition: SequenceDefinition, count: int) -> EndCode:
+        """How a sequence has ended whose ``count`` ids are committed, NONE if it goes on."""
+        if count and not definition.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
+            return EndCode.STOP
+        return EndCode.LENGTH if count >= definition.max_new_tokens else EndCode.NONE
 
     def _current_batch(self) -> "_Batch":
         """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""

@@ -134,12 +134,12 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 def memory_of(pid: int) -> tuple[int, int]:
     """(proportional set size, private dirty) of a process in bytes; zeros if it is gone."""
-    values = {"Pss": 0, "Private_Dirty": 0}
+    values = {"Pss": 0, "Anonymous": 0}
     for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
         name, _, rest = line.partition(":")
         if name in values:
             values[name] = int(rest.split()[0]) * 1024
-    return values["Pss"], values["Private_Dirty"]
+    return values["Pss"], values["Anonymous"]
 
 
 def _read(path: Path) -> str:

@@ -13,11 +13,7 @@ DType = Literal["float32", "bfloat16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    pass
-
-
-class LanguageConfig(Struct):
+class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of the Llama/Qwen2/Qwen2.5/Qwen3 shape."""
 
     vocab_size: int
@@ -35,7 +31,7 @@ class LanguageConfig(Struct):
     tie_embeddings: bool = False
 
 
-class VisionConfig(Struct):
+class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The Qwen2.5 vision tower."""
 
     depth: int
@@ -53,7 +49,7 @@ class VisionConfig(Struct):
     split_qkv: bool = False  # the tower has three projections in place of a fused one
 
 
-class AudioConfig(Struct):
+class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The Qwen2.5-Omni audio tower."""
 
     num_mel_bins: int
@@ -68,7 +64,7 @@ class AudioConfig(Struct):
     activation: str = "gelu"
 
 
-class VisionRules(Struct):
+class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     """How pixels become patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
 
     patch_size: int = 14
@@ -91,7 +87,7 @@ class VisionRules(Struct):
         return 3 * self.temporal_patch_size * self.patch_size * self.patch_size
 
 
-class AudioRules(Struct):
+class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     """How sound becomes mel rows, as in the checkpoint's feature extractor (Whisper's)."""
 
     sample_rate: int = 16000
@@ -111,14 +107,14 @@ class AudioRules(Struct):
         return -(-num_samples // self.hop)
 
 
-class NullConfig(Struct):
+class NullConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Step times of the null model, in milliseconds."""
 
     step_ms: float = 0.0
     prefill_token_ms: float = 0.0
 
 
-class ModelConfig(Struct):
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run must know about its model."""
 
     family: str
@@ -161,7 +157,7 @@ class ModelConfig(Struct):
         return self.language.hidden_size * DTYPE_BYTES[self.dtype]
 
 
-class Segment(Struct):
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an item that is decoded and encoded on its own; fields as in ``messages.SegmentShape``."""
 
     grid: tuple[int, int, int]
@@ -170,7 +166,7 @@ class Segment(Struct):
     num_tokens: int
 
 
-class Item(Struct):
+class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One medium; fields as in ``messages.ItemShape``."""
 
     kind: MediaKind

@@ -97,7 +97,7 @@ class CpuAttention:
         for (start, end), prefix in zip(self._spans, self._prefixes, strict=True):
             rows = slice(row, row + end - start)
             row = rows.stop
-            q = q_NHD[rows].unflatten(1, (self._kv_heads, self._fold))
+            q = q_NHD[rows].view(-1, self._kv_heads, self._fold, self._head_dim)
             kv = kv_NR[rows].view(-1, 2, self._kv_heads, self._head_dim)
             output = self._causal(q, kv)
             if start:
@@ -106,10 +106,10 @@ class CpuAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
-        q = q_NHD.unflatten(1, (self._kv_heads, self._fold))
+        q = q_NHD.view(-1, self._kv_heads, self._fold, self._head_dim)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
         for group in self._groups:
-            kv = self._gather(layer, group.pages).unflatten(0, (group.size, group.num_tokens))
+            kv = self._gather(layer, group.pages).view(group.size, group.num_tokens, 2, self._kv_heads, self._head_dim)
             queries = q if group.rows is None else q.index_select(0, group.rows)
             k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
             attended = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
@@ -136,9 +136,7 @@ class CpuAttention:
         """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""
         shape = (self._fold, -1, -1, -1)
         k, v = kv[:, 0].transpose(0, 1).expand(shape), kv[:, 1].transpose(0, 1).expand(shape)
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q.permute(2, 1, 0, 3), k, v, is_causal=True
-        )
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q.permute(2, 1, 0, 3), k, v, is_causal=True)
         return output.permute(2, 1, 0, 3), lse.permute(2, 1, 0)
 
     def _over_prefix(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:

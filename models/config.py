@@ -56,9 +56,7 @@ def family_of(config: ModelConfig) -> Family:
     return _FAMILIES[config.family]
 
 
-def load_model_config(
-    path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0
-) -> ModelConfig:
+def load_model_config(path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0) -> ModelConfig:
     """Read a Hugging Face checkpoint directory's configuration.
 
     ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens.

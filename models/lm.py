@@ -85,10 +85,10 @@ class LanguageModel:
         """Queries [N, num_heads, head_dim] and K and V [N, 2 x num_kv_heads x head_dim] of a layer; stores the latter."""
         layer, config = self._layers[index], self._config
         qkv = F.linear(self._normed(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
-        heads = qkv.unflatten(1, (-1, config.head_dim))
+        heads = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         turning = heads[:, : config.num_heads + config.num_kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
-            queries, keys = turning.split((config.num_heads, config.num_kv_heads), 1)
+            queries, keys = torch.split(turning, [config.num_heads, config.num_kv_heads], 1)
             queries.copy_(self._normed(queries, layer.q_norm))
             keys.copy_(self._normed(keys, layer.k_norm))
         rotate(turning, *rotation)
@@ -102,7 +102,7 @@ class LanguageModel:
         skip = config.num_heads * config.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
         kv = F.linear(self._normed(hidden, layer.input_norm), layer.qkv[skip:], bias)
-        keys = kv.unflatten(1, (-1, config.head_dim))[:, : config.num_kv_heads]
+        keys = kv.view(-1, 2 * config.num_kv_heads, config.head_dim)[:, : config.num_kv_heads]
         if layer.k_norm is not None:
             keys.copy_(self._normed(keys, layer.k_norm))
         rotate(keys, *rotation)

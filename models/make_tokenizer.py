@@ -13,9 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 Family = Literal["qwen2_5_vl", "qwen2_5_omni", "null"]
 
-_QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _VL_SPECIALS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
@@ -25,9 +23,7 @@ _OMNI_SPECIALS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|AUDIO|> <|audio_bos|> <|audio_eos|> <|box_end|> <|quad_start|> <|quad_end|> "
     "<|vision_bos|> <|vision_eos|> <|vision_pad|> <|IMAGE|> <|VIDEO|>"
 ).split()
-_PLAIN_ADDED = (
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
-).split()
+_PLAIN_ADDED = ("<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>").split()
 _OMNI_NAMES = {
     "image_token": "<|IMAGE|>",
     "audio_token": "<|AUDIO|>",
@@ -90,7 +86,8 @@ def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int)
     tokenizer = _train(vocab_size - len(added), num_merges)
     specials = set(added) - set(_PLAIN_ADDED)
     tokenizer.add_tokens([AddedToken(text, special=text in specials, normalized=False) for text in added])
-    ids = {text: tokenizer.token_to_id(text) for text in added}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    ids = {text: vocabulary[text] for text in added}
     tokenizer.save(str(out / "tokenizer.json"))
     names = _OMNI_NAMES if family == "qwen2_5_omni" else {}
     config = {
@@ -148,7 +145,7 @@ def _train(vocab_size: int, num_merges: int) -> tokenizers.Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocab_size, len(alphabet) + num_merges), initial_alphabet=alphabet, show_progress=False

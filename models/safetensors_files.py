@@ -46,9 +46,7 @@ class SafetensorsFiles:
     def __enter__(self) -> "SafetensorsFiles":
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         self._maps.clear()  # a map that is still looked at, by a traceback say, goes when that does
 
     def view(self, tensor: StoredTensor) -> memoryview:
@@ -109,7 +107,5 @@ def _stored(file: Path, name: str, entry: object, data_start: int, file_bytes: i
     if min(shape, default=0) < 0 or begin < 0 or end - begin != expected:
         raise CheckpointError(f"{file}: tensor {name!r} of shape {list(shape)} takes {expected} bytes, found {end - begin}")
     if data_start + end > file_bytes:
-        raise CheckpointError(
-            f"{file}: truncated: tensor {name!r} ends at byte {data_start + end}, the file at {file_bytes}"
-        )
+        raise CheckpointError(f"{file}: truncated: tensor {name!r} ends at byte {data_start + end}, the file at {file_bytes}")
     return StoredTensor(file, dtype_name, shape, data_start + begin, expected)

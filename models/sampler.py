@@ -76,9 +76,7 @@ def _column(values: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32)).unsqueeze(1)
 
 
-def _draw_whole(
-    scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def _draw_whole(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]) -> NDArray[np.int64]:
     """Rows without top-k and top-p: all of the vocabulary, in the order of ids."""
     weights = torch.exp(scores - scores.amax(1, keepdim=True))
     if (rows.min_p[members] > 0).any():
@@ -86,9 +84,7 @@ def _draw_whole(
     return _pick(weights, draws)
 
 
-def _draw_filtered(
-    scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def _draw_filtered(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]) -> NDArray[np.int64]:
     """Rows with top-k or top-p: candidates in falling order, as few as will do. Rows that these do not cover sort everything."""
     vocabulary = scores.shape[1]
     tokens = np.empty(members.size, np.int64)

@@ -67,9 +67,7 @@ class Towers:
 
 
 class _VisionTower:
-    def __init__(
-        self, family: str, config: VisionConfig, rules: VisionRules, weights: dict[str, Tensor], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, family: str, config: VisionConfig, rules: VisionRules, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._merge = config.merge_size**2
         frame = rules.temporal_patch_size * rules.patch_size**2
@@ -108,7 +106,7 @@ class _VisionTower:
         rows = torch.cat([self._normalised(part.rows) for part in parts])
         grids = torch.tensor([part.grid for part in parts])
         output: Tensor = self._module(rows, grid_thw=grids).pooler_output
-        return list(output.split((grids.prod(1) // self._merge).tolist()))
+        return list(torch.split(output, (grids.prod(1) // self._merge).tolist()))
 
     def _normalised(self, rows: NDArray[Any]) -> Tensor:
         return torch.from_numpy(rows.astype(np.float32)).sub_(self._mean).div_(self._std).to(self._dtype)
@@ -138,7 +136,7 @@ class _AudioTower:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         lengths = torch.tensor([mel.shape[0] for mel in mels])
         output: Tensor = self._module(torch.cat(mels).T.to(self._dtype), feature_lens=lengths).last_hidden_state
-        return list(output.split((((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))
+        return list(torch.split(output, (((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))
 
 
 def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor]) -> Any:

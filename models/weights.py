@@ -79,13 +79,9 @@ def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> li
 
 def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:
     if tensor.shape != source.shape:
-        raise CheckpointError(
-            f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}"
-        )
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(
-            f"{tensor.file}: tensor {source.name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}"
-        )
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
     return tensor
 
 

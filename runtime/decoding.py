@@ -57,6 +57,15 @@ def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
         _steer(core, span_s / num_tokens)
 
 
+def show_ended(core: Core) -> None:
+    """What ended while it was being preempted is shown in phase DECODE, where readers look for ends."""
+    for request in core.rows:
+        if request is None or request.ending or request.record.evicting:
+            continue
+        if request.phase == Phase.PREPARE and request.is_finished:
+            core.set_phase(request, Phase.DECODE)
+
+
 def _steer(core: Core, tbt_s: float) -> None:
     steering, target_s = core.steering, core.limits.tbt_target_s
     steering.tbt_s = tbt_s
@@ -179,12 +188,9 @@ def make_room(core: Core, request: Request, now: float) -> None:
 def admit_to_decode(core: Core) -> None:
     """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
     for request in core.rows:
-        if request is None or request.ending or request.phase != Phase.PREPARE or request.record.evicting:
+        if request is None or request.ending or request.phase != Phase.PREPARE or not request.has_kv:
             continue
-        if request.is_finished:  # it ended while it was being preempted: readers look for ends at DECODE rows
-            core.set_phase(request, Phase.DECODE)
-            continue
-        if not request.has_kv or request.plans or not request.looked or not request.is_prefilled:
+        if request.plans or not request.looked or not request.is_prefilled:
             continue
         request.record.member = True
         core.save(request)

@@ -42,7 +42,7 @@ def submit(core: Core, generation: int, key: int, definition: Definition, now: f
         except RequestError as error:
             core.send("gateway", failed_message(core.epoch, key, error))
             return
-        request = Request(key, core.next_arrival, generation, definition)
+        request = Request(key, core.next_arrival, generation, definition, heard_s=now)
         core.next_arrival += 1
         core.journal(Submitted(key, generation, request.arrival, definition))
         core.requests[key] = core.waiting[key] = request
@@ -67,6 +67,17 @@ def check_deadlines(core: Core, now: float) -> None:
     for request in list(core.requests.values()):
         if request.failure is None and 0 < request.definition.deadline_s <= now and not request.is_finished:
             fail(core, request, timed_out())
+
+
+def break_silence(core: Core, now: float) -> None:
+    """Tell the gateway where a request stands that it should have asked about: if it has forgotten it, it answers Cancel.
+
+    Needed where a Submit was accepted after the gateway had given the request up, and the answer was lost.
+    """
+    for request in core.requests.values():
+        if now - request.heard_s >= core.limits.silence_s:
+            request.heard_s = now
+            core.ask(request.key, request.gateway_generation)
 
 
 def cancel_older_gateways(core: Core) -> None:

@@ -16,6 +16,8 @@ LAYOUT_NAME = "layout"
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels
 EMBEDDING_PAGE_TOKENS = 32
+ROW_DEFINITION_BYTES = 64 * 1024
+ROW_STATE_BYTES = 128 * 1024
 PLAN_SLOTS = 64
 PLAN_SLOT_BYTES = 256 * 1024
 TOKEN_RING_BYTES = 1 << 20
@@ -23,7 +25,7 @@ DELTA_RING_BYTES = 4 << 20
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of KV per token over all layers, bytes of one embedding row, tokens of context (already limited)."""
+    """What a model says about memory: bytes of KV per token over all layers, bytes of an embedding row, tokens of context."""
 
     kv_bytes_per_token: int
     embedding_row_bytes: int
@@ -49,7 +51,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_pages * pool.page_bytes for pool in self.pools.values())
-        rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages)
+        rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
         return pools + rows + PLAN_SLOTS * PLAN_SLOT_BYTES + TOKEN_RING_BYTES + DELTA_RING_BYTES
 
 

@@ -12,7 +12,7 @@ import select
 from pathlib import Path
 
 from ..shm.errors import ShmError
-from ..shm.run_directory import RunDirectory
+from ..shm.run_directory import sweep_dead_run
 
 
 class Lifeline:
@@ -41,4 +41,4 @@ class Lifeline:
 def sweep(path: str) -> None:
     """Remove what a run left in ``path``, if no process belongs to it any more. Called by the zygote as guardian."""
     with contextlib.suppress(ShmError):
-        RunDirectory.attach(Path(path), timeout_s=0.1).leave()
+        sweep_dead_run(Path(path))

@@ -54,6 +54,7 @@ class Request:
     gateway_generation: int
     definition: Definition
     failure: Failed | None = None
+    heard_s: float = 0.0  # when the gateway last spoke of it
     ending: bool = False
 
     row: int = -1

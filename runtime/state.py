@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from ..shm.sequence_table import Phase
 from .core import LONG_AGO_S, Core
-from .decoding import Progress, admit_to_decode, grant_kv, grow, kv_need, make_room, needs_kv, observe, reserve, watched
+from .decoding import Progress, admit_to_decode, grant_kv, grow, kv_need, make_room, needs_kv, observe, reserve, show_ended, watched
 from .effects import Effect, PoolName, Send
-from .intake import admit, cancel_older_gateways, check_deadlines, flush_answers, load, prepare_analysed, submit
+from .intake import admit, break_silence, cancel_older_gateways, check_deadlines, flush_answers, load, prepare_analysed, submit
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .messages import (
     Cancel,
@@ -36,6 +36,7 @@ from .stages import finish_plan, issue
 __all__ = ["Controller", "Progress"]
 
 IDLE_S = 1.0
+FAST_RATE = 500.0  # tokens/s that a row may have before its rate is measured
 
 
 class Controller:
@@ -100,6 +101,8 @@ class Controller:
             submit(core, generation, message.key, message.definition, now)
             return
         request = core.requests.get(message.key)
+        if request is not None:
+            request.heard_s = now
         if request is None or request.gateway_generation != generation:
             if isinstance(message, Cancel | Delivered):
                 core.remember_end(message.key)  # its Submit may still come
@@ -136,7 +139,9 @@ class Controller:
         core = self.core
         core.now = now
         observe(core, progress, now)
+        show_ended(core)
         check_deadlines(core, now)
+        break_silence(core, now)
         prepare_analysed(core)
         grow(core)
         self._grant(now)
@@ -193,4 +198,4 @@ class Controller:
 def _until_look_s(core: Core, request: Request) -> float:
     """Half the time in which the row could use up the pages that it has."""
     tokens = len(request.block_tables[0]) * core.limits.kv_page_tokens - request.lengths[0] - request.committed
-    return min(0.2, max(0.01, tokens / (2 * max(request.rate, 200.0))))
+    return min(0.2, max(0.01, tokens / (2 * (request.rate or FAST_RATE))))

@@ -17,9 +17,7 @@ class Family(Protocol):
         """The configuration out of the checkpoint's files. Raises CheckpointError."""
         ...
 
-    def positions(
-        self, config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]
-    ) -> tuple[NDArray[np.int64], int]:
+    def positions(self, config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
         """M-RoPE positions of an expanded prompt: int64 [3, num_tokens] (t, h, w), and the delta.
 
         Token i >= num_tokens stands at i + delta on all three axes. ``spans`` are in order and do not overlap.
@@ -34,9 +32,7 @@ class Family(Protocol):
         """Indices of the frames to take from a video of ``total_frames`` at ``fps``. Raises UnsupportedMediaError."""
         ...
 
-    def video_item(
-        self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float
-    ) -> Item:
+    def video_item(self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
         """Grid, tokens and segments of ``num_frames`` sampled frames; ``sampled_fps`` = num_frames / total_frames x fps.
 
         Raises UnsupportedMediaError.

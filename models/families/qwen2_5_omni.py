@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..architecture import Item, ItemLike, ModelConfig, SpanLike
 from ..json_fields import CheckpointFiles
 from . import qwen2_5
+from . import qwen2_5_fields as fields
 from .qwen2_5 import audio_item, image_item, sample_frames
 
 __all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item"]
@@ -21,21 +22,19 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     outer = files.required("config.json")
     config = outer.object("thinker_config") if outer.has("thinker_config") else outer
     text = config.object("text_config")
-    language = qwen2_5.parse_language(
-        text, default_theta=1e6, tie=config.boolean("tie_word_embeddings", default=False)
-    )
-    vision = qwen2_5.parse_vision(config.object("vision_config"), language.hidden_size, split_qkv=True)
-    audio = qwen2_5.parse_audio(config.object("audio_config"), language.hidden_size)
+    language = fields.parse_language(text, default_theta=1e6, tie=config.boolean("tie_word_embeddings", default=False))
+    vision = fields.parse_vision(config.object("vision_config"), language.hidden_size, split_qkv=True)
+    audio = fields.parse_audio(config.object("audio_config"), language.hidden_size)
     return ModelConfig(
         family="qwen2_5_omni",
         language=language,
-        dtype=qwen2_5.parse_dtype(outer, config, text),
+        dtype=fields.parse_dtype(outer, config, text),
         max_context=text.integer("max_position_embeddings", default=32768),
-        eos_token_ids=qwen2_5.parse_eos(files, config, text),
+        eos_token_ids=fields.parse_eos(files, config, text),
         vision=vision,
         audio=audio,
-        vision_rules=qwen2_5.parse_vision_rules(files, vision, video_falls_back=False),
-        audio_rules=qwen2_5.parse_audio_rules(files, audio),
+        vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=False),
+        audio_rules=fields.parse_audio_rules(files, audio),
         image_token_id=config.integer("image_token_id", "image_token_index", default=151655, least=0),
         video_token_id=config.integer("video_token_id", "video_token_index", default=151656, least=0),
         audio_token_id=config.integer("audio_token_id", "audio_token_index", default=151646, least=0),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..architecture import Item, ItemLike, ModelConfig, SpanLike
 from ..json_fields import CheckpointFiles
 from . import qwen2_5
+from . import qwen2_5_fields as fields
 from .qwen2_5 import audio_item, image_item, sample_frames
 
 __all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item"]
@@ -18,16 +19,16 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     config = files.required("config.json")
     text = config.object("text_config") if config.has("text_config") else config
     tie = config.boolean("tie_word_embeddings", default=False) or text.boolean("tie_word_embeddings", default=False)
-    language = qwen2_5.parse_language(text, default_theta=1e6, tie=tie)
-    vision = qwen2_5.parse_vision(config.object("vision_config"), language.hidden_size)
+    language = fields.parse_language(text, default_theta=1e6, tie=tie)
+    vision = fields.parse_vision(config.object("vision_config"), language.hidden_size)
     return ModelConfig(
         family="qwen2_5_vl",
         language=language,
-        dtype=qwen2_5.parse_dtype(config, text),
+        dtype=fields.parse_dtype(config, text),
         max_context=text.integer("max_position_embeddings", default=32768),
-        eos_token_ids=qwen2_5.parse_eos(files, config, text),
+        eos_token_ids=fields.parse_eos(files, config, text),
         vision=vision,
-        vision_rules=qwen2_5.parse_vision_rules(files, vision, video_falls_back=True),
+        vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=True),
         image_token_id=config.integer("image_token_id", default=151655, least=0),
         video_token_id=config.integer("video_token_id", default=151656, least=0),
         positions_per_second=config.object("vision_config").number("tokens_per_second", default=4.0),

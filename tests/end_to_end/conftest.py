@@ -12,9 +12,9 @@ from typing import Any
 
 import openai
 import pytest
+
 from mmrt.models.make import make_checkpoint
 from mmrt.shm.run_directory import RunDirectory
-
 from mmrt.tests.end_to_end.oracle import Oracle
 
 MMRT = [sys.executable, "-m", "mmrt.runtime.cli.main"]

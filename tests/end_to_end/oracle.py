@@ -1,6 +1,6 @@
 """transformers as the judge: given the same prefix, is each emitted token the argmax of its logits?
 
-Everything from pixels to logits is transformers' and PIL's; nothing of mmrt is imported. Media are given as decoded pictures and samples.
+Everything from pixels to logits is transformers' and PIL's; nothing of mmrt is imported. Media come decoded.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ MERGE = 4  # patches per token
 
 @dataclass
 class Media:
-    """What a prompt holds, in order: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, samples float32 at 16 kHz."""
+    """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, float32 samples at 16 kHz."""
 
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     videos: list[tuple[NDArray[np.uint8], float]] = field(default_factory=list)

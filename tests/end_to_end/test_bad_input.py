@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import as_url, image_part, picture, sound, text, video
-from PIL import Image
 
 
 def png(pixels: Any) -> bytes:

@@ -26,10 +26,8 @@ def test_kill_in_mid_stream_changes_nothing(server: Server, expected: list[int],
             killed = True
     assert killed
     assert ids == expected
-    after = {
-        found["name"]: found["pid"]
-        for found in server.wait(lambda status: bool(status["ready"]) and status_pid(status, victim) != before[victim], victim)["actors"]
-    }
+    status = server.wait(lambda status: bool(status["ready"]) and status_pid(status, victim) != before[victim], victim)
+    after = {found["name"]: found["pid"] for found in status["actors"]}
     assert {name for name in after if after[name] != before[name]} == {victim}
     server.wait_until_empty()
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle, check_argmax
 from mmrt.tests.end_to_end.test_media import image_part, picture, text

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from mmrt.tests.end_to_end.conftest import Server
 
 

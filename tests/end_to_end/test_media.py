@@ -11,10 +11,11 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from mmrt.tests.end_to_end.conftest import Server
-from mmrt.tests.end_to_end.oracle import Media, Oracle
 from numpy.typing import NDArray
 from PIL import Image
+
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.oracle import Media, Oracle
 
 
 def picture(seed: int, height: int, width: int) -> NDArray[np.uint8]:

@@ -74,9 +74,7 @@ def test_flat_configuration_reads_the_same(directory: Callable[..., Path], check
     assert load_model_config(directory("qwen2_5_vl", flat)) == load_model_config(checkpoints("qwen2_5_vl"))
 
 
-def test_whole_omni_configuration_reads_as_its_thinker(
-    directory: Callable[..., Path], checkpoints: Callable[[str], Path]
-) -> None:
+def test_whole_omni_configuration_reads_as_its_thinker(directory: Callable[..., Path], checkpoints: Callable[[str], Path]) -> None:
     path = directory("qwen2_5_omni", lambda config: {"model_type": "qwen2_5_omni", "thinker_config": config})
     assert load_model_config(path) == load_model_config(checkpoints("qwen2_5_omni"))
 

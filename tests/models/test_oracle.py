@@ -175,9 +175,7 @@ def test_segments_encode_as_the_whole(loaded: Loaded) -> None:
 def test_audio_rows_may_come_as_bytes(models) -> None:
     loaded = models("qwen2_5_omni")
     rows = np.random.default_rng(0).normal(size=(250, 128)).astype(np.float32)
-    plain, raw = loaded.towers.encode(
-        [TowerInput("audio", rows, (250, 0, 0)), TowerInput("audio", rows.view(np.uint8), (250, 0, 0))]
-    )
+    plain, raw = loaded.towers.encode([TowerInput("audio", rows, (250, 0, 0)), TowerInput("audio", rows.view(np.uint8), (250, 0, 0))])
     torch.testing.assert_close(plain, raw, rtol=1e-5, atol=1e-5)
 
 

@@ -77,9 +77,7 @@ def test_one_allocation_aligned_views_and_progress(checkpoints: Callable[[str], 
     torch.testing.assert_close(views["vision.merger.ln_q.weight"], stored.bfloat16(), rtol=0, atol=0)
 
 
-def test_sharded_checkpoint_and_names_of_other_versions(
-    directory: Path, checkpoints: Callable[[str], Path], load: Load
-) -> None:
+def test_sharded_checkpoint_and_names_of_other_versions(directory: Path, checkpoints: Callable[[str], Path], load: Load) -> None:
     stored = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     renamed = {

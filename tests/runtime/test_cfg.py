@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from mmrt.runtime.cfg import (
     fitting_new_tokens,
@@ -39,6 +39,7 @@ def test_what_was_generated_is_prefilled_again_behind_both_prompts() -> None:
     assert prefill_targets((9, 4), 5) == (13, 8)
 
 
+@settings(deadline=None)
 @given(lengths_strategy, st.integers(0, 50), st.integers(1, 50), st.integers(1, 8), st.integers(0, 5))
 def test_wanted_lies_between_needed_and_limit(lengths: tuple[int, ...], committed: int, more: int, page: int, ahead: int) -> None:
     max_new = committed + more
@@ -51,6 +52,7 @@ def test_wanted_lies_between_needed_and_limit(lengths: tuple[int, ...], committe
         assert limit[member] * page >= lengths[member] + max_new - 1
 
 
+@settings(deadline=None)
 @given(lengths_strategy, st.integers(1, 40), st.integers(1, 8))
 def test_fitting_is_the_most_that_fits(lengths: tuple[int, ...], pool: int, page: int) -> None:
     fitting = fitting_new_tokens(lengths, pool, page)

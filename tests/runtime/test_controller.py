@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +105,37 @@ class Peer:
         self.socket.close()
 
 
-def in_loop(body: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(body, 3 * TIMEOUT_S))
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is shared memory
+        await asyncio.sleep(0.005)
+
+
+def in_loop(body: Callable[[ExitStack], Coroutine[Any, Any, None]]) -> None:
+    """Run ``body`` in an event loop; what it hands to the stack is closed whatever happens."""
+
+    async def run() -> None:
+        with ExitStack() as stack:
+            await asyncio.wait_for(body(stack), 3 * TIMEOUT_S)
+
+    asyncio.run(run())
 
 
 def test_a_request_across_two_controllers(run: RunDirectory) -> None:
-    async def body() -> None:
-        table = SequenceTable.attach(run)
-        plans = PlanTable.attach(run)
+    async def body(stack: ExitStack) -> None:
+        table = stack.enter_context(closing(SequenceTable.attach(run)))
+        plans = stack.enter_context(closing(PlanTable.attach(run)))
         first = Epoch(run, 1)
-        gateway, prefill, decode = (Peer(run, name) for name in ("gateway", "prefill", "decode"))
-        for peer in (gateway, prefill, decode):
-            await peer.hello(1)
-        await gateway.say(m.Submit(1, 5, DEFINITION))
-        assert await gateway.wait_for(m.Prepared) == m.Prepared(1, 5, 5)
-        command = await prefill.wait_for(m.Run)
-        first.close()  # as good as killed: nothing is handed over
+        with closing(first):
+            gateway, prefill, decode = (
+                stack.enter_context(closing(Peer(run, name))) for name in ("gateway", "prefill", "decode")
+            )
+            for peer in (gateway, prefill, decode):
+                await peer.hello(1)
+            await gateway.say(m.Submit(1, 5, DEFINITION))
+            assert await gateway.wait_for(m.Prepared) == m.Prepared(1, 5, 5)
+            command = await prefill.wait_for(m.Run)  # closing now is as good as killing: nothing is handed over
 
-        second = Epoch(run, 2)
+        second = stack.enter_context(closing(Epoch(run, 2)))
         for peer in (gateway, prefill, decode):
             await peer.hello(2)
         again = await prefill.wait_for(m.Run)
@@ -136,20 +150,17 @@ def test_a_request_across_two_controllers(run: RunDirectory) -> None:
         table.set_end(admit.row, 1, EndCode.STOP)
         await decode.say(m.SequenceEnded(1, admit.row, 1))
         drop = await decode.wait_for(m.Drop)
-        await decode.say(m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
         await gateway.say(m.Delivered(1, 5))
         assert await gateway.wait_for(m.Released) == m.Released(2, 5)
-        second.serving.close()
+        assert table.phase(admit.row) == (1, Phase.ENDING), "decode has not let go yet"
+        await decode.say(m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+        await until(lambda: table.phase(admit.row) == (1, Phase.FREE))
+        assert not plans.live()
+        await until(lambda: all(pool.used == 0 for pool in second.stats.read().pools.values()))
         snapshot = second.stats.read()
-        assert snapshot.epoch == 2 and snapshot.finished_total == 1 and all(pool.used == 0 for pool in snapshot.pools.values())
-        assert table.rows_in(Phase.FREE) and not plans.live()
-        for part in (gateway, prefill, decode):
-            part.close()
-        second.close()
-        table.close()
-        plans.close()
+        assert snapshot.epoch == 2 and snapshot.finished_total == 1
 
-    in_loop(body())
+    in_loop(body)
 
 
 def cannot_write(epoch: Epoch, error: Exception) -> None:
@@ -160,9 +171,9 @@ def cannot_write(epoch: Epoch, error: Exception) -> None:
 
 
 def test_a_request_that_cannot_be_journaled_is_refused(run: RunDirectory) -> None:
-    async def body() -> None:
-        epoch = Epoch(run, 1)
-        gateway = Peer(run, "gateway")
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1)))
+        gateway = stack.enter_context(closing(Peer(run, "gateway")))
         await gateway.hello(1)
         append = epoch.journal.append
         cannot_write(epoch, OSError(errno.ENOSPC, "no space"))
@@ -173,31 +184,26 @@ def test_a_request_that_cannot_be_journaled_is_refused(run: RunDirectory) -> Non
         await gateway.say(m.Submit(1, 6, DEFINITION))
         assert (await gateway.wait_for(m.Prepared)).key == 6
         assert epoch.serving.failure is None
-        gateway.close()
-        epoch.close()
 
-    in_loop(body())
+    in_loop(body)
 
 
 def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
     """The machine is ahead of memory then: only a recovery puts that right."""
 
-    async def body() -> None:
-        epoch = Epoch(run, 1)
-        gateway = Peer(run, "gateway")
-        await gateway.hello(1)
-        cannot_write(epoch, OSError(errno.EIO, "broken"))
-        await gateway.say(m.Submit(1, 5, DEFINITION))
-        await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
-        assert isinstance(epoch.serving.failure, OSError)
-        assert epoch.io.table.phase(0) == (0, Phase.FREE), "nothing after the failed effect was done"
-        gateway.close()
-        epoch.close()
-        after = Epoch(run, 2)
+    async def body(stack: ExitStack) -> None:
+        with closing(Epoch(run, 1)) as epoch:
+            gateway = stack.enter_context(closing(Peer(run, "gateway")))
+            await gateway.hello(1)
+            cannot_write(epoch, OSError(errno.EIO, "broken"))
+            await gateway.say(m.Submit(1, 5, DEFINITION))
+            await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
+            assert isinstance(epoch.serving.failure, OSError)
+            assert epoch.io.table.phase(0) == (0, Phase.FREE), "nothing after the failed effect was done"
+        after = stack.enter_context(closing(Epoch(run, 2)))
         assert not after.controller.core.requests
-        after.close()
 
-    in_loop(body())
+    in_loop(body)
 
 
 def test_effects_that_are_none_are_refused(run: RunDirectory) -> None:

@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.messages import Definition, MediaItem, Sampling
@@ -106,6 +106,7 @@ def views(draw: st.DrawFn) -> View:
     )
 
 
+@settings(deadline=None)
 @given(views(), st.integers(1, 60), st.integers(1, 60), st.booleans())
 def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: int, exclusive: bool) -> None:
     step = unified.plan(view, StepLimits(tau, alpha, exclusive), 0.0)
@@ -208,6 +209,7 @@ def test_a_suspect_is_tried_alone() -> None:
     assert [chunk.key for chunk in plan(request(0, ready=4), suspect).prefill] == [0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 20)), min_size=1, max_size=12), st.integers(1, 32))
 def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> None:
     """Prompts that keep coming: each is done after no more rounds than its own and all earlier tokens take."""
@@ -283,6 +285,7 @@ holders = st.lists(
 ).map(lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs])
 
 
+@settings(deadline=None)
 @given(holders, st.integers(0, 20), st.integers(0, 12))
 def test_victims_are_younger_text_first_and_enough_or_none(found: list[Holder], arrival: int, need: int) -> None:
     victims = choose_victims(found, arrival, need)
@@ -317,6 +320,7 @@ def test_the_model_fits_a_line() -> None:
     assert search(cost, 0.001, 16, 4096) == 16
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=20), st.floats(0, 5))
 def test_budgets_stay_in_bounds(samples: list[tuple[int, float]], allowance: float) -> None:
     for budget in (prefill_budget(0), encode_budget(0)):
@@ -325,6 +329,7 @@ def test_budgets_stay_in_bounds(samples: list[tuple[int, float]], allowance: flo
             assert budget.low <= budget.units <= budget.high
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10_000), st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=5))
 def test_a_configured_budget_is_not_touched(fixed: int, samples: list[tuple[int, float]]) -> None:
     budget = prefill_budget(fixed)

@@ -455,6 +455,16 @@ def test_submits_are_taken_once_and_not_after_the_end() -> None:
     assert sent(driver.receive("gateway", m.Query(1, 55)).tick(), m.Unknown) == [m.Unknown(3, 55)]
 
 
+def test_the_gateway_is_told_of_requests_that_it_does_not_ask_about() -> None:
+    driver = Driver()
+    driver.submit(text())
+    assert not sent(driver.tick(14.0), m.Prepared)
+    driver.receive("gateway", m.Query(1, KEY)).tick()
+    assert not sent(driver.tick(14.0), m.Prepared)
+    assert sent(driver.tick(2.0), m.Prepared)
+    assert not sent(driver.tick(2.0), m.Prepared)
+
+
 def test_queue_positions() -> None:
     driver = Driver(num_rows=1)
     driver.submit(text(), key=1)

@@ -1,7 +1,7 @@
 """Embedding tracker against a per-token model (RS2, RS4)."""
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from mmrt.runtime.messages import ItemShape, PageRun, SegmentShape
 from mmrt.runtime.tracker import EmbeddingTracker, lay_out
@@ -22,6 +22,7 @@ def prompts(draw: st.DrawFn) -> tuple[list[int], list[ItemShape], int]:
     return starts, shapes, position + draw(st.integers(1, 5))
 
 
+@settings(deadline=None)
 @given(prompts(), st.data())
 def test_ready_prefix_is_that_of_the_tokens(prompt: tuple[list[int], list[ItemShape], int], data: st.DataObject) -> None:
     starts, shapes, length = prompt
@@ -42,6 +43,7 @@ def test_ready_prefix_is_that_of_the_tokens(prompt: tuple[list[int], list[ItemSh
     assert tracker.ready_prefix(target) == min(prefix, target)
 
 
+@settings(deadline=None)
 @given(prompts(), st.data())
 def test_chunks_take_every_row_once_and_pages_go_when_used_up(
     prompt: tuple[list[int], list[ItemShape], int], data: st.DataObject

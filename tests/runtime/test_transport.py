@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from mmrt.runtime import messages
 from mmrt.runtime.transport import ActorSocket, ControllerSocket, drain_in_loop
 
@@ -113,8 +114,7 @@ def test_asyncio_answers_a_burst_without_a_stall(controller: ControllerSocket, d
 
         server = drain_in_loop(loop, controller, on_request)
         client = drain_in_loop(loop, decode, on_answer)
-        while not decode.send(hello()):
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(send_until_gone, decode, hello())
         client.poke()
         await asyncio.wait_for(done, 20)
         server.close()

@@ -18,7 +18,9 @@ import pytest
 from mmrt.shm.run_directory import RunDirectory
 
 SHM = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
-LIFE_S = 0.03  # a child whose instruction never comes is killed wherever it is
+STORM_S = 6.0  # a storm ends then: forking a process that has imported everything is slow
+MIN_KILLS = 20
+LIFE_S = 0.02  # a child whose instruction never comes is killed wherever it is
 
 
 class Crashed(BaseException):
@@ -114,10 +116,11 @@ class Crashes:
         return Child(body, lambda: sys.settrace(_tracer(codes, _Countdown(steps, act, target))))
 
     def storm(self, spawn: Callable[[], Child], observe: Callable[[], object], kills: int) -> None:
-        """Run one victim after the other until ``kills`` of them were killed; look in between and all the time."""
+        """Run one victim after the other until ``kills`` of them were killed or STORM_S is over; look in between and all the time."""
         print(f"seed {self.seed}")
         killed = 0
-        while killed < kills:
+        end = time.monotonic() + STORM_S
+        while killed < kills and (time.monotonic() < end or killed < MIN_KILLS):
             child = spawn()
             deadline = time.monotonic() + LIFE_S
             while child.poll() is None and time.monotonic() < deadline:

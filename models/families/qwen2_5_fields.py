@@ -1,0 +1,173 @@
+"""What the two Qwen2.5 families share of reading a checkpoint: the fields of decoder, towers and processors."""
+
+from ..architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
+from ..json_fields import CheckpointFiles, JsonObject
+
+
+def parse_language(text: JsonObject, default_theta: float, tie: bool) -> LanguageConfig:
+    """The decoder out of ``text`` (nested or flat). Raises CheckpointError."""
+    hidden = text.integer("hidden_size")
+    heads = text.integer("num_attention_heads")
+    kv_heads = text.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise text.error("num_key_value_heads", f"is {kv_heads}, which does not divide num_attention_heads ({heads})")
+    head_dim = text.integer("head_dim", default=max(hidden // heads, 1))
+    if head_dim % 2:
+        raise text.error("head_dim", f"is {head_dim}, expected an even number")
+    text.text("hidden_act", default="silu", choices=("silu",))
+    if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
+        raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
+    rope = text.object("rope_parameters", "rope_scaling")
+    kind = rope.text("rope_type", "type", default="default")
+    if kind not in ("default", "mrope"):
+        raise rope.error("rope_type", f"is {kind!r}, expected 'default' or 'mrope'")
+    section = rope.integers("mrope_section", default=(16, 24, 24), least=0)
+    if len(section) != 3 or sum(section) != head_dim // 2:
+        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {head_dim // 2}")
+    theta = rope if rope.has("rope_theta") else text
+    return LanguageConfig(
+        vocab_size=text.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=text.integer("intermediate_size"),
+        num_layers=text.integer("num_hidden_layers", most=1000),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
+        rope_theta=theta.number("rope_theta", default=default_theta),
+        mrope_section=section,
+        tie_embeddings=tie,
+    )
+
+
+def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
+    """The vision tower. Raises CheckpointError if it does not fit the decoder."""
+    config = VisionConfig(
+        depth=vision.integer("depth", "num_hidden_layers", most=1000),
+        hidden_size=vision.integer("hidden_size"),
+        intermediate_size=vision.integer("intermediate_size", default=3420),
+        num_heads=vision.integer("num_heads", "num_attention_heads", default=16),
+        in_channels=vision.integer("in_channels", "in_chans", default=3, most=3),
+        patch_size=vision.integer("patch_size", "spatial_patch_size", default=14),
+        temporal_patch_size=vision.integer("temporal_patch_size", default=2),
+        merge_size=vision.integer("spatial_merge_size", default=2),
+        window_size=vision.integer("window_size", default=112),
+        out_hidden_size=vision.integer("out_hidden_size", default=hidden_size),
+        full_attention_blocks=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)),
+        hidden_act=vision.text("hidden_act", default="silu"),
+        split_qkv=split_qkv,
+    )
+    if config.out_hidden_size != hidden_size:
+        raise vision.error("out_hidden_size", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
+    if config.hidden_size % (4 * config.num_heads):
+        raise vision.error("hidden_size", f"is {config.hidden_size}, expected a multiple of 4 x num_heads ({config.num_heads})")
+    if config.window_size < config.patch_size * config.merge_size:
+        raise vision.error("window_size", f"is {config.window_size}, expected at least patch_size x spatial_merge_size")
+    return config
+
+
+def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
+    """The audio tower. Raises CheckpointError if it does not fit the decoder."""
+    config = AudioConfig(
+        num_mel_bins=audio.integer("num_mel_bins", default=128),
+        num_layers=audio.integer("encoder_layers", "num_hidden_layers", default=32, most=1000),
+        num_heads=audio.integer("encoder_attention_heads", default=20),
+        ffn_size=audio.integer("encoder_ffn_dim", default=5120),
+        hidden_size=audio.integer("d_model", default=1280),
+        out_hidden_size=audio.integer("output_dim", default=hidden_size),
+        max_source_positions=audio.integer("max_source_positions", default=1500),
+        n_window=audio.integer("n_window", default=100),
+        scale_embedding=audio.boolean("scale_embedding", default=False),
+        activation=audio.text("activation_function", default="gelu"),
+    )
+    if config.out_hidden_size != hidden_size:
+        raise audio.error("output_dim", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
+    if config.hidden_size % config.num_heads:
+        raise audio.error("d_model", f"is {config.hidden_size}, expected a multiple of {config.num_heads} heads")
+    if config.max_source_positions < config.n_window:
+        problem = f"is {config.max_source_positions}, expected at least n_window ({config.n_window})"
+        raise audio.error("max_source_positions", problem)
+    return config
+
+
+def parse_dtype(*places: JsonObject) -> DType:
+    """The checkpoint's dtype from the first place that names one; half precision of either kind is computed in bfloat16."""
+    for place in places:
+        if place.has("dtype", "torch_dtype"):
+            name = place.text("dtype", "torch_dtype", choices=("float32", "bfloat16", "float16"))
+            return "float32" if name == "float32" else "bfloat16"
+    return "bfloat16"
+
+
+def parse_eos(files: CheckpointFiles, *places: JsonObject) -> tuple[int, ...]:
+    """Ids that end a sequence, from generation_config.json or else from the configuration."""
+    generation = files.optional("generation_config.json")
+    for place in (generation, *places) if generation is not None else places:
+        if place.has("eos_token_id"):
+            return place.integers("eos_token_id")
+    return ()
+
+
+def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:
+    """Rules of the image and video processors. ``video_falls_back``: without a video file, the image file counts for videos too."""
+    nested = files.optional("processor_config.json")
+    image = files.optional("preprocessor_config.json")
+    video = files.optional("video_preprocessor_config.json") or (image if video_falls_back else None)
+    if nested is not None and nested.has("image_processor"):
+        image = nested.object("image_processor")
+    if nested is not None and nested.has("video_processor"):
+        video = nested.object("video_processor")
+    empty = JsonObject({}, "defaults")
+    image, video, base = image or empty, video or empty, VisionRules()
+    size, video_size = image.object("size"), video.object("size")
+    rules = VisionRules(
+        patch_size=vision.patch_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        merge_size=vision.merge_size,
+        min_pixels=_edge(image, size, "min_pixels", "shortest_edge", base.min_pixels),
+        max_pixels=_edge(image, size, "max_pixels", "longest_edge", base.max_pixels),
+        video_min_pixels=_edge(video, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
+        video_max_pixels=_edge(video, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
+        video_total_pixels=_total_pixels(video, vision),
+        fps=video.number("fps", default=base.fps),
+        min_frames=video.integer("min_frames", default=base.min_frames),
+        max_frames=video.integer("max_frames", default=base.max_frames),
+        image_mean=image.colour("image_mean", default=base.image_mean),
+        image_std=image.colour("image_std", default=base.image_std),
+    )
+    for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge_size)):
+        if image.integer(name, default=expected) != expected:
+            raise image.error(name, f"is {image.integer(name)}, but the vision tower has {expected}")
+    return rules
+
+
+def _edge(processor: JsonObject, size: JsonObject, old: str, new: str, default: int) -> int:
+    if processor.has(old):
+        return processor.integer(old)
+    return size.integer(new, old, default=default)
+
+
+def _total_pixels(video: JsonObject, vision: VisionConfig) -> int:
+    if not (video.has("cap_pixels_per_frame") and video.boolean("cap_pixels_per_frame")):
+        return 0
+    factor = vision.patch_size * vision.merge_size
+    return int(video.integer("max_video_tokens", default=128000) * factor * factor * 0.9)
+
+
+def parse_audio_rules(files: CheckpointFiles, audio: AudioConfig) -> AudioRules:
+    """Rules of the feature extractor. Raises CheckpointError if it does not fit the audio tower."""
+    nested = files.optional("processor_config.json")
+    extractor = files.optional("preprocessor_config.json") or JsonObject({}, "defaults")
+    if nested is not None and nested.has("feature_extractor"):
+        extractor = nested.object("feature_extractor")
+    if extractor.integer("feature_size", default=audio.num_mel_bins) != audio.num_mel_bins:
+        problem = f"is {extractor.integer('feature_size')}, but the audio tower has {audio.num_mel_bins}"
+        raise extractor.error("feature_size", problem)
+    return AudioRules(
+        sample_rate=extractor.integer("sampling_rate", default=16000),
+        n_fft=extractor.integer("n_fft", default=400),
+        hop=extractor.integer("hop_length", default=160),
+        num_mel_bins=audio.num_mel_bins,
+        window_frames=2 * audio.n_window,
+        max_s=extractor.number("chunk_length", default=300),
+    )
