@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 SCAN_S = 0.5
 IDLE_S = 0.5
 PAUSED_S = 0.005
-STEP_DEADLINE_S = 120.0
 
 
 def main(actor: Actor) -> None:
@@ -50,6 +49,7 @@ class Decoding:
         self._bell = bell
         self._scan_at_s = 0.0
         self._num_steps = 0
+        self._step_limit_s = actor.config.step_limit_s(actor.name)
 
     def run(self) -> None:
         """Step until told to end; wait for messages while there is nothing to step."""
@@ -62,7 +62,7 @@ class Decoding:
                 self._actor.wait(IDLE_S)
                 continue
             self._num_steps += 1
-            with status.step(self._num_steps, STEP_DEADLINE_S):
+            with status.step(self._num_steps, self._step_limit_s):
                 outcome = self._step()
             if not outcome.rows:
                 self._actor.wait(PAUSED_S)

@@ -11,8 +11,6 @@ from .base import Actor
 from .language_model import shared_weights
 from .plans import serve_plans
 
-PLAN_DEADLINE_S = 300.0
-
 
 def main(actor: Actor) -> None:
     """Entry of the encoder process."""
@@ -20,7 +18,7 @@ def main(actor: Actor) -> None:
     config = actor.model
     towers = Towers(config, shared_weights(actor))
     worker = EncoderWorker(config, towers, PagePool.attach(actor.run, "patch"), PagePool.attach(actor.run, "embedding"))
-    serve_plans(actor, worker.execute, lambda plan: PLAN_DEADLINE_S)
+    serve_plans(actor, worker.execute)
 
 
 class EncoderWorker:

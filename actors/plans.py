@@ -19,9 +19,10 @@ KEPT_RESULTS = 256
 IDLE_S = 0.5
 
 
-def serve_plans(actor: Actor, execute: Callable[[Plan], Result], deadline_s: Callable[[Plan], float]) -> None:
-    """Become active and do plans one at a time until told to end. ``deadline_s`` bounds one plan, for the watchdog."""
+def serve_plans(actor: Actor, execute: Callable[[Plan], Result]) -> None:
+    """Become active and do plans one at a time until told to end."""
     table = PlanTable.attach(actor.run)
+    limit_s = actor.config.step_limit_s(actor.name)
     results: OrderedDict[int, PlanDone] = OrderedDict()
     queue: deque[Run] = deque()
     status = actor.become_active()
@@ -37,7 +38,7 @@ def serve_plans(actor: Actor, execute: Callable[[Plan], Result], deadline_s: Cal
             continue
         plan = decode_plan(payload)
         started_s = time.monotonic()
-        with status.step(command.plan_id, deadline_s(plan)):
+        with status.step(command.plan_id, limit_s):
             result = _attempt(execute, plan)
         done = PlanDone(actor.name, actor.generation, command.plan_id, time.monotonic() - started_s, result)
         results[command.plan_id] = done

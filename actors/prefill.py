@@ -19,7 +19,6 @@ from .base import Actor
 from .language_model import open_language_model
 from .plans import serve_plans
 
-PLAN_DEADLINE_S = 300.0
 KEPT_POSITIONS = 64
 
 
@@ -30,7 +29,7 @@ def main(actor: Actor) -> None:
     model = open_language_model(actor, kv, layout.kv_page_tokens)
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, PagePool.attach(actor.run, "embedding"), layout.kv_page_tokens)
-    serve_plans(actor, worker.execute, lambda plan: PLAN_DEADLINE_S)
+    serve_plans(actor, worker.execute)
 
 
 class PrefillWorker:

@@ -27,7 +27,6 @@ from .plans import serve_plans
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20
-DEADLINE_MARGIN_S = 30.0  # beyond the time that an item may take, for the watchdog
 PR_SET_NO_NEW_PRIVS = 38
 
 R = TypeVar("R", Analysed, Done)
@@ -41,8 +40,7 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media"), PagePool.attach(actor.run, "patch")
     worker = VideoWorker(media, patches, actor.model, actor.config.media)
-    deadline_s = actor.config.media.item_timeout_s + DEADLINE_MARGIN_S
-    serve_plans(actor, worker.execute, lambda plan: deadline_s)
+    serve_plans(actor, worker.execute)
 
 
 def renounce_privileges() -> None:

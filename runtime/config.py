@@ -121,6 +121,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     actors: ActorsSection = ActorsSection()
     supervisor: SupervisorSection = SupervisorSection()
 
+    def step_limit_s(self, actor: str) -> float:
+        """How long one step of an actor may take before its watchdog kills it; 0 for those that have no long steps."""
+        limits = {"decode": 120.0, "prefill": 300.0, "encoder": 300.0, "video": self.media.item_timeout_s + 30.0}
+        return limits.get(actor, 0.0)
+
     def actor(self, name: str) -> ActorSection:
         section: ActorSection = getattr(self.actors, name, ActorSection())
         return section

@@ -277,8 +277,12 @@ def _allowance(core: Core) -> float:
 def _blame(core: Core, outstanding: Outstanding, live: list[Request], error: ItemError) -> None:
     """One request's data cannot be used: it fails. In a plan of several nobody knows whose: each is tried again alone."""
     if len({request.key for request in outstanding.requests}) == 1:
+        if error.status < 500:
+            refusal = RequestError(error.message, status=error.status, param="messages")
+        else:
+            refusal = RequestError(error.message, status=error.status, type="internal_error")
         for request in live:
-            fail(core, request, RequestError(error.message, status=error.status, param="messages" if error.status < 500 else None))
+            fail(core, request, refusal)
         return
     core.suspects.update(request.key for request in live)
     if isinstance(outstanding.plan, Encode):

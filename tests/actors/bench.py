@@ -1,0 +1,205 @@
+"""A sequence table and pools on tmpfs with a model on them, and the controller's part: rows, pages, plans, phases."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmrt.actors.prefill import PrefillWorker
+from mmrt.actors.running_set import RunningSet
+from mmrt.models.config import ModelConfig
+from mmrt.models.decoder import Chunk, Decoder
+from mmrt.models.lm import LanguageModel
+from mmrt.runtime.messages import (
+    Done,
+    EmbeddingSpan,
+    ItemShape,
+    MediaSpan,
+    PageRun,
+    Prefill,
+    PrefillChunk,
+    Sampling,
+    SegmentShape,
+    SequenceDefinition,
+    encode,
+)
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+
+PAGE_TOKENS = 16
+EMBEDDING_PAGE_TOKENS = 32
+MAX_CONTEXT = 256
+Weights = dict[str, torch.Tensor]
+GREEDY = Sampling(temperature=0)
+
+
+class Counting:
+    """A decoder whose next token is the input token plus one. ``broken``: input ids with which a forward raises."""
+
+    def __init__(self, vocab_size: int, broken: frozenset[int] = frozenset()) -> None:
+        self.vocab_size = vocab_size
+        self.broken = broken
+        self.num_steps = 0
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(ids), 1)
+
+    def prefill(self, chunks: list[Chunk]) -> None:
+        pass
+
+    def decode(self, ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+        if self.broken & set(ids.tolist()):
+            raise RuntimeError("this one cannot be computed")
+        assert block_tables.shape[1] * PAGE_TOKENS >= int(lengths.max())
+        self.num_steps += 1
+        return torch.nn.functional.one_hot(ids + 1, self.vocab_size).float()
+
+
+class Row:
+    """One generation of a row as the controller sees it."""
+
+    def __init__(self, row: int, generation: int, definition: SequenceDefinition) -> None:
+        self.row = row
+        self.generation = generation
+        self.definition = definition
+        self.place = (row, generation)
+
+
+class Bench:
+    """All that decode and prefill share, and a controller's hands."""
+
+    def __init__(self, run: RunDirectory, config: ModelConfig, weights: Weights, model: Decoder | None = None) -> None:
+        self.run = run
+        self.config = config
+        self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
+        self.kv = PagePool.create(run, "kv", 96, config.kv_page_bytes(PAGE_TOKENS))
+        self.embeddings = PagePool.create(run, "embedding", 24, EMBEDDING_PAGE_TOKENS * config.embedding_row_bytes())
+        self.random = np.random.default_rng(3)
+        self.kv.data[:] = self.random.integers(0, 60, self.kv.data.shape, dtype=np.uint8)  # finite garbage, as of earlier rows
+        self.model = model or LanguageModel(config, weights, torch.from_numpy(self.kv.data), PAGE_TOKENS)
+        self.worker = PrefillWorker(config, self.model, self.table, self.embeddings, PAGE_TOKENS)
+        self.running = self.new_running_set()
+        self._free = self.random.permutation(self.kv.num_pages).tolist()
+        self._free_embeddings = self.random.permutation(self.embeddings.num_pages).tolist()
+
+    def new_running_set(self) -> RunningSet:
+        """That of the next decode generation."""
+        self.running = RunningSet(self.config, self.model, self.table, PAGE_TOKENS)
+        return self.running
+
+    def ids(self, count: int) -> list[int]:
+        """Random prompt ids."""
+        return self.random.integers(0, 1000, count).tolist()
+
+    def place(
+        self,
+        prompt: Sequence[int],
+        companion: Sequence[int] = (),
+        *,
+        row: int = 0,
+        max_new_tokens: int = 40,
+        sampling: Sampling = GREEDY,
+        spans: Sequence[MediaSpan] = (),
+        ignore_eos: bool = True,
+    ) -> Row:
+        """A prepared row without pages."""
+        generation = self.table.begin(row)
+        for member, ids in enumerate((prompt, companion)):
+            self.table.write_prompt(row, member, ids)
+        definition = SequenceDefinition(
+            key=100 + row,
+            request_id=f"r{row}",
+            sampling=sampling,
+            num_prompt_tokens=len(prompt),
+            num_companion_tokens=len(companion),
+            max_new_tokens=max_new_tokens,
+            spans=list(spans),
+            stop=[],
+            ignore_eos=ignore_eos,
+            gateway_generation=1,
+        )
+        self.table.write_definition(row, encode(definition))
+        self.table.set_phase(row, Phase.PREPARE)
+        return Row(row, generation, definition)
+
+    def grant(self, row: Row, *num_pages: int) -> None:
+        """Pages for each member, neighbours nowhere."""
+        for member, count in enumerate(num_pages):
+            self.table.append_pages(row.row, member, [self._free.pop() for _ in range(count)])
+
+    def grant_all(self, row: Row) -> None:
+        """Pages for all that the row can ever hold."""
+        definition = row.definition
+        for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+            if length:
+                pages = -(-(length + definition.max_new_tokens - 1) // PAGE_TOKENS)
+                self.grant(row, *((0,) * member), pages)
+
+    def prefill(self, row: Row, chunk: int = MAX_CONTEXT, spans: Sequence[EmbeddingSpan] = ()) -> None:
+        """Prefill both members but for their last token, in chunks, over what was committed too."""
+        committed = self.table.committed(*row.place)
+        definition = row.definition
+        for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+            target = length + committed - 1 if length else 0
+            for start in range(0, target, chunk):
+                end = min(start + chunk, target)
+                parts = [part for span in spans if not member and (part := clip(span, start, end))]
+                plan = Prefill([PrefillChunk(row.row, row.generation, member, start, end, parts)])
+                assert self.worker.execute(plan) == Done()
+
+    def to_decode(self, row: Row) -> None:
+        self.table.set_phase(row.row, Phase.DECODE)
+        self.running.add(*row.place)
+
+    def start(self, row: Row, **how: int | Sequence[EmbeddingSpan]) -> None:
+        """Everything from a prepared row to a member of the running set."""
+        self.grant_all(row)
+        self.prefill(row, **how)  # type: ignore[arg-type]
+        self.to_decode(row)
+
+    def preempt(self, row: Row) -> None:
+        """The row loses its pages, which others overwrite; it keeps what was committed."""
+        self.table.set_phase(row.row, Phase.PREPARE)
+        self.running.remove(*row.place)
+        lost = [page for member in (0, 1) for page in self.table.pages(row.row, member).tolist()]
+        self.table.num_pages[row.row] = 0
+        self.kv.data[lost] = self.random.integers(0, 60, (len(lost), self.kv.page_bytes), dtype=np.uint8)
+        self._free = lost + self._free
+
+    def committed(self, row: Row) -> list[int]:
+        return self.table.new_ids(*row.place).tolist()
+
+    def end(self, row: Row) -> EndCode:
+        return self.table.end(*row.place)
+
+    def run_to_end(self, limit: int = 400) -> None:
+        """Step until nobody is left."""
+        for _ in range(limit):
+            if not self.running.rows:
+                return
+            assert self.running.step().rows, "members wait for pages"
+        raise AssertionError("no end")
+
+    def image(self, start: int, height: int, width: int) -> tuple[MediaSpan, EmbeddingSpan]:
+        """An image of random embedding rows that stands at ``start``, in pages in no order."""
+        grid = (1, height, width)
+        num_tokens = height * width // 4
+        shape = ItemShape("image", grid, num_tokens, [SegmentShape(grid, height * width, 1176, num_tokens)])
+        pages = [self._free_embeddings.pop() for _ in range(-(-num_tokens // EMBEDDING_PAGE_TOKENS))]
+        self.embeddings.generations[pages] += np.uint64(1)
+        rows = self.random.normal(0, 0.5, (num_tokens, self.config.language.hidden_size)).astype(np.float32)
+        self.embeddings.scatter_rows(pages, rows)
+        source = PageRun(pages, self.embeddings.generations[pages].tolist())
+        return MediaSpan(start, shape), EmbeddingSpan(start, num_tokens, 0, source)
+
+
+def clip(span: EmbeddingSpan, start: int, end: int) -> EmbeddingSpan | None:
+    """What a chunk takes of a segment, as the controller's tracker words it."""
+    first, last = max(start, span.start), min(end, span.start + span.num_tokens)
+    if first >= last:
+        return None
+    skipped = (first - span.start) // EMBEDDING_PAGE_TOKENS
+    used = -(-(last - span.start) // EMBEDDING_PAGE_TOKENS)
+    source = PageRun(span.source.pages[skipped:used], span.source.generations[skipped:used])
+    return EmbeddingSpan(first, last - first, first - span.start - skipped * EMBEDDING_PAGE_TOKENS, source)

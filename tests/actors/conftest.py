@@ -1,0 +1,64 @@
+"""A run directory on tmpfs, a tiny checkpoint, and a ``Bench`` with the tiny model or with one that counts."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrt.models.config import ModelConfig, load_model_config
+from mmrt.models.make import make_checkpoint
+from mmrt.models.weights import attach_weights, write_weights
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.actors.bench import Bench, Counting, Weights
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_as_in_actors() -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    """Configuration and weights of a tiny checkpoint with both towers, in float32."""
+    path = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    make_checkpoint("tiny", path, "qwen2_5_omni")
+    config = load_model_config(path)
+    buffer = bytearray()
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffer.extend(bytes(num_bytes))
+        return memoryview(buffer)
+
+    index = write_weights(path, config, allocate)
+    return config, attach_weights(memoryview(buffer), index)
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
+    directory = RunDirectory.create(path, {})
+    try:
+        yield directory
+    finally:
+        directory.close()
+        shutil.rmtree(path.parent)
+
+
+@pytest.fixture
+def bench(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> Bench:
+    """With the tiny model."""
+    return Bench(run, *tiny)
+
+
+@pytest.fixture
+def counting(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> Bench:
+    """With a model that counts."""
+    config, weights = tiny
+    return Bench(run, config, weights, Counting(config.language.vocab_size))

@@ -1,0 +1,115 @@
+"""The loop around plans: each is done once and answered as often as it is asked for."""
+
+import pytest
+
+from mmrt.actors.plans import KEPT_RESULTS, serve_plans
+from mmrt.runtime.messages import Done, ItemError, Plan, PlanDone, Prefill, Result, Run, ToController, Welcome, encode
+from mmrt.shm.errors import StalePage
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.actors.fake_actor import FakeActor
+
+PREFILL = 5  # the actor's index
+
+
+class Work:
+    """A plan table, and what has been executed by a loop over a script."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.table = PlanTable.create(run, 4, 4096)
+        self.num_executed = 0
+        self.error: Exception | None = None
+
+    def write(self, slot: int, plan_id: int) -> Run:
+        self.table.write(slot, plan_id, PREFILL, encode(Prefill([])))
+        return Run(1, slot, plan_id)
+
+    def execute(self, plan: Plan) -> Result:
+        assert plan == Prefill([])
+        self.num_executed += 1
+        if self.error is not None:
+            raise self.error
+        return Done()
+
+    def serve(self, *script: object) -> list[ToController]:
+        self.actor = FakeActor(self.run, "prefill", script)  # type: ignore[arg-type]
+        serve_plans(self.actor, self.execute, lambda plan: 1.0)  # type: ignore[arg-type]
+        assert self.actor.is_serving
+        return self.actor.sent
+
+
+@pytest.fixture
+def work(run: RunDirectory) -> Work:
+    return Work(run)
+
+
+def answers(sent: list[ToController]) -> list[tuple[int, Result]]:
+    assert all(isinstance(done, PlanDone) and (done.actor, done.generation) == ("prefill", 1) for done in sent)
+    return [(done.plan_id, done.result) for done in sent if isinstance(done, PlanDone)]
+
+
+def test_plans_are_done_in_order_one_per_turn(work: Work) -> None:
+    sent = work.serve([work.write(0, 7), work.write(1, 8)], [], [])
+    assert answers(sent) == [(7, Done()), (8, Done())]
+    assert work.num_executed == 2
+    assert work.actor.num_waits == 1
+
+
+def test_a_repeated_command_is_answered_with_the_stored_result(work: Work) -> None:
+    command = work.write(0, 7)
+    sent = work.serve([command, command], [command], [command])
+    assert answers(sent) == [(7, Done())] * 3
+    assert work.num_executed == 1
+
+
+def test_the_result_is_kept_when_the_slot_holds_another_plan(work: Work) -> None:
+    first = work.write(0, 7)
+    second = Run(1, 0, 8)
+    sent = work.serve([first], lambda: work.write(0, 8), [first, second], [])
+    assert answers(sent) == [(7, Done()), (7, Done()), (8, Done())]
+    assert work.num_executed == 2
+
+
+def test_an_obsolete_command_is_dropped(work: Work) -> None:
+    work.write(0, 8)
+    assert work.serve([Run(1, 0, 7), Run(1, 3, 9), Welcome(1)], [], []) == []
+    assert work.num_executed == 0
+
+
+def test_a_plan_that_raises_fails_its_request_and_not_the_actor(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    command = work.write(0, 7)
+    work.error = StalePage("page 3 has generation 2, not 1")
+
+    def repair() -> None:
+        work.error = None
+
+    sent = work.serve([command], [command], repair, [work.write(1, 8)])
+    (plan_id, error), again, after = answers(sent)
+    assert plan_id == 7 and isinstance(error, ItemError) and error.status == 500
+    assert "page" not in error.message, "details are for the log"
+    assert again == (7, error) and after == (8, Done())
+    assert "page 3 has generation 2, not 1" in caplog.text
+
+
+def test_the_last_results_are_kept(work: Work) -> None:
+    turns = []
+    for plan_id in range(1, KEPT_RESULTS + 2):
+        turns += [lambda plan_id=plan_id: work.write(0, plan_id), [Run(1, 0, plan_id)]]
+    sent = work.serve(*turns, [Run(1, 0, 2), Run(1, 0, 1)], [])
+    assert answers(sent)[KEPT_RESULTS + 1 :] == [(2, Done())]
+    assert work.num_executed == KEPT_RESULTS + 1
+
+
+def test_each_plan_is_a_step_in_the_status_words(work: Work) -> None:
+    seen = []
+
+    def execute(plan: Plan) -> Result:
+        seen.append(work.actor._actors.read("prefill"))
+        return Done()
+
+    work.execute = execute  # type: ignore[method-assign]
+    work.serve([work.write(0, 7)])
+    assert seen[0].step_plan == 7 and seen[0].step_deadline_ns > seen[0].step_start_ns
+    after = work.actor._actors.read("prefill")
+    assert (after.steps, after.step_deadline_ns) == (1, 0)

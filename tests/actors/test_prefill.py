@@ -1,0 +1,125 @@
+"""The prefill worker on real pages: how a prompt is cut into chunks and where its embedding rows lie makes no difference."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmrt.models.config import ModelConfig
+from mmrt.models.decoder import Chunk
+from mmrt.models.lm import LanguageModel
+from mmrt.runtime.messages import Done, Prefill, PrefillChunk
+from mmrt.shm.errors import StalePage
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.actors.bench import PAGE_TOKENS, Bench, Counting, Row, Weights
+
+
+def cache(bench: Bench, row: Row, num_tokens: int, member: int = 0) -> torch.Tensor:
+    """A member's K and V of its first tokens, float32 [num_layers, num_tokens, ...]."""
+    pages = bench.table.pages(row.row, member).astype(np.int64)
+    layers = bench.config.language.num_layers
+    values = torch.from_numpy(bench.kv.data[pages]).view(torch.float32).view(len(pages), layers, PAGE_TOKENS, -1)
+    return values.transpose(0, 1).reshape(layers, len(pages) * PAGE_TOKENS, -1)[:, :num_tokens]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 33, 200])
+def test_chunks_add_up_to_the_whole(bench: Bench, chunk: int) -> None:
+    prompt = bench.ids(70)
+    media, rows = bench.image(9, 14, 14)  # 49 tokens: two pages, the second half full
+    caches = []
+    for index, step in enumerate((200, chunk)):
+        row = bench.place(prompt, row=index, spans=[media])
+        bench.grant_all(row)
+        bench.prefill(row, step, [rows])
+        caches.append(cache(bench, row, 69))
+    torch.testing.assert_close(caches[1], caches[0], atol=2e-5, rtol=1e-4)
+
+
+def test_both_members_in_one_plan(bench: Bench) -> None:
+    prompt, companion = bench.ids(40), bench.ids(21)
+    apart, together = (bench.place(prompt, companion, row=index) for index in (0, 1))
+    for row in (apart, together):
+        bench.grant_all(row)
+    bench.prefill(apart)
+    chunks = [PrefillChunk(1, together.generation, 0, 0, 39, []), PrefillChunk(1, together.generation, 1, 0, 20, [])]
+    assert bench.worker.execute(Prefill(chunks)) == Done()
+    for member, num_tokens in ((0, 39), (1, 20)):
+        expected = cache(bench, apart, num_tokens, member)
+        torch.testing.assert_close(cache(bench, together, num_tokens, member), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_chunk_may_reach_into_what_was_generated(bench: Bench) -> None:
+    """Prompt and generated ids are one text: the same as a longer prompt."""
+    ids = bench.ids(50)
+    whole, resumed = bench.place(ids, row=0), bench.place(ids[:30], row=1)
+    for token in ids[30:]:
+        bench.table.commit(np.array([1]), np.array([resumed.generation]), np.array([token]))
+    for row in (whole, resumed):
+        bench.grant(row, 4)
+    bench.prefill(whole)
+    bench.prefill(resumed, chunk=20)  # [0, 20), [20, 40), [40, 49)
+    torch.testing.assert_close(cache(bench, resumed, 49), cache(bench, whole, 49), atol=2e-5, rtol=1e-4)
+
+
+def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> None:
+    seen: list[Chunk] = []
+
+    class Recording(Counting):
+        def embed(self, ids: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(ids), tiny[0].language.hidden_size)
+
+        def prefill(self, chunks: list[Chunk]) -> None:
+            seen.extend(chunks)
+
+    bench = Bench(run, *tiny, Recording(tiny[0].language.vocab_size))
+    media, rows = bench.image(4, 8, 8)  # 16 tokens at 4 .. 8: what follows it begins at 8
+    row = bench.place(bench.ids(25), spans=[media])
+    for _ in range(6):
+        bench.table.commit(np.array([0]), np.array([row.generation]), np.array([3]))
+    bench.grant(row, 2)
+    bench.prefill(row, 12, [rows])
+    positions = torch.cat([chunk.positions for chunk in seen], 1)
+    assert positions.shape == (3, 30)
+    assert positions[:, :4].tolist() == [[0, 1, 2, 3]] * 3
+    assert positions[0, 4:20].tolist() == [4] * 16
+    assert positions[:, 20:].tolist() == [list(range(8, 18))] * 3
+    assert [(chunk.start, len(chunk.block_table)) for chunk in seen] == [(0, 1), (12, 2), (24, 2)]
+
+
+def test_rows_of_another_generation_are_left_out(bench: Bench) -> None:
+    row = bench.place(bench.ids(20))
+    bench.grant_all(row)
+    before = cache(bench, row, 19).clone()
+    stale = PrefillChunk(row.row, row.generation - 1, 0, 0, 19, [])
+    assert bench.worker.execute(Prefill([stale])) == Done()
+    assert torch.equal(cache(bench, row, 19), before)
+
+
+def test_embedding_pages_that_were_given_away_are_not_read(bench: Bench) -> None:
+    media, rows = bench.image(2, 8, 8)
+    row = bench.place(bench.ids(30), spans=[media])
+    bench.grant_all(row)
+    bench.embeddings.generations[rows.source.pages[0]] += np.uint64(1)
+    with pytest.raises(StalePage):
+        bench.prefill(row, spans=[rows])
+
+
+def test_in_bfloat16_embedding_rows_are_what_was_written(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> None:
+    import msgspec
+
+    config, weights = tiny
+    config = msgspec.structs.replace(config, dtype="bfloat16")
+    half = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    bench = Bench(run, config, half)
+    assert isinstance(bench.model, LanguageModel)
+    values = torch.randn(9, config.language.hidden_size).to(torch.bfloat16)
+    media, rows = bench.image(3, 6, 6)
+    bench.embeddings.scatter_rows(rows.source.pages, values.view(torch.uint8).numpy())
+    seen: list[Chunk] = []
+    bench.model.prefill = seen.extend  # type: ignore[method-assign]
+    row = bench.place(bench.ids(20), spans=[media])
+    bench.grant_all(row)
+    bench.prefill(row, 8, [rows])
+    embeds = torch.cat([chunk.embeds for chunk in seen])
+    assert embeds.dtype == torch.bfloat16
+    assert torch.equal(embeds[3:12], values)
+    assert torch.equal(embeds[0], half["embed"][int(bench.table.prompt[0, 0, 0])])
