@@ -28,7 +28,7 @@ from ..shm.ring import Ring
 from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
-from .base import POLL_S, Actor
+from .base import POLL_S, Actor, Ending
 from .language_model import WEIGHTS_INDEX, WEIGHTS_SEGMENT
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ def load_weights(actor: Actor) -> None:
         return segment.buf[HEADER_BYTES:]
 
     def progress(done_bytes: int, total_bytes: int) -> None:
+        if actor.ending:
+            raise Ending
         percent = 100 * done_bytes // max(1, total_bytes)
         actor.notifier.status(f"loading weights {percent} % of {total_bytes / 1e6:.0f} MB")
         actor.notifier.watchdog()

@@ -133,13 +133,22 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """(proportional set size, private dirty) of a process in bytes; zeros if it is gone."""
-    values = {"Pss": 0, "Anonymous": 0}
-    for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
-        name, _, rest = line.partition(":")
-        if name in values:
-            values[name] = int(rest.split()[0]) * 1024
-    return values["Pss"], values["Anonymous"]
+    """(proportional set size, private dirty) of a process in bytes; zeros if it is gone.
+
+    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although nobody else
+    would need a copy of it: private dirty is counted over private mappings alone.
+    """
+    proportional = private = 0
+    is_shared = False
+    for line in _read(Path(f"/proc/{pid}/smaps")).splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            is_shared = rest[0].endswith("s")
+        elif name == "Pss:":
+            proportional += int(rest[0]) * 1024
+        elif name == "Private_Dirty:" and not is_shared:
+            private += int(rest[0]) * 1024
+    return proportional, private
 
 
 def _read(path: Path) -> str:

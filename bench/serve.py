@@ -187,9 +187,7 @@ async def _measure_stall(target: _Target, fresh: Sequence[RequestPlan], console:
         for plan in plan_steady({"text": 1.0}, _STALL_POOL, options.lengths, options.seed)
     ]
     target.prepare([*fresh, *texts])
-    plan = StallPlan(
-        num_streams=options.num_streams, phase_s=options.phase_s, interval_s=options.fresh_interval_s, fresh=tuple(fresh)
-    )
+    plan = StallPlan(num_streams=options.num_streams, phase_s=options.phase_s, interval_s=options.fresh_interval_s, fresh=tuple(fresh))
     with _progress(console, len(fresh)) as notice, _quiet_collector():
 
         def notice_fresh(record: Record) -> None:

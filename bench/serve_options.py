@@ -211,9 +211,7 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(
-    name: str, kind: Callable[[str], ValueT], *, least: float = -math.inf, above: float = -math.inf
-) -> Callable[[str], ValueT]:
+def _number(name: str, kind: Callable[[str], ValueT], *, least: float = -math.inf, above: float = -math.inf) -> Callable[[str], ValueT]:
     """A converter for argparse that names the value and the limit."""
 
     def convert(text: str) -> ValueT:

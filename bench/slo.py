@@ -43,9 +43,7 @@ def attainment_curve(records: Sequence[Record], slo: Slo, factors: Sequence[floa
     return [(factor, attainment(records, slo.scaled(factor))) for factor in factors]
 
 
-def goodput(
-    attainment_at: Callable[[float], float], low: float, high: float, target: float = 0.9, tolerance: float = 0.05
-) -> float:
+def goodput(attainment_at: Callable[[float], float], low: float, high: float, target: float = 0.9, tolerance: float = 0.05) -> float:
     """The highest rate with an attainment of at least ``target``, by bisection of [low, high] (TI13).
 
     ``attainment_at(rate)`` runs the workload at that rate. Ends when the interval is shorter than ``tolerance`` times its upper

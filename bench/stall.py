@@ -160,7 +160,5 @@ def times_under_way(run: StallRun, *, gaps: bool = False) -> list[float]:
 
 def _spans(streams: Sequence[Record], gaps: bool) -> list[Phase]:
     return [
-        (time_s - length_s, time_s)
-        for record in streams
-        for time_s, length_s in (record.timed_gaps() if gaps else record.timed_tbts())
+        (time_s - length_s, time_s) for record in streams for time_s, length_s in (record.timed_gaps() if gaps else record.timed_tbts())
     ]

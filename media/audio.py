@@ -77,9 +77,7 @@ def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudge
             if not 1 <= frame.layout.nb_channels <= limits.max_channels:
                 raise MediaError(f"audio of {frame.layout.nb_channels} channels exceeds the limit of {limits.max_channels}", 400)
             if not 1000 <= frame.sample_rate <= limits.max_sample_rate:
-                raise MediaError(
-                    f"audio of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400
-                )
+                raise MediaError(f"audio of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400)
             duration_s += frame.samples / frame.sample_rate
             if duration_s > limits.max_audio_s:
                 raise MediaError(f"the audio is longer than the limit of {limits.max_audio_s:g} s", 400)

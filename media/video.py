@@ -248,9 +248,7 @@ def _plan(index: PacketIndex, wanted: list[int]) -> list[_Group]:
     for position, pts in enumerate(index.timeline[wanted].tolist()):
         group = max(0, int(np.searchsorted(key_pts, pts, side="right")) - 1)
         groups.setdefault(group, {})[pts] = position
-    return [
-        _Group(int(index.keys[group]), max(number_of[pts] for pts in positions), positions) for group, positions in groups.items()
-    ]
+    return [_Group(int(index.keys[group]), max(number_of[pts] for pts in positions), positions) for group, positions in groups.items()]
 
 
 class _FrameNotDelivered(Exception):

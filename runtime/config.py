@@ -82,21 +82,17 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nice: Nice = 0
 
 
-class PrefillSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    nice: Nice = 10
-
-
-class MediaActorSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    nice: Nice = 15
+class BackgroundSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nice: Nice = 5
 
 
 class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Decoding goes first: the niceness of the others is what keeps its steps short while they work (design: processor shares)."""
 
     decode: ActorSection = ActorSection()
-    prefill: PrefillSection = PrefillSection()
-    encoder: MediaActorSection = MediaActorSection()
-    video: MediaActorSection = MediaActorSection()
+    prefill: BackgroundSection = BackgroundSection()
+    encoder: BackgroundSection = BackgroundSection()
+    video: BackgroundSection = BackgroundSection()
     memory: ActorSection = ActorSection()
 
 

@@ -169,7 +169,10 @@ def prepare(core: Core, request: Request) -> None:
         record = request.record
         for item, shape in zip(record.items, shapes, strict=True):
             item.segments = [SegmentRecord() for _ in shape.segments]
-        page_bytes = 14 * (limits.num_patch_pages + limits.num_embedding_pages) + 12 * sum(len(shape.segments) for shape in shapes)
+        segments = [segment for shape in shapes for segment in shape.segments]
+        num_patch = min(limits.num_patch_pages, sum(patch_pages(segment, limits) for segment in segments))
+        num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
+        page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
         _fits("the record of the request's media", len(encode_record(record)) + page_bytes, limits.max_state_bytes)
     except RequestError as error:
         fail(core, request, error)

@@ -77,9 +77,7 @@ class Starter:
                 assert status is not None
                 pump.finish()
                 zygote.close()
-                decision, history = decide(
-                    self._host.policy, history, lifetime_s=zygote.process.lifetime_s, status=status, jitter=0.0
-                )
+                decision, history = decide(self._host.policy, history, lifetime_s=zygote.process.lifetime_s, status=status, jitter=0.0)
                 if self._ending:
                     return
                 if isinstance(decision, GiveUp):

@@ -153,9 +153,7 @@ class PagePool:
         per_page = self.rows_per_page(row_bytes)
         last_row = first_row + num_rows
         if first_row < 0 or num_rows < 0 or last_row > len(pages) * per_page:
-            raise ValueError(
-                f"rows [{first_row}, {last_row}) of {row_bytes} bytes do not lie in {len(pages)} pages of {self.name!r}"
-            )
+            raise ValueError(f"rows [{first_row}, {last_row}) of {row_bytes} bytes do not lie in {len(pages)} pages of {self.name!r}")
         done = 0
         while done < num_rows:
             index, row = divmod(first_row + done, per_page)

@@ -11,9 +11,7 @@ from ..config import Environment, RuntimeConfig, load_config
 RunName = Annotated[
     str, typer.Option("--run", metavar="NAME", help="Name of the run; $MMRT_RUN_DIR, if set, is its directory instead.")
 ]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")
-]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
 DEFAULT_RUN = "default"
 
 

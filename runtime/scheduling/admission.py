@@ -54,9 +54,7 @@ def check_submission(definition: Definition, limits: Limits, load: Load) -> None
 def overloaded(message: str, limits: Limits, load: Load) -> RequestError:
     """503 with a Retry-After guessed from how fast rows become free: 1 to 30 seconds."""
     wait_s = load.service_s * (load.num_waiting + 1) / max(1, limits.num_rows)
-    return RequestError(
-        message, status=503, type="overloaded_error", retry_after_s=max(1, min(RETRY_AFTER_LIMIT_S, round(wait_s)))
-    )
+    return RequestError(message, status=503, type="overloaded_error", retry_after_s=max(1, min(RETRY_AFTER_LIMIT_S, round(wait_s))))
 
 
 def media_pages(definition: Definition, limits: Limits) -> list[int]:

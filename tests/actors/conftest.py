@@ -25,18 +25,24 @@ def torch_as_in_actors() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
-    """Configuration and weights of a tiny checkpoint with both towers, in float32."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with both towers, in float32."""
     path = tmp_path_factory.mktemp("checkpoints") / "tiny"
     make_checkpoint("tiny", path, "qwen2_5_omni")
-    config = load_model_config(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(checkpoint: Path) -> tuple[ModelConfig, Weights]:
+    """Its configuration and weights."""
+    config = load_model_config(checkpoint)
     buffer = bytearray()
 
     def allocate(num_bytes: int) -> memoryview:
         buffer.extend(bytes(num_bytes))
         return memoryview(buffer)
 
-    index = write_weights(path, config, allocate)
+    index = write_weights(checkpoint, config, allocate)
     return config, attach_weights(memoryview(buffer), index)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.messages import ToActor, ToController
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorStatus, ActorTable
@@ -11,6 +12,7 @@ class FakeActor:
     """Each turn of the loop takes one entry of ``script``: messages, or something to do first. It ends with the script."""
 
     generation = 1
+    config = RuntimeConfig()
 
     def __init__(self, run: RunDirectory, name: str, script: Sequence[Sequence[ToActor] | Callable[[], object]]) -> None:
         self.name = name

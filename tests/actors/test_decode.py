@@ -11,11 +11,12 @@ from mmrt.tests.actors.bench import Bench, Counting, Row
 from mmrt.tests.actors.fake_actor import FakeActor
 
 
-def serve(bench: Bench, *script: object) -> FakeActor:
+def serve(bench: Bench, *script: object, ring_bytes: int = 4096) -> FakeActor:
     actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
     actor.become_active()
-    hints = Ring.create(bench.run, "tokens", 4096)
-    Decoding(actor, bench.table, bench.running, hints, Ringer(bench.run, "detokenizer")).run()  # type: ignore[arg-type]
+    hints = Ring.create(bench.run, "tokens", ring_bytes)
+    with Ringer(bench.run, "detokenizer") as bell:
+        Decoding(actor, bench.table, bench.running, hints, bell).run()  # type: ignore[arg-type]
     return actor
 
 
@@ -100,8 +101,5 @@ def test_one_that_cannot_be_computed_ends_with_an_error(counting: Bench, caplog:
 def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
     """Hints are hints: the detokenizer may be away as long as it likes."""
     row = placed(counting, max_new_tokens=200)
-    actor = FakeActor(counting.run, "decode", turns(210))
-    actor.become_active()
-    hints = Ring.create(counting.run, "tokens", 64)
-    Decoding(actor, counting.table, counting.running, hints, Ringer(counting.run, "detokenizer")).run()  # type: ignore[arg-type]
+    serve(counting, *turns(210), ring_bytes=64)
     assert len(counting.committed(row)) == 200

@@ -34,7 +34,7 @@ class Work:
 
     def serve(self, *script: object) -> list[ToController]:
         self.actor = FakeActor(self.run, "prefill", script)  # type: ignore[arg-type]
-        serve_plans(self.actor, self.execute, lambda plan: 1.0)  # type: ignore[arg-type]
+        serve_plans(self.actor, self.execute)  # type: ignore[arg-type]
         assert self.actor.is_serving
         return self.actor.sent
 

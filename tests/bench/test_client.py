@@ -202,14 +202,10 @@ def test_the_model_is_found_and_an_absent_server_named(toy_server: ToyServer, ho
 
 @given(st.data())
 def test_events_survive_any_cut(data: st.DataObject) -> None:
-    stream = (
-        b": keep-alive\n\ndata: one\r\n\r\ndata:two\ndata: lines\n\nevent: x\ndata: three\nid: 4\n\n\n\ndata: [DONE]\n\ndata: rest"
-    )
+    stream = b": keep-alive\n\ndata: one\r\n\r\ndata:two\ndata: lines\n\nevent: x\ndata: three\nid: 4\n\n\n\ndata: [DONE]\n\ndata: rest"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     parser = EventParser()
-    events = [
-        found for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True) for found in parser.feed(stream[start:end])
-    ]
+    events = [found for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True) for found in parser.feed(stream[start:end])]
     assert events == [b"one", b"two\nlines", b"three", b"[DONE]"]
 
 

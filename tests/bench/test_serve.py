@@ -54,9 +54,7 @@ def test_open_loop_sends_at_the_arrival_times(url: str, tmp_path: Path) -> None:
 
 def test_a_trace(url: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(json.dumps({"timestamp": 1000 * n, "input_length": 21, "output_length": n + 1}) + "\n" for n in range(6))
-    )
+    trace.write_text("".join(json.dumps({"timestamp": 1000 * n, "input_length": 21, "output_length": n + 1}) + "\n" for n in range(6)))
     status, report = bench(url, tmp_path, "--trace", str(trace), "--rate", "40", "--num-requests", "5")
     assert status == 0 and report["groups"][0]["num_output_tokens"] == 15 and report["groups"][0]["num_input_tokens"] == 5 * 21
 

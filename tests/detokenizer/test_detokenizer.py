@@ -40,9 +40,7 @@ class Bench:
     def restart(self) -> None:
         self.detokenizer = Detokenizer(self.table, self.consumer_of_hints, self.deltas, self.tokenizer)
 
-    def admit(
-        self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False
-    ) -> int:
+    def admit(self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False) -> int:
         generation = self.table.begin(row)
         definition = SequenceDefinition(
             key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1, return_token_ids=return_token_ids

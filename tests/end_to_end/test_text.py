@@ -40,7 +40,10 @@ def test_sixteen_at_once(server: Server, oracle: Oracle) -> None:
 def test_stream_and_whole_answer_are_equal(server: Server) -> None:
     text, ids = server.chat(QUESTIONS[1])
     whole = server.client.chat.completions.create(
-        model=server.checkpoint.name, messages=ask(QUESTIONS[1]), max_tokens=24, temperature=0  # type: ignore[arg-type]
+        model=server.checkpoint.name,
+        messages=ask(QUESTIONS[1]),
+        max_tokens=24,
+        temperature=0,  # type: ignore[arg-type]
     )
     assert whole.choices[0].message.content == text
     assert whole.usage is not None

@@ -13,9 +13,7 @@ from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, 
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
 
-LIMITS = Limits(
-    model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(max_items=2, max_item_mib=1)
-)
+LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(max_items=2, max_item_mib=1))
 PIXEL = base64.b64encode(b"\x89PNG not checked here").decode()
 
 
@@ -358,8 +356,7 @@ PARTS = st.fixed_dictionaries(
     },
 )
 MESSAGES = st.lists(
-    st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PARTS) | JSON})
-    | JSON,
+    st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PARTS) | JSON}) | JSON,
     max_size=3,
 )
 

@@ -42,9 +42,7 @@ class ToyRun:
     def start(self, *actors: str, **settings: float) -> None:
         command = [sys.executable, str(HERE / "toy_supervisor.py"), str(self.run), str(self.toys), str(self.logs)]
         command += [json.dumps({**FAST, **settings}), *(actors or ACTORS)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **self.environment}
-        )
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **self.environment})
 
     def wait_for(self, kind: str, test: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """The first event of this kind that passes, among those reported already and those to come."""

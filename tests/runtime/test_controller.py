@@ -126,9 +126,7 @@ def test_a_request_across_two_controllers(run: RunDirectory) -> None:
         plans = stack.enter_context(closing(PlanTable.attach(run)))
         first = Epoch(run, 1)
         with closing(first):
-            gateway, prefill, decode = (
-                stack.enter_context(closing(Peer(run, name))) for name in ("gateway", "prefill", "decode")
-            )
+            gateway, prefill, decode = (stack.enter_context(closing(Peer(run, name))) for name in ("gateway", "prefill", "decode"))
             for peer in (gateway, prefill, decode):
                 await peer.hello(1)
             await gateway.say(m.Submit(1, 5, DEFINITION))

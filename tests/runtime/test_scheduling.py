@@ -280,9 +280,9 @@ def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
     assert not granter.take(row=1)
 
 
-holders = st.lists(
-    st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8
-).map(lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs])
+holders = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8).map(
+    lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs]
+)
 
 
 @settings(deadline=None)
@@ -347,7 +347,7 @@ def test_the_search_finds_what_keeps_to_the_target() -> None:
     for _ in range(20):
         share = steer_share(share, 0.09, 0.05)
     late = retarget(budget, allowance_s(share, 1, 0.05))
-    assert MIN_TOKENS <= late.units < 60
+    assert MIN_TOKENS <= late.units < budget.units
     for _ in range(50):
         share = steer_share(share, 0.02, 0.05)
     assert retarget(late, allowance_s(share, 1, 0.05)).units > budget.units

@@ -27,9 +27,7 @@ def test_a_service_for_each_actor_and_a_target_over_them() -> None:
 
 
 def test_settings_come_from_the_configuration() -> None:
-    config = parse_config(
-        "[actors.decode]\nthreads = 2\nnice = 1\n[supervisor]\nwatchdog_s = 7.5\nrestart_limit = 9\ndrain_s = 60\n"
-    )
+    config = parse_config("[actors.decode]\nthreads = 2\nnice = 1\n[supervisor]\nwatchdog_s = 7.5\nrestart_limit = 9\ndrain_s = 60\n")
     files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT)
     decode = files["mmrt-decode.service"]
     for line in ('Environment="OMP_NUM_THREADS=2"', "Nice=1", "WatchdogSec=127.5", "StartLimitBurst=9"):

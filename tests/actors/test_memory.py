@@ -1,0 +1,101 @@
+"""The memory actor's building: whatever a killed predecessor left, the layout is published last and names whole segments."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmrt.actors import memory
+from mmrt.actors.base import Ending
+from mmrt.actors.language_model import WEIGHTS_SEGMENT, shared_weights
+from mmrt.models.config import load_model_config
+from mmrt.runtime.config import ACTORS, MemorySection, RuntimeConfig
+from mmrt.runtime.layout import read_layout
+from mmrt.runtime.notify import Notifier
+from mmrt.shm.errors import SpaceError
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.status import ActorTable
+
+SMALL = RuntimeConfig(memory=MemorySection(max_sequences=2, kv_tokens=512, media_mib=1, patch_mib=1, embedding_tokens=64))
+
+
+class Builder:
+    """What ``build`` needs of its process."""
+
+    name = "memory"
+
+    def __init__(self, run: RunDirectory, checkpoint: Path, config: RuntimeConfig = SMALL) -> None:
+        self.run = run
+        self.config = config
+        self.model_path = checkpoint
+        self.model = load_model_config(checkpoint)
+        self.notifier = Notifier(None, "memory")
+        self.ending = False
+
+
+def build(builder: Builder) -> None:
+    memory.build(builder)  # type: ignore[arg-type]
+
+
+def check(run: RunDirectory, builder: Builder) -> None:
+    layout = read_layout(run.path)
+    assert layout is not None
+    for name, pool in layout.pools.items():
+        found = PagePool.attach(run, name)
+        assert (found.num_pages, found.page_bytes) == (pool.num_pages, pool.page_bytes)
+        assert not found.generations.any() and not found.data[0].any()
+    table = SequenceTable.attach(run)
+    assert (table.num_rows, table.max_context) == (2, layout.max_context) and not table.generation.any()
+    assert ActorTable.attach(run).actors == ACTORS
+    weights = shared_weights(builder)  # type: ignore[arg-type]
+    assert weights["embed"].any() and weights["norm"].any()
+
+
+def test_build(run: RunDirectory, checkpoint: Path) -> None:
+    builder = Builder(run, checkpoint)
+    build(builder)
+    check(run, builder)
+
+
+@pytest.mark.parametrize("step", ["make_tables", "load_weights", "write_layout"])
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_killed_predecessor_left_is_made_anew(
+    run: RunDirectory, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: bool
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    original = getattr(memory, step)
+
+    def killed(*arguments: object) -> None:
+        if not before and step != "write_layout":
+            original(*arguments)
+            PagePool.attach(run, "kv").generations[:] = 9
+        raise Killed
+
+    monkeypatch.setattr(memory, step, killed)
+    with pytest.raises(Killed):
+        build(Builder(run, checkpoint))
+    assert read_layout(run.path) is None
+    monkeypatch.undo()
+    builder = Builder(run, checkpoint)
+    build(builder)
+    check(run, builder)
+
+
+def test_without_room_it_says_what_is_needed(run: RunDirectory, checkpoint: Path) -> None:
+    builder = Builder(run, checkpoint, msgspec.structs.replace(SMALL, memory=MemorySection(kv_tokens=1 << 40)))
+    with pytest.raises(SpaceError, match="available"):
+        build(builder)
+    assert read_layout(run.path) is None
+
+
+def test_told_to_end_it_stops_loading(run: RunDirectory, checkpoint: Path) -> None:
+    builder = Builder(run, checkpoint)
+    builder.ending = True
+    with pytest.raises(Ending):
+        build(builder)
+    assert read_layout(run.path) is None
+    assert not run.segment_path(WEIGHTS_SEGMENT).exists()
