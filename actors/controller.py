@@ -312,9 +312,7 @@ class Serving:
         )
 
 
-def perform_all(
-    effects: Iterable[Effect], io: ControllerIO, journal: Journal, send: Callable[[str, int, ToActor], object]
-) -> None:
+def perform_all(effects: Iterable[Effect], io: ControllerIO, journal: Journal, send: Callable[[str, int, ToActor], object]) -> None:
     """Do effects in order: what a message refers to is in memory before it goes out."""
     for effect in effects:
         if isinstance(effect, Send):

@@ -35,9 +35,7 @@ def main(actor: Actor) -> None:
 class PrefillWorker:
     """Turns prefill plans into forwards. Positions of a row's prompt are kept while its generation lasts."""
 
-    def __init__(
-        self, config: ModelConfig, model: Decoder, table: SequenceTable, embeddings: PagePool, page_tokens: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, model: Decoder, table: SequenceTable, embeddings: PagePool, page_tokens: int) -> None:
         self._config = config
         self._model = model
         self._table = table

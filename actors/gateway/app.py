@@ -52,9 +52,7 @@ def build_app(
 class _Endpoints:
     """Everything but chat."""
 
-    def __init__(
-        self, chat: ChatCompletions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]
-    ) -> None:
+    def __init__(self, chat: ChatCompletions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]) -> None:
         self._chat = chat
         self._metrics = metrics
         self._version = version

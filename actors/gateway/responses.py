@@ -44,9 +44,7 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(
-        self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int, token_ids: list[int] | None
-    ) -> bytes:
+    def whole(self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int, token_ids: list[int] | None) -> bytes:
         """The body of an answer that is not streamed."""
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
