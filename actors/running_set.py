@@ -95,9 +95,10 @@ class RunningSet:
 
         Raises: what the last one raised, if there are several and none of them can be computed: then it is not for their sake.
         """
-        members, outcome, failed = list(self._members.values()), Outcome(), []
+        outcome = Outcome()
+        failed: list[tuple[Member, Exception]] = []
         self._batch = None
-        for member in members:
+        for member in list(self._members.values()):
             member.count = self._table.committed(member.row, member.generation)
             if not self._has_pages(member):
                 continue
@@ -113,8 +114,8 @@ class RunningSet:
                 self._keep_counts()
         if len(failed) > 1 and not outcome.rows:
             raise failed[-1][1]
-        for member, error in failed:
-            log.error("row %d cannot be computed and ends", member.row, exc_info=error)
+        for member, cause in failed:
+            log.error("row %d cannot be computed and ends", member.row, exc_info=cause)
             self._table.set_end(member.row, member.generation, EndCode.ERROR)
             self.remove(member.row, member.generation)
             outcome.rows.append(member.row)

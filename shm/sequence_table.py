@@ -65,7 +65,6 @@ class _Fields:
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
         self.ends = layout.add(rows, np.uint64)
-        self.decode_generation = layout.add(1, np.uint64)
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
         self.ids = layout.add((rows, max_context), np.int32)
@@ -103,7 +102,6 @@ class SequenceTable:
         self._num_pages = _word(fields.num_pages)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
-        self._decode_generation = _word(fields.decode_generation)
         self._definition_word = _word(fields.definition_words)
         self._definitions = fields.definitions.offset
         stride = 2 * VersionedBlob.slot_bytes(self.max_state_bytes)
@@ -225,15 +223,6 @@ class SequenceTable:
         if words[self._generation + row] == generation:
             fence()
             words[self._end + row] = generation << 32 | code
-
-    @property
-    def decode_generation(self) -> int:
-        """The decode generation that wrote last."""
-        return self._segment.words[self._decode_generation]
-
-    @decode_generation.setter
-    def decode_generation(self, generation: int) -> None:
-        self._segment.words[self._decode_generation] = generation
 
     def phase(self, row: int) -> tuple[int, Phase]:
         """The row's (generation, phase)."""

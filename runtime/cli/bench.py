@@ -11,6 +11,7 @@ BENCHES = {
     "runtime": "What the runtime itself costs, with a model that computes nothing.",
     "startup": "How long a user waits, and what an idle run takes.",
     "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
+    "accuracy": "How far reduced precision is from float32, beside transformers.",
 }
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import openai
 import pytest
 
 from mmrt.tests.end_to_end.conftest import Server
@@ -46,6 +47,23 @@ def test_hot_restart_changes_one_process_and_no_text(own: Server, actor: str) ->
     after = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
     assert {name for name in after if after[name] != before[name]} == {actor}
     assert after[actor][1] > before[actor][1]
+
+
+def test_hot_restart_of_the_gateway_keeps_the_address(own: Server) -> None:
+    text = own.chat("Hello")[0]
+    assert own.mmrt("restart", "gateway").returncode == 0
+    assert own.chat("Hello")[0] == text
+
+
+def test_a_killed_gateway_costs_its_own_connections_only(own: Server) -> None:
+    stream = iter(own.stream("Go on.", max_tokens=5000, extra_body={"ignore_eos": True}))
+    next(stream)
+    own.kill("gateway")
+    with pytest.raises(openai.APIConnectionError):
+        list(stream)
+    own.wait(lambda status: bool(status["ready"]) and not any(status["requests"].values()), "a new gateway and no requests")
+    own.wait_until_empty()
+    assert own.chat("Hello")[0]
 
 
 def test_restart_of_an_unknown_actor_is_refused(own: Server) -> None:

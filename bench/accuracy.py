@@ -1,0 +1,131 @@
+"""``mmrt bench accuracy``: how far reduced precision is from float32, beside transformers in the same precision.
+
+Random text is forced through three computations of one checkpoint: transformers in float32 (the reference), transformers in the
+reduced dtype, and ours (prefill, then one token at a time from paged KV). A flip is another argmax than the reference's.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..models.config import load_model_config
+from ..models.decoder import Chunk
+from ..models.lm import build_language_model
+from ..models.weights import attach_weights, torch_dtype, write_weights
+from .environment import Environment, read_environment
+from .output import JSON_HELP, open_console, write_json
+from .render import show_environment, show_table
+
+PAGE_TOKENS = 16
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One computation against the reference, over ``num_tokens`` predictions."""
+
+    name: str
+    num_tokens: int
+    flips: int
+    mean_error: float
+    max_error: float
+
+
+class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
+    environment: Environment
+    checkpoint: str
+    dtype: str
+    differences: list[Difference]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0."""
+    parser = argparse.ArgumentParser(prog="mmrt bench accuracy", description="Reduced precision against float32.")
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a checkpoint directory")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--sequences", type=int, default=8)
+    add("--prompt-tokens", type=int, default=40)
+    add("--tokens", type=int, default=30, help="predictions per sequence (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    options = parser.parse_args(argv)
+    console = open_console(options.json)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    config = load_model_config(options.checkpoint, options.dtype)
+    generator = torch.Generator().manual_seed(options.seed)
+    length = options.prompt_tokens + options.tokens
+    ids = torch.randint(0, min(config.language.vocab_size, 1000), (options.sequences, length), generator=generator)
+    reference = transformers_logits(options.checkpoint, ids, options.prompt_tokens, "float32")
+    peer = transformers_logits(options.checkpoint, ids, options.prompt_tokens, options.dtype)
+    ours = our_logits(options.checkpoint, ids, options.prompt_tokens, options.dtype)
+    bench = AccuracyBench(
+        environment=read_environment(),
+        checkpoint=options.checkpoint.name,
+        dtype=options.dtype,
+        differences=[
+            difference(f"transformers, {options.dtype}", peer, reference),
+            difference(f"mmrt, {options.dtype}", ours, reference),
+        ],
+    )
+    show_environment(console, bench.environment)
+    rows = [
+        [d.name, str(d.num_tokens), str(d.flips), f"{100 * d.flips / d.num_tokens:.1f} %", f"{d.mean_error:.4f}", f"{d.max_error:.4f}"]
+        for d in bench.differences
+    ]
+    show_table(console, f"{bench.checkpoint}: logits against float32", ["", "tokens", "flips", "rate", "mean |d|", "max |d|"], rows)
+    write_json(options.json, bench)
+    return 0
+
+
+def difference(name: str, logits: Tensor, reference: Tensor) -> Difference:
+    """Compare logits float32 [S, T, V]."""
+    error = (logits - reference).abs()
+    flips = logits.argmax(-1) != reference.argmax(-1)
+    return Difference(
+        name=name, num_tokens=flips.numel(), flips=int(flips.sum()), mean_error=float(error.mean()), max_error=float(error.max())
+    )
+
+
+def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: str) -> Tensor:
+    """float32 [S, T, V]: what transformers says before each token behind the prompt."""
+    from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5OmniThinkerForConditionalGeneration
+
+    kind = AutoConfig.from_pretrained(checkpoint).model_type
+    family = Qwen2_5_VLForConditionalGeneration if kind == "qwen2_5_vl" else Qwen2_5OmniThinkerForConditionalGeneration
+    model = family.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    logits: Tensor = model(input_ids=ids[:, :-1], attention_mask=torch.ones_like(ids[:, :-1])).logits[:, num_prompt - 1 :].float()
+    return logits
+
+
+def our_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: str) -> Tensor:
+    """The same from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
+    config = load_model_config(checkpoint, "bfloat16" if dtype == "bfloat16" else "float32")
+    buffers: list[memoryview] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffers.append(memoryview(torch.empty(num_bytes, dtype=torch.uint8).numpy()).cast("B"))
+        return buffers[0]
+
+    index = write_weights(checkpoint, config, allocate)
+    num_sequences, length = ids.shape
+    num_pages = -(-length // PAGE_TOKENS)
+    kv = torch.zeros((num_sequences * num_pages, config.kv_page_bytes(PAGE_TOKENS)), dtype=torch.uint8)
+    tables = torch.arange(num_sequences * num_pages).view(num_sequences, num_pages)
+    model = build_language_model(config, attach_weights(buffers[0], index), kv, PAGE_TOKENS)
+    assert model.embed(ids[0, :1]).dtype == torch_dtype(config.dtype)
+    prompt = torch.arange(num_prompt - 1).expand(3, -1)
+    model.prefill([Chunk(model.embed(row[: num_prompt - 1]), prompt, 0, table) for row, table in zip(ids, tables, strict=True)])
+    steps = []
+    for position in range(num_prompt - 1, length - 1):
+        lengths = torch.full((num_sequences,), position + 1)
+        steps.append(model.decode(ids[:, position], torch.full((3, num_sequences), position), lengths, tables))
+    return torch.stack(steps, dim=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

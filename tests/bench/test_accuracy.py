@@ -1,0 +1,33 @@
+"""The accuracy bench on a tiny checkpoint: in float32 our logits are transformers'; in bfloat16 both are about equally far."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmrt.bench.accuracy import AccuracyBench, main
+from mmrt.models.make import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("accuracy") / "tiny"
+    make_checkpoint("tiny", path)
+    return path
+
+
+def run(checkpoint: Path, out: Path, dtype: str) -> AccuracyBench:
+    assert main([str(checkpoint), "--dtype", dtype, "--sequences", "4", "--tokens", "12", "--json", str(out)]) == 0
+    return msgspec.json.decode(out.read_bytes(), type=AccuracyBench)
+
+
+def test_float32_is_the_reference(checkpoint: Path, tmp_path: Path) -> None:
+    _, ours = run(checkpoint, tmp_path / "out.json", "float32").differences
+    assert ours.num_tokens == 48
+    assert ours.max_error < 1e-3
+    assert ours.flips == 0
+
+
+def test_bfloat16_is_as_close_as_transformers(checkpoint: Path, tmp_path: Path) -> None:
+    peer, ours = run(checkpoint, tmp_path / "out.json", "bfloat16").differences
+    assert ours.mean_error < 1.5 * peer.mean_error
