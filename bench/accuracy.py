@@ -108,7 +108,7 @@ def our_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: str) -> Te
     buffers: list[memoryview] = []
 
     def allocate(num_bytes: int) -> memoryview:
-        buffers.append(memoryview(torch.empty(num_bytes, dtype=torch.uint8).numpy()).cast("B"))
+        buffers.append(memoryview(bytearray(num_bytes)))
         return buffers[0]
 
     index = write_weights(checkpoint, config, allocate)

@@ -159,21 +159,25 @@ def grow(core: Core) -> None:
             _take_from_younger(core, request, short)
 
 
-def _take_from_younger(core: Core, request: Request, num_pages: int) -> None:
-    """Preempt until ``num_pages`` are on their way, counting what earlier preemptions will bring."""
+def _take_from_younger(core: Core, request: Request, num_pages: int) -> bool:
+    """Preempt until ``num_pages`` are on their way, counting what others are giving back already. False if they cannot be had."""
     coming = sum(
-        sum(map(len, other.block_tables)) for other in core.rows if other is not None and (other.record.evicting or other.ending)
+        sum(map(len, other.block_tables))
+        for other in core.rows
+        if other is not None and (other.record.evicting or other.ending or other.is_finished)
     )
     missing = num_pages - core.pools["kv"].num_free - coming
     if missing <= 0:
-        return
+        return True
     holders = [
         Holder(other.key, other.arrival, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
         for other in core.rows
         if other is not None and other.has_kv and not other.ending and not other.is_finished
     ]
-    for key in choose_victims(holders, request.arrival, missing):
+    victims = choose_victims(holders, request.arrival, missing)
+    for key in victims:
         preempt(core, core.requests[key])
+    return bool(victims)
 
 
 def make_room(core: Core, request: Request, now: float) -> None:
@@ -182,7 +186,10 @@ def make_room(core: Core, request: Request, now: float) -> None:
         request.blocked_s = now
     elif now - request.blocked_s >= core.limits.patience_s:
         request.blocked_s = now
-        _take_from_younger(core, request, kv_need(core, request) + reserve(core))
+        need = kv_need(core, request)
+        # younger rows may hold the need but not the reserve, which falls as they go
+        if not _take_from_younger(core, request, need + reserve(core)):
+            _take_from_younger(core, request, need)
 
 
 def admit_to_decode(core: Core) -> None:

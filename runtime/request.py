@@ -65,7 +65,6 @@ class Request:
 
     lengths: Lengths = ()  # once prepared
     tracker: EmbeddingTracker | None = None  # once prepared, with media
-    num_pages: list[int] = field(default_factory=lambda: [0, 0])
     block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     prefilled: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -104,7 +103,3 @@ class Request:
     def is_finished(self) -> bool:
         """decode has set the end word: no KV is needed any more."""
         return self.end_code != 0
-
-    def open_segments(self) -> bool:
-        """Some segment is not encoded yet."""
-        return any(segment.stage < SegmentStage.ENCODED for item in self.record.items for segment in item.segments)

@@ -45,6 +45,8 @@ class StatusTables:
     def actor(self, name: str) -> ActorWords:
         """The row of ``name``."""
         if self._actors is None:
+            if read_layout(self._run.path) is None:
+                return ActorWords()  # a memory actor that dies now makes all segments anew
             try:
                 self._actors = ActorTable.attach(self._run, writable=False)
             except ShmError:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..cfg import Lengths, fitting_new_tokens, limit_pages
+from ..cfg import Lengths, fitting_new_tokens
 from ..errors import RequestError
 from ..messages import Definition
 from .types import Limits
@@ -152,8 +152,3 @@ def choose_victims(holders: Sequence[Holder], arrival: int, num_pages: int) -> l
 def pages_ahead(rate: float, limits: Limits) -> int:
     """Pages per member to grant beyond the next token: two pages and two seconds at ``rate`` tokens/s."""
     return max(limits.ahead_pages, -(-int(rate * limits.ahead_s + 1) // limits.kv_page_tokens))
-
-
-def total_pages(lengths: Lengths, max_new_tokens: int, limits: Limits) -> int:
-    """KV pages of a row at its greatest length, all members."""
-    return sum(limit_pages(lengths, max_new_tokens, limits.kv_page_tokens))

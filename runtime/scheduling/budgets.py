@@ -9,10 +9,10 @@ budget grows from a small one.
 
 from dataclasses import dataclass, replace
 
-MIN_TOKENS = 128  # fewer would cost the same: a plan reads all weights once, however few tokens it has
+MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, however few tokens it has
 MAX_TOKENS = 4096
 ROWS_PER_TOKEN = 4  # patch rows that one embedding token is made of (2 x 2 merge)
-START_UNITS = 2  # times the least: where a budget starts
+START_UNITS = 1  # times the least: where a budget starts
 
 _DECAY = 0.9
 _SHARE_LIMITS = (0.25, 4.0)
