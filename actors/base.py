@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import ctypes
 import importlib
 import logging
 import os
@@ -33,6 +34,8 @@ from ..shm.status import ActorState, ActorStatus, ActorTable
 
 log = logging.getLogger(__name__)
 
+PR_SET_NAME = 15  # what ps and pkill call the process
+MAX_NAME_BYTES = 15
 POLL_S = 0.01
 HELLO_S = 1.0
 
@@ -166,6 +169,7 @@ class Actor:
 def run_actor(name: str) -> int:
     """The whole life of an actor process. Returns its exit status: 0 only when it was told to end."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, f"mmrt-{name}".encode()[:MAX_NAME_BYTES], 0, 0, 0)
     environment = read_environment()
     lifeline = Lifeline(environment.lifeline_fd)
     try:

@@ -78,13 +78,14 @@ def _render(report: RunReport) -> "Group":
 
     actors = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("ACTOR", "STATE"):
-        actors.add_column(column)
+        actors.add_column(column, no_wrap=True)
     for column in ("PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP"):
-        actors.add_column(column, justify="right")
-    for column in ("LAST EXIT", "STATUS"):
-        actors.add_column(column, overflow="ellipsis", no_wrap=True)
-    for actor in report.actors:
-        actors.add_row(*_cells(actor))
+        actors.add_column(column, justify="right", no_wrap=True)
+    rows = [(_cells(actor), _remarks(actor)) for actor in report.actors]
+    if any(remarks for _, remarks in rows):
+        actors.add_column("REMARKS", overflow="ellipsis", no_wrap=True)
+    for cells, remarks in rows:
+        actors.add_row(*cells, remarks)
     pools = ", ".join(f"{name} {pool.used}/{pool.pages}" for name, pool in report.pools.items())
     requests = report.requests
     memory = report.overhead_bytes + sum(actor.memory_bytes or 0 for actor in report.actors)
@@ -114,9 +115,13 @@ def _cells(actor: ActorReport) -> list[str]:
         str(actor.queue_depth),
         str(actor.steps),
         _duration(actor.uptime_s) if actor.pid else "",
-        actor.last_exit.replace("[", "\\["),
-        "" if actor.status == actor.state else actor.status.replace("[", "\\["),
     ]
+
+
+def _remarks(actor: ActorReport) -> str:
+    """How its last process ended, and what it says beyond its state."""
+    status = "" if actor.status == actor.state else actor.status
+    return "; ".join(filter(None, (actor.last_exit, status))).replace("[", "\\[")
 
 
 def _duration(seconds: float) -> str:

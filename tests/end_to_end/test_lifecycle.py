@@ -79,6 +79,11 @@ def test_a_second_up_is_refused(own: Server) -> None:
     assert own.status()["ready"]
 
 
+def test_processes_have_names(own: Server) -> None:
+    names = {found["name"]: Path(f"/proc/{found['pid']}/comm").read_text().strip() for found in own.status()["actors"]}
+    assert names == {name: f"mmrt-{name}"[:15] for name in names}
+
+
 def test_logs_are_kept(own: Server) -> None:
     assert "listening on" in own.mmrt("logs", "gateway").stdout
 
