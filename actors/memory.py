@@ -11,7 +11,6 @@ from ..models.weights import write_weights
 from ..runtime.config import ACTORS
 from ..runtime.layout import (
     DELTA_RING_BYTES,
-    PLAN_SLOT_BYTES,
     PLAN_SLOTS,
     ROW_DEFINITION_BYTES,
     ROW_STATE_BYTES,
@@ -82,7 +81,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
         max_definition_bytes=ROW_DEFINITION_BYTES,
         max_state_bytes=ROW_STATE_BYTES,
     )
-    PlanTable.create(run, PLAN_SLOTS, PLAN_SLOT_BYTES)
+    PlanTable.create(run, PLAN_SLOTS, layout.plan_slot_bytes)
     Ring.create(run, "tokens", TOKEN_RING_BYTES)
     Ring.create(run, "deltas", DELTA_RING_BYTES)
 

@@ -19,7 +19,8 @@ EMBEDDING_PAGE_TOKENS = 32
 ROW_DEFINITION_BYTES = 64 * 1024
 ROW_STATE_BYTES = 128 * 1024
 PLAN_SLOTS = 64
-PLAN_SLOT_BYTES = 256 * 1024
+PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
+PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 TOKEN_RING_BYTES = 1 << 20
 DELTA_RING_BYTES = 4 << 20
 
@@ -48,11 +49,16 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     dtype: str
 
     @property
+    def plan_slot_bytes(self) -> int:
+        """Room for a plan that names every page of the pools that plans name pages of."""
+        return PLAN_BASE_BYTES + PAGE_NAME_BYTES * sum(self.pools[name].num_pages for name in ("media", "patch", "embedding"))
+
+    @property
     def num_bytes(self) -> int:
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_pages * pool.page_bytes for pool in self.pools.values())
         rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
-        return pools + rows + PLAN_SLOTS * PLAN_SLOT_BYTES + TOKEN_RING_BYTES + DELTA_RING_BYTES
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryLayout:

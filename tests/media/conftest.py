@@ -43,6 +43,7 @@ def encode_video(
     audio: bool = False,
 ) -> bytes:
     """A video of ``picture``s. ``times`` are pts in 1/600 s for a variable frame rate."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container, options=container_options or {}) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=options or {})
@@ -65,6 +66,7 @@ def encode_video(
             samples.sample_rate = 16000
             output.mux(sound.encode(samples))
             output.mux(sound.encode(None))
+    os.sched_setscheduler(0, *before)  # as root the AV1 encoder makes its caller a real-time process, and all that it starts
     return buffer.getvalue()
 
 
