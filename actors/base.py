@@ -13,14 +13,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..models.config import ModelConfig, load_model_config
 from ..models.errors import CheckpointError
-from ..runtime.config import TORCH_ACTORS, RuntimeConfig, read_environment
+from ..runtime.config import ACTORS, TORCH_ACTORS, RuntimeConfig, read_environment
 from ..runtime.errors import RunError, UserError
+from ..runtime.fate import Death, ExitNote, judge, oom_kills, read_exit_note, recent_crashes, write_exit_note
+from ..runtime.flight import Kind
+from ..runtime.flight_dumps import save_crash
 from ..runtime.layout import MemoryLayout, read_layout
 from ..runtime.lifeline import Lifeline
 from ..runtime.messages import Hello, ToActor, ToController, Welcome
@@ -28,15 +33,20 @@ from ..runtime.notify import Notifier
 from ..runtime.run import join_run
 from ..runtime.transport import ActorSocket
 from ..shm.errors import ShmError
+from ..shm.flight_recorder import FlightRecorder, FlightWriter
 from ..shm.role_lock import RoleLock, next_generation
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorStatus, ActorTable
+
+if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
+    from ..runtime.debugger import DebugSession
 
 log = logging.getLogger(__name__)
 
 PR_SET_NAME = 15  # what ps and pkill call the process
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
+NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
 HELLO_S = 1.0
 
 
@@ -47,8 +57,11 @@ class Ending(Exception):
 class Actor:
     """One generation of one actor. Everything here is usable from the actor's main thread only."""
 
-    def __init__(self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None) -> None:
+    def __init__(
+        self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
+    ) -> None:
         self.name = name
+        self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
         self.run = run
         self.config: RuntimeConfig = msgspec.convert(run.info["config"], RuntimeConfig)
         self.model_path = Path(run.info["model_path"])
@@ -59,6 +72,11 @@ class Actor:
         self.lifeline = lifeline
         self.role = RoleLock(run, name)
         self.status: ActorStatus | None = None
+        self.session: DebugSession | None = None
+        self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
+        self._flight: FlightWriter | None = None
+        self._started_ns = time.monotonic_ns()
+        self._standby_ns = 0
         self._bus: ActorSocket | None = None
         self._terminated = False
         self._hello_at_s = 0.0
@@ -76,6 +94,10 @@ class Actor:
     def ending(self) -> bool:
         """True once the actor was told to end or its supervisor is gone. Looked at between steps."""
         return self._terminated or self.lifeline.is_gone()
+
+    def end(self) -> None:
+        """Be told to end, by this process itself."""
+        self._terminated = True
 
     def wait_for_layout(self) -> MemoryLayout:
         """Wait until ``memory`` has made every segment. Raises Ending."""
@@ -95,16 +117,42 @@ class Actor:
         Call ``serving`` when this generation does its work from now on.
         """
         self.notifier.ready("standby")
+        self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
             self.pause(POLL_S)
-        self.status = ActorTable.attach(self.run).writer(self.name, self.generation)
+        self.status = self._take_over(ActorTable.attach(self.run))
+        self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
         return self.status
+
+    def _take_over(self, table: ActorTable) -> ActorStatus:
+        """See what the generation before died of, and make its words ours."""
+        last, kills = table.read(self.name), oom_kills()
+        note = read_exit_note(self.run.path, self.name, last.pid)
+        if last.step_deadline_ns and self.lifeline.fd is not None:
+            patient_until_s = time.monotonic() + NOTE_S
+            while note is None and time.monotonic() < patient_until_s:
+                self.pause(POLL_S)
+                note = read_exit_note(self.run.path, self.name, last.pid)
+        self.death = judge(last, note, time.monotonic_ns(), kills)
+        if self.death is not None:
+            log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
+        status = table.writer(self.name, self.generation)
+        streak = self.death.streak if self.death is not None else 0
+        status.set_inheritance(kills, streak, recent_crashes(last, self.death), last.step_cost_ns)
+        return status
 
     def serving(self) -> None:
         """Say that this generation serves."""
         assert self.status is not None
         self.status.set_state(ActorState.ACTIVE)
+        self.flight.event(Kind.ACTIVE, os.getpid(), self._started_ns, self._standby_ns)
         self.notifier.active()
+
+    @property
+    def flight(self) -> FlightWriter:
+        """The actor's flight recorder, once it is active."""
+        assert self._flight is not None, "only the active generation writes"
+        return self._flight
 
     def watch_ending(self, loop: asyncio.AbstractEventLoop, on_ending: Callable[[], None]) -> None:
         """In an asyncio actor: call ``on_ending`` at SIGTERM (each one) and when the supervisor is gone."""
@@ -119,6 +167,8 @@ class Actor:
             on_ending()
 
         loop.add_signal_handler(signal.SIGTERM, terminated)
+        if self.session is not None:
+            self.session.guard_prompt()
         if self.lifeline.fd is not None:
             loop.add_reader(self.lifeline.fd, orphaned)
 
@@ -144,36 +194,64 @@ class Actor:
             self._watchdog_at_s = now_s + self.config.supervisor.watchdog_s / 4
 
     def send(self, message: ToController) -> bool:
-        return self.bus.send(message)
+        """Send to the controller; False when it did not leave, which the flight recorder keeps."""
+        sent = self.bus.send(message)
+        if not sent and self._flight is not None:
+            self._flight.event(Kind.UNSENT, 0, ACTORS.index("controller"))
+        return sent
 
     def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
-        """Block until a message, an extra descriptor, the supervisor's end, or the time."""
+        """Block until a message, an extra descriptor, the supervisor's end, or the time.
+
+        Not for long before the first Hello has left: the socket may not be connected yet, and nothing tells when it is.
+        """
+        if not self._hello_at_s:
+            timeout_s = min(timeout_s, POLL_S)
         fds = [*extra_fds, self._signalled]
         if self.lifeline.fd is not None:
             fds.append(self.lifeline.fd)
         self.bus.poll(timeout_s, fds)
+        with suppress(BlockingIOError):
+            os.read(self._signalled, 512)  # what is left there would end every wait after this one
 
     def close(self) -> None:
         """Leave the run; the last process of a run that has no supervisor (any more) removes the run directory."""
         if self.status is not None:
             self.status.set_state(ActorState.STOPPING)
+            if self.session is not None:  # its successor has the role before the supervisor knows of this end
+                write_exit_note(self.run.path, self.name, ExitNote(os.getpid(), 0, guest=True))
+        if self._flight is not None:
+            self._flight.event(Kind.STOPPING, os.getpid(), int(self.ending))
         if self._bus is not None:
             self._bus.close()
         orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
         self.role.release()
         self.notifier.close()
         if orphaned:
-            self.run.leave()
+            self.run.leave(self._last_words if self.lifeline.fd is not None else None)
+
+    def _last_words(self) -> None:
+        """The supervisor was killed and this is the last process of the run: keep what everybody has done."""
+        try:
+            save_crash(self.run, read_environment().state_home / self.run.path.name, "supervisor", "the supervisor was killed")
+        except OSError as error:
+            log.warning("the flight recorders cannot be saved: %s", error)
 
 
-def run_actor(name: str) -> int:
-    """The whole life of an actor process. Returns its exit status: 0 only when it was told to end."""
+def run_actor(name: str, session: "DebugSession | None" = None) -> int:
+    """The whole life of an actor process, in a terminal if there is a ``session``.
+
+    Returns its exit status: 0 only when it was told to end.
+    """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    os.umask(0o077)
     ctypes.CDLL(None).prctl(PR_SET_NAME, f"mmrt-{name}".encode()[:MAX_NAME_BYTES], 0, 0, 0)
+    if session is None and not sys.stdin.isatty():
+        sys.breakpointhook = _passing_by(name)
     environment = read_environment()
     lifeline = Lifeline(environment.lifeline_fd)
     try:
-        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket)
+        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)
     if name in TORCH_ACTORS:
@@ -184,7 +262,11 @@ def run_actor(name: str) -> int:
     main: Callable[[Actor], None] = importlib.import_module(f"..{name}", __name__).main
     status = 0
     try:
-        main(actor)
+        if session is None:
+            main(actor)
+        else:
+            actor.session = session
+            session.run(main, actor)
         status = 0 if actor.ending else 1
     except Ending:
         pass
@@ -196,6 +278,20 @@ def run_actor(name: str) -> int:
     finally:
         actor.close()
     return status
+
+
+def _passing_by(name: str) -> Callable[..., None]:
+    """What ``breakpoint()`` does where nobody can answer: say once for each place that it was passed."""
+    places: set[tuple[str, int]] = set()
+
+    def hook(*_: object, **__: object) -> None:
+        frame = sys._getframe(1)
+        place = frame.f_code.co_filename, frame.f_lineno
+        if place not in places:
+            places.add(place)
+            log.warning("breakpoint() at %s:%d is passed by: mmrt debug %s stops there", *place, name)
+
+    return hook
 
 
 def _complain(error: Exception) -> int:

@@ -45,6 +45,7 @@ from ..shm.run_directory import RunDirectory
 from ..shm.sequence_table import Phase, SequenceTable
 from ..shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from .base import Actor
+from .recording import ControllerFlight
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ async def serve(actor: Actor) -> None:
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), loop, ended.set)
+    flight = ControllerFlight(actor.flight, controller.core)
+    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), flight, loop, ended.set)
     actor.watch_ending(loop, ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
@@ -205,6 +207,7 @@ class Serving:
         journal: Journal,
         socket: ControllerSocket,
         stats: ControllerStats,
+        flight: ControllerFlight,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[], None],
     ) -> None:
@@ -215,6 +218,7 @@ class Serving:
         self._journal = journal
         self._socket = socket
         self._stats = stats
+        self._flight = flight
         self._before = stats.read()
         self._stats_at_s = 0.0
         self._loop = loop
@@ -233,20 +237,23 @@ class Serving:
     def _receive(self, received: tuple[str, int, ToController]) -> None:
         if self.failure is not None:
             return
-        actor, generation, message = received
+        try:
+            self._take(*received)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._tick_soon()
+
+    def _take(self, actor: str, generation: int, message: ToController) -> None:
+        self._flight.message(message)
         effects = self._controller.on_message(actor, generation, message, time.monotonic())
         try:
             self._perform(effects)
         except OSError as error:
             if error.errno != errno.ENOSPC or not isinstance(message, Submit):
-                self._fail(error)
-                return
+                raise
             log.error("the journal cannot be written: %s", error)
             self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
-        except Exception as error:
-            self._fail(error)
-            return
-        self._tick_soon()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -263,13 +270,15 @@ class Serving:
             return
         if self._timer is not None:
             self._timer.cancel()
-        now = time.monotonic()
+        now, began_ns = time.monotonic(), time.monotonic_ns()
         try:
             progress = self._io.progress(self._controller.watched())
-            self._perform(self._controller.tick(now, progress))
+            effects = self._controller.tick(now, progress)
+            self._perform(effects)
         except Exception as error:
             self._fail(error)
             return
+        self._flight.tick(began_ns, len(effects))
         if now >= self._stats_at_s:
             self._stats_at_s = now + STATS_S
             self._publish(now)
@@ -278,13 +287,15 @@ class Serving:
             log.warning("a tick took %.0f ms", 1000 * elapsed_s)
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        perform_all(effects, self._io, self._journal, self._send)
+        perform_all(effects, self._io, self._journal, self._send, self._flight.effect)
 
     def _send(self, actor: str, generation: int, message: ToActor) -> None:
-        self._socket.send(actor, generation, message)
+        if not self._socket.send(actor, generation, message):
+            self._flight.unsent(actor)
         self._reader.poke()
 
     def _publish(self, now: float) -> None:
+        self._flight.counters()
         core, before = self._controller.core, self._before
         rows = [request for request in core.rows if request is not None]
         totals = core.totals
@@ -305,6 +316,7 @@ class Serving:
                 extra={
                     "preempted": before.extra.get("preempted", 0) + totals.preempted,
                     "evicted": before.extra.get("evicted", 0) + totals.evicted,
+                    "quarantined": before.extra.get("quarantined", 0) + totals.quarantined,
                     "plans": len(core.plans),
                     "tbt_s": core.steering.tbt_s or 0.0,
                 },
@@ -312,8 +324,14 @@ class Serving:
         )
 
 
-def perform_all(effects: Iterable[Effect], io: ControllerIO, journal: Journal, send: Callable[[str, int, ToActor], object]) -> None:
-    """Do effects in order: what a message refers to is in memory before it goes out."""
+def perform_all(
+    effects: Iterable[Effect],
+    io: ControllerIO,
+    journal: Journal,
+    send: Callable[[str, int, ToActor], object],
+    record: Callable[[Effect], object] = lambda _: None,
+) -> None:
+    """Do effects in order: what a message refers to is in memory before it goes out. ``record`` is told of each that was done."""
     for effect in effects:
         if isinstance(effect, Send):
             send(effect.actor, effect.generation, effect.message)
@@ -321,3 +339,4 @@ def perform_all(effects: Iterable[Effect], io: ControllerIO, journal: Journal, s
             journal.append(effect.record)
         else:
             io.perform(effect)
+        record(effect)

@@ -9,13 +9,17 @@ import gc
 import logging
 import time
 
+from ..runtime.flight import Kind
 from ..runtime.messages import Admit, Drop, Dropped, SequenceEnded, TokenHint, encode
+from ..runtime.step_limit import StepLimit
 from ..shm.doorbell import Ringer
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
 from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from ..shm.status import ActorStatus
 from .base import Actor
 from .language_model import open_language_model
+from .probation import Probation, solo_step
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -43,45 +47,91 @@ class Decoding:
 
     def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, hints: Ring, bell: Ringer) -> None:
         self._actor = actor
+        self._flight = actor.flight
         self._table = table
         self._running = running
         self._hints = hints
         self._bell = bell
         self._scan_at_s = 0.0
         self._num_steps = 0
-        self._step_limit_s = actor.config.step_limit_s(actor.name)
+        assert actor.status is not None
+        self._status: ActorStatus = actor.status
+        worst_s = actor.status.step_cost_ns / 1e9
+        self._limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s)
+        self._probation = Probation(actor.death, table.rows_in(Phase.DECODE))
 
     def run(self) -> None:
         """Step until told to end; wait for messages while there is nothing to step."""
-        status = self._actor.status
-        assert status is not None
+        self._give_up_guilty()
+        self._status.set_crashes(self._probation.crashes)
+        self._running.hold(self._probation.held)
         while not self._actor.ending:
             self._take_messages()
             self._scan_when_due()
             if not self._running.rows:
                 self._actor.wait(IDLE_S)
                 continue
+            if self._probation.suspects:
+                self._try_one()
             self._num_steps += 1
-            with status.step(self._num_steps, self._step_limit_s):
+            num_members, began_ns = len(self._running.rows), time.monotonic_ns()
+            with self._status.step(self._num_steps, self._limit.limit_s(1)):
                 outcome = self._step()
             if not outcome.rows:
                 self._actor.wait(PAUSED_S)
                 continue
+            self._took(began_ns)
+            self._record(began_ns, outcome, num_members)
             self._publish(outcome.rows, outcome.ended)
+
+    def _took(self, began_ns: int) -> None:
+        self._limit.took(1, (time.monotonic_ns() - began_ns) / 1e9)
+        self._status.set_step_cost(int(1e9 * self._limit.worst_s))
+
+    def _give_up_guilty(self) -> None:
+        """End the row that two generations have died of."""
+        if (guilty := self._probation.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
+            return
+        log.error("row %d has ended this process twice and is given up", guilty[0])
+        self._table.set_end(*guilty, EndCode.ERROR)
+        self._publish([guilty[0]], [(*guilty, EndCode.ERROR)])
+
+    def _try_one(self) -> None:
+        """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
+        probation, table = self._probation, self._table
+        probation.suspects = [at for at in probation.suspects if table.generation[at[0]] == at[1] and table.end(*at) == EndCode.NONE]
+        for place in probation.suspects:
+            began_ns = time.monotonic_ns()
+            with self._status.step(solo_step(place), self._limit.limit_s(1)):
+                outcome = self._running.step_one(*place)
+            if outcome is not None:
+                probation.passed(place)
+                self._record(began_ns, outcome, 1)
+                self._publish(outcome.rows, outcome.ended)
+                break
+        self._running.hold(probation.held)
 
     def _step(self) -> Outcome:
         """One token for everybody. One sequence that cannot be computed must not end the others, nor this process again and again."""
         try:
             return self._running.step()
+        except MemoryError:
+            raise  # this process ends: a new one has what this one has come to hold
         except Exception:
             log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
             return self._running.step_apart()
+
+    def _record(self, began_ns: int, outcome: Outcome, num_members: int) -> None:
+        duration_ns = time.monotonic_ns() - began_ns
+        self._flight.record(Kind.STEP, began_ns, duration_ns, self._num_steps, len(outcome.rows), len(outcome.ended), num_members)
+        for row, generation, code in outcome.ended:
+            self._flight.event(Kind.ROW_ENDED, row, generation, code)
 
     def _take_messages(self) -> None:
         for message in self._actor.receive():
             if isinstance(message, Admit):
                 if self._table.phase(message.row) == (message.row_generation, Phase.DECODE):
-                    self._running.add(message.row, message.row_generation)
+                    self._add(message.row, message.row_generation, time.monotonic())
             elif isinstance(message, Drop):
                 self._running.remove(message.row, message.row_generation)
                 self._actor.send(Dropped(self._actor.generation, message.row, message.row_generation, message.ticket))
@@ -92,8 +142,18 @@ class Decoding:
         if now_s < self._scan_at_s:
             return
         self._scan_at_s = now_s + SCAN_S
+        self._running.expire(now_s)
         for row, generation in self._table.rows_in(Phase.DECODE):
-            self._running.add(row, generation)
+            self._add(row, generation, now_s)
+
+    def _add(self, row: int, generation: int, now_s: float) -> None:
+        """Take a row in. One that cannot be taken in ends: it must not end this process, again and again."""
+        try:
+            self._running.add(row, generation, now_s)
+        except Exception:
+            log.exception("row %d cannot be decoded and ends", row)
+            self._table.set_end(row, generation, EndCode.ERROR)
+            self._publish([row], [(row, generation, EndCode.ERROR)])
 
     def _publish(self, rows: list[int], ended: list[tuple[int, int, EndCode]]) -> None:
         self._hints.try_push(encode(TokenHint(rows)))

@@ -2,7 +2,7 @@
 
 The sequence table is the truth. What this process remembers of a row can be made again from it at any time, so it may die
 anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. Hints from decode only say that it is
-time to look.
+time to look. A text that cannot be made, or that this process has died of twice, ends with an error; the others go on.
 """
 
 import logging
@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from ..models.stop_strings import StopMatcher
 from ..models.tokenizer import IncrementalDecoder, Tokenizer
+from ..runtime.flight import Kind
 from ..runtime.messages import Delta, FinishReason, decode_sequence_definition, encode
 from ..shm.doorbell import Listener, Ringer
 from ..shm.errors import StaleRow
 from ..shm.fence import fence
 from ..shm.ring import Ring
 from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from ..shm.status import ActorStatus
 from .base import Actor
+from .probation import Place, Probation, solo_step
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +42,34 @@ def main(actor: Actor) -> None:
     """Entry of the detokenizer process."""
     tokenizer = Tokenizer.load(actor.model_path)
     actor.wait_for_layout()
-    actor.become_active()
+    status = actor.become_active()
     table = SequenceTable.attach(actor.run, writable=False)
     detokenizer = Detokenizer(table, Ring.attach(actor.run, "tokens"), Ring.attach(actor.run, "deltas"), tokenizer)
+    probation = Probation(actor.death, table.rows_in(Phase.DECODE))
+    limit_s = actor.config.supervisor.watchdog_s
     with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
         actor.serving()
+        _try_suspects(detokenizer, probation, status, limit_s)
         while not actor.ending:
             actor.receive()
             listener.drain()
-            if detokenizer.step(time.monotonic()):
+            began_ns = time.monotonic_ns()
+            with status.step(0, limit_s):
+                pushed = detokenizer.step(time.monotonic())
+            if pushed:
                 bell.ring()
+                actor.flight.record(Kind.TEXT, began_ns, time.monotonic_ns() - began_ns)
             actor.wait(BLOCKED_S if detokenizer.is_blocked else SCAN_S, [listener.fd])
+
+
+def _try_suspects(detokenizer: "Detokenizer", probation: Probation, status: ActorStatus, limit_s: float) -> None:
+    """Make every text once on its own, each in a step that names it: who died of one a second time is known by that."""
+    if probation.guilty is not None:
+        detokenizer.give_up(probation.guilty)
+    status.set_crashes(probation.crashes)
+    for place in probation.suspects:
+        with status.step(solo_step(place), limit_s):
+            detokenizer.step(time.monotonic(), place[0])
 
 
 class _Text:
@@ -118,15 +138,22 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._texts: dict[int, _Text] = {}
         self._blocked: set[int] = set()
+        self._due: set[int] = set()  # changed, and passed over
+        self._given_up: set[Place] = set()
         self._seen: NDArray[np.uint64] = np.zeros((3, table.num_rows), np.uint64)
 
     @property
     def is_blocked(self) -> bool:
-        """The ring to the gateway was full: step again soon."""
-        return bool(self._blocked)
+        """The ring to the gateway was full, or a text could not be made: step again soon."""
+        return bool(self._blocked or self._due)
 
-    def step(self, now_s: float) -> bool:
-        """Bring every row up to date. Returns whether a delta was pushed, so that the gateway is to be woken."""
+    def give_up(self, place: Place) -> None:
+        """This text is not to be made: it ends with an error. Forgotten when the row is given to somebody else."""
+        log.error("the text of row %d has ended this process twice and is given up", place[0])
+        self._given_up.add(place)
+
+    def step(self, now_s: float, alone: int | None = None) -> bool:
+        """Bring every row, or one ``alone``, up to date. Returns whether a delta was pushed, so that the gateway is to be woken."""
         while len(self._hints.pop_all(_HINTS_PER_STEP)) == _HINTS_PER_STEP:
             pass
         self._hints.ack()
@@ -139,12 +166,22 @@ class Detokenizer:
         fence()
         changed = np.flatnonzero((words != self._seen).any(axis=0))
         self._seen = words
-        rows = {*changed.tolist(), *self._blocked, *self._overdue(now_s)}
+        rows = {*changed.tolist(), *self._blocked, *self._due, *self._overdue(now_s)}
+        self._due = set() if alone is None else rows - {alone}
         self._blocked.clear()
         pushed = False
-        for row in sorted(rows):
+        for row in sorted(rows - self._due):
             phase, count, end = words[:, row].tolist()
-            pushed |= self._update(row, phase, count, end, now_s)
+            try:
+                pushed |= self._update(row, phase, count, end, now_s)
+            except MemoryError:
+                raise
+            except Exception:
+                log.exception("row %d: its text cannot be made and ends with an error", row)
+                self._given_up.add((row, phase >> _PHASE_BITS))
+                if (text := self._texts.get(row)) is not None:
+                    text.pending, text.finish = b"", "error"
+                self._due.add(row)
         return pushed
 
     def _overdue(self, now_s: float) -> list[int]:
@@ -159,6 +196,8 @@ class Detokenizer:
         generation = phase >> _PHASE_BITS
         if phase & 0xFF != Phase.DECODE:
             self._texts.pop(row, None)
+            if phase & 0xFF != Phase.PREPARE:  # else it was preempted, and comes back
+                self._given_up.discard((row, generation))
             return False
         text = self._texts.get(row)
         if text is None or text.generation != generation or now_s >= text.repeat_at_s:
@@ -169,6 +208,8 @@ class Detokenizer:
                 self._texts.pop(row, None)
                 return False
             text = self._texts[row] = _Text(self._tokenizer, generation, definition, repeat_s)
+            if (row, generation) in self._given_up:
+                text.finish = "error"
         num_ids = count & int(_LOW_BITS) if count >> _GENERATION_BITS == generation else 0
         end_code = end & int(_LOW_BITS) if end >> _GENERATION_BITS == generation else EndCode.NONE
         text.extend(self._table.ids[row, text.num_ids : num_ids].tolist(), end_code)

@@ -7,6 +7,7 @@ from ..models.config import ModelConfig
 from ..models.towers import TowerInput, Towers
 from ..runtime.messages import Done, Encode, EncodePart, Plan, Result
 from ..shm.pool import PagePool
+from ..shm.sequence_table import SequenceTable
 from .base import Actor
 from .language_model import shared_weights
 from .plans import serve_plans
@@ -18,7 +19,7 @@ def main(actor: Actor) -> None:
     config = actor.model
     towers = Towers(config, shared_weights(actor))
     worker = EncoderWorker(config, towers, PagePool.attach(actor.run, "patch"), PagePool.attach(actor.run, "embedding"))
-    serve_plans(actor, worker.execute)
+    serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False))
 
 
 class EncoderWorker:

@@ -9,6 +9,7 @@ import msgspec
 
 from ..models.weights import write_weights
 from ..runtime.config import ACTORS
+from ..runtime.flight import RECORDERS
 from ..runtime.layout import (
     DELTA_RING_BYTES,
     PLAN_SLOTS,
@@ -21,6 +22,7 @@ from ..runtime.layout import (
     read_layout,
     write_layout,
 )
+from ..shm.flight_recorder import FlightRecorder
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
@@ -71,6 +73,8 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     run = actor.run
     ActorTable.create(run, ACTORS)
     ControllerStats.create(run)
+    for name in RECORDERS:
+        FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():
         PagePool.create(run, name, pool.num_pages, pool.page_bytes)
     SequenceTable.create(

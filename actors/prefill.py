@@ -29,7 +29,7 @@ def main(actor: Actor) -> None:
     model = open_language_model(actor, kv, layout.kv_page_tokens)
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, PagePool.attach(actor.run, "embedding"), layout.kv_page_tokens)
-    serve_plans(actor, worker.execute)
+    serve_plans(actor, worker.execute, table)
 
 
 class PrefillWorker:

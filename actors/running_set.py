@@ -54,13 +54,28 @@ class RunningSet:
         self._members: dict[int, Member] = {}
         self._batch: _Batch | None = None
         self._waiting: list[Member] = []
+        self._held: set[int] = set()
 
     @property
     def rows(self) -> list[int]:
         return list(self._members)
 
-    def add(self, row: int, generation: int) -> None:
-        """Take a row in unless it is there already, has ended or is somebody else's by now. It continues after what was committed."""
+    def hold(self, rows: set[int]) -> None:
+        """Keep these rows out of ``step``: they are tried one by one, with ``step_one``."""
+        self._keep_counts()
+        self._held = rows
+
+    def expire(self, now_s: float) -> None:
+        """Take out whose deadline has passed (monotonic seconds): the controller, if it is there, ends them."""
+        for member in list(self._members.values()):
+            if 0 < member.definition.deadline_s <= now_s:
+                self.remove(member.row, member.generation)
+
+    def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
+        """Take a row in unless it is there already, has ended, is late or is somebody else's by now.
+
+        It continues after what was committed.
+        """
         member = self._members.get(row)
         if member is not None and member.generation == generation:
             return
@@ -69,6 +84,8 @@ class RunningSet:
         try:
             definition = decode_sequence_definition(self._table.read_definition(row, generation))
         except StaleRow:
+            return
+        if 0 < definition.deadline_s <= now_s:
             return
         count = self._table.committed(row, generation)
         if (code := self._end_of(row, definition, count)) != EndCode.NONE:
@@ -90,6 +107,34 @@ class RunningSet:
         batch = self._current_batch()
         return self._advance(batch) if batch.members else Outcome()
 
+    def step_one(self, row: int, generation: int) -> Outcome | None:
+        """One token for one member, which ends (ERROR) if it cannot be computed. None if it is not there or has no pages now."""
+        member = self._members.get(row)
+        if member is None or member.generation != generation:
+            return None
+        self._keep_counts()
+        if not self._has_pages(member):
+            return None
+        try:
+            return self._advance_one(member)
+        except MemoryError:
+            raise
+        except Exception:
+            log.exception("row %d cannot be computed and ends", row)
+            return Outcome([row], [self._give_up(member)])
+
+    def _advance_one(self, member: Member) -> Outcome:
+        self._batch = _Batch([member], self._table)
+        outcome = self._advance(self._batch)
+        self._keep_counts()
+        return outcome
+
+    def _give_up(self, member: Member) -> tuple[int, int, EndCode]:
+        self._batch = None
+        self._table.set_end(member.row, member.generation, EndCode.ERROR)
+        self.remove(member.row, member.generation)
+        return member.row, member.generation, EndCode.ERROR
+
     def step_apart(self) -> Outcome:
         """After ``step`` has raised: each member on its own, so that one that cannot be computed ends (ERROR) without the others.
 
@@ -100,26 +145,24 @@ class RunningSet:
         self._batch = None
         for member in list(self._members.values()):
             member.count = self._table.committed(member.row, member.generation)
-            if not self._has_pages(member):
+            if member.row in self._held or not self._has_pages(member):
                 continue
-            self._batch = _Batch([member], self._table)
             try:
-                one = self._advance(self._batch)
+                one = self._advance_one(member)
+            except MemoryError:
+                raise
             except Exception as error:
                 failed.append((member, error))
                 self._batch = None
             else:
                 outcome.rows += one.rows
                 outcome.ended += one.ended
-                self._keep_counts()
         if len(failed) > 1 and not outcome.rows:
             raise failed[-1][1]
         for member, cause in failed:
             log.error("row %d cannot be computed and ends", member.row, exc_info=cause)
-            self._table.set_end(member.row, member.generation, EndCode.ERROR)
-            self.remove(member.row, member.generation)
             outcome.rows.append(member.row)
-            outcome.ended.append((member.row, member.generation, EndCode.ERROR))
+            outcome.ended.append(self._give_up(member))
         return outcome
 
     def _advance(self, batch: "_Batch") -> Outcome:
@@ -140,7 +183,7 @@ class RunningSet:
         if batch is not None and batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting)):
             return batch
         self._keep_counts()
-        members = list(self._members.values())
+        members = [member for member in self._members.values() if member.row not in self._held]
         self._waiting = [member for member in members if not self._has_pages(member)]
         self._batch = _Batch([member for member in members if self._has_pages(member)], self._table)
         return self._batch

@@ -20,6 +20,7 @@ from ..models.errors import UnsupportedMediaError
 from ..runtime.config import MediaSection
 from ..runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
 from ..shm.pool import PagePool
+from ..shm.sequence_table import SequenceTable
 from .base import Actor
 from .media_items import OpenItem, open_item
 from .plans import serve_plans
@@ -40,7 +41,7 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media"), PagePool.attach(actor.run, "patch")
     worker = VideoWorker(media, patches, actor.model, actor.config.media)
-    serve_plans(actor, worker.execute)
+    serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False))
 
 
 def renounce_privileges() -> None:
@@ -135,6 +136,8 @@ class VideoWorker:
     def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError:
         try:
             return work()
+        except MemoryError:
+            raise  # this process ends: see ``plans``
         except MediaError as error:
             failure = ItemError(error.status, f"media item {plan.item + 1}: {error.message}")
         except UnsupportedMediaError as error:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,11 +30,12 @@ class OwnRunError(Exception):
 
 
 class OwnRun:
-    """``mmrt`` commands on one run directory. ``home`` holds its configuration, logs and cache."""
+    """``mmrt`` commands on one run directory. ``home`` holds its configuration, logs and cache; ``extra`` is for its environment."""
 
-    def __init__(self, home: Path, run: Path) -> None:
+    def __init__(self, home: Path, run: Path, extra: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.run = run
+        self._extra = dict(extra or {})
         self.set_cache(home / "cache")
 
     def set_cache(self, cache: Path) -> None:
@@ -42,7 +43,7 @@ class OwnRun:
         cache.mkdir(parents=True, exist_ok=True)
         state = self.home / "state"
         state.mkdir(exist_ok=True)
-        own = {"MMRT_RUN_DIR": str(self.run), "XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": str(cache)}
+        own = {"MMRT_RUN_DIR": str(self.run), "XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": str(cache), **self._extra}
         inherited = {name: value for name, value in os.environ.items() if name not in ("MMRT_CONFIG", "NOTIFY_SOCKET")}
         self._environment = {**inherited, **own}
 

@@ -5,6 +5,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -76,14 +77,14 @@ def control_tokens(family: Family) -> list[str]:
     return (_OMNI_SPECIALS if family == "qwen2_5_omni" else _VL_SPECIALS) + _PLAIN_ADDED
 
 
-def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int) -> dict[str, int]:
+def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int, corpus: Sequence[str] | None = None) -> dict[str, int]:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Returns the ids of the added tokens.
 
-    At most ``num_merges`` merges are learned; the rest of ``vocab_size`` is filled with words that text never becomes but that a
-    random model may say.
+    At most ``num_merges`` merges are learned, from ``corpus`` or from made-up lines; the rest of ``vocab_size`` is filled with words
+    that text never becomes but that a random model may say.
     """
     added = control_tokens(family)
-    tokenizer = _train(vocab_size - len(added), num_merges)
+    tokenizer = _train(vocab_size - len(added), num_merges, _corpus(num_merges) if corpus is None else corpus)
     specials = set(added) - set(_PLAIN_ADDED)
     tokenizer.add_tokens([AddedToken(text, special=text in specials, normalized=False) for text in added])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -134,7 +135,7 @@ def _chat_template(family: Family) -> str:
     return template
 
 
-def _train(vocab_size: int, num_merges: int) -> tokenizers.Tokenizer:
+def _train(vocab_size: int, num_merges: int, corpus: Sequence[str]) -> tokenizers.Tokenizer:
     """A byte-level BPE of ``vocab_size`` tokens with Qwen's pre-tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -150,7 +151,7 @@ def _train(vocab_size: int, num_merges: int) -> tokenizers.Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocab_size, len(alphabet) + num_merges), initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(_corpus(num_merges), trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     if tokenizer.get_vocab_size() < vocab_size:
         state = json.loads(tokenizer.to_str())
         _fill(state["model"]["vocab"], vocab_size)

@@ -1,11 +1,13 @@
 """How every actor is started and stopped, as the configuration says: values for the supervisor, made by ``mmrt up``."""
 
+import signal
 from collections.abc import Mapping, Sequence
 
 from .config import ACTORS, TORCH_ACTORS, RuntimeConfig
 from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
 from .supervised import ActorSpec
 
+STOP_GRACE_S = 5.0
 HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
 
 
@@ -14,6 +16,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
     specs = []
     for name in ACTORS if commands is None else commands:
         section = config.actor(name)
+        grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
         stage = TOWER_STAGE if name == "encoder" else TORCH_STAGE if name in TORCH_ACTORS else None
         specs.append(
             ActorSpec(
@@ -25,9 +28,12 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
                 nice=section.nice,
-                stop_grace_s=config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else 5.0,
+                stop_grace_s=grace_s,
+                handover_grace_s=grace_s + config.step_limit_s(name),
                 ready_timeout_s=config.supervisor.ready_timeout_s,
                 watchdog_s=config.supervisor.watchdog_s,
+                listens=name == "gateway",
+                handover_signal=signal.SIGUSR1 if name == "gateway" and commands is None else signal.SIGTERM,
             )
         )
     return specs
@@ -35,7 +41,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What actors inherit: everything but what concerns this process alone, and settings that all of them share."""
-    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD")
+    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD", "MMRT_LISTEN_FDS")
     inherited = {key: value for key, value in environ.items() if key not in own}
     return inherited | {
         "PYTHONUNBUFFERED": "1",

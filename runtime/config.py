@@ -21,6 +21,8 @@ from .errors import ConfigError
 
 ACTORS = ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
 TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
+CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
+SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -134,6 +136,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
     notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/lifeline.py
+    listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
+    fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
     watchdog_s: float | None = None  # WATCHDOG_USEC: how often WATCHDOG=1 is expected at least
     invocation_id: str = ""  # INVOCATION_ID: systemd started this process
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
@@ -166,12 +170,23 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         config_file=path("MMRT_CONFIG"),
         notify_socket=environ.get("NOTIFY_SOCKET") or None,
         lifeline_fd=number("MMRT_LIFELINE_FD"),
+        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
+        fault_file=path("MMRT_FAULTS"),
         watchdog_s=watchdog_usec / 1e6 if watchdog_usec else None,
         invocation_id=environ.get("INVOCATION_ID", ""),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
         cache_home=home("XDG_CACHE_HOME", ".cache"),
     )
+
+
+def _listen_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None) -> tuple[int, ...]:
+    """Descriptors of inherited listening sockets; systemd's count only for the process that it has started (sd_listen_fds)."""
+    if from_supervisor:
+        return tuple(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor))
+    if from_systemd and systemd_pid == os.getpid():
+        return tuple(range(SYSTEMD_LISTEN_FD, SYSTEMD_LISTEN_FD + from_systemd))
+    return ()
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:

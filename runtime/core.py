@@ -1,7 +1,8 @@
 """The controller's state and the few things that change it everywhere: effects, page grants, plans, replies (pure).
 
-``lifecycle``, ``intake``, ``stages``, ``decoding`` and ``recovery`` are the rules, as functions over this; ``state.Controller``
-calls them. Whatever is here is either in the journal, the rows and the plan table, or derived from them (design §3).
+``lifecycle``, ``intake``, ``stages``, ``results``, ``quarantine``, ``decoding`` and ``recovery`` are the rules, as functions over this;
+``state.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or derived from them (design
+§3).
 """
 
 from collections import OrderedDict
@@ -53,6 +54,7 @@ class Totals:
     failed: int = 0
     preempted: int = 0
     evicted: int = 0
+    quarantined: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
@@ -93,7 +95,6 @@ class Core:
     actors: dict[str, int] = field(default_factory=dict)
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     asked: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
-    suspects: set[int] = field(default_factory=set)  # keys that were in a plan that failed as a whole
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
     steering: Steering = field(init=False)
@@ -184,7 +185,9 @@ class Core:
             request.plans.add(outstanding.plan_id)
 
     def send_plan(self, outstanding: Outstanding, now: float) -> None:
-        if self.send(outstanding.actor, Run(self.epoch, outstanding.slot, outstanding.plan_id)):
+        deadlines_s = [request.definition.deadline_s for request in outstanding.requests]
+        deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
+        if self.send(outstanding.actor, Run(self.epoch, outstanding.slot, outstanding.plan_id, deadline_s)):
             outstanding.sent_s = now
 
     def clear_plan(self, outstanding: Outstanding) -> None:

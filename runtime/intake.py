@@ -25,9 +25,11 @@ from .messages import (
     Unknown,
     encode,
 )
+from .quarantine import MAX_DEATHS, STRIKE_BYTES
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Granter, Load, check_lengths, check_submission, media_pages
 from .scheduling.types import Limits
+from .scheduling.unified import MAX_PARTS
 from .tracker import EmbeddingTracker, lay_out
 
 
@@ -163,6 +165,7 @@ def prepare(core: Core, request: Request) -> None:
                 ignore_eos=definition.ignore_eos,
                 gateway_generation=request.gateway_generation,
                 return_token_ids=definition.return_token_ids,
+                deadline_s=definition.deadline_s,
             )
         )
         _fits("the request's description", len(encoded), limits.max_definition_bytes)
@@ -173,6 +176,7 @@ def prepare(core: Core, request: Request) -> None:
         num_patch = min(limits.num_patch_pages, sum(patch_pages(segment, limits) for segment in segments))
         num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
         page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
+        page_bytes += MAX_DEATHS * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
         _fits("the record of the request's media", len(encode_record(record)) + page_bytes, limits.max_state_bytes)
     except RequestError as error:
         fail(core, request, error)

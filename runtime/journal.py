@@ -3,11 +3,15 @@
 Every record has its length and a checksum and goes out in one ``write`` before anything that follows from it is done, so the
 order of effects is kept even by kill -9; a half-written last record was never acted upon and is cut off when the file is
 opened. No fsync: the file lives in the run directory, on tmpfs, and shares the run's fate. When ended requests make up most of
-a large file it is written anew beside itself and renamed, so its size is bounded by what is alive.
+a large file it is written anew beside itself and renamed, so its size is bounded by what is alive. Room for failures and ends is
+reserved ahead: on a file system that has become full requests are refused, and those that are there still come to their ends.
 
 File: 8 bytes of magic, then records of (length u32, crc32 u32, MessagePack).
 """
 
+import contextlib
+import ctypes
+import errno
 import logging
 import os
 import struct
@@ -25,7 +29,10 @@ log = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal"
 KEPT_ENDS = 4096
+RESERVE_BYTES = 64 * 1024  # for failures and ends alone
+_STEP_BYTES = 256 * 1024  # room is taken in pieces of this size
 _END_BYTES = 24
+_FALLOC_FL_KEEP_SIZE = 1
 _MAGIC = b"mmrtjnl1"
 _HEAD = struct.Struct("=II")
 
@@ -87,6 +94,7 @@ class Journal:
         self._fd = fd
         self._compact_bytes = compact_bytes
         self._size = 0
+        self._room = 0  # bytes from the start of the file that the file system has set aside
         self._spans: dict[int, list[tuple[int, int]]] = {}  # live key -> its records as (offset, bytes)
         self._live_bytes = 0
         self._ends: OrderedDict[int, None] = OrderedDict()
@@ -99,19 +107,28 @@ class Journal:
         """
         path = directory / JOURNAL_NAME
         journal = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), compact_bytes)
-        return journal, journal._load()
+        state = journal._load()
+        with contextlib.suppress(OSError):  # a full file system: only what must be written is, as far as that goes
+            journal._room = _reserve(journal._fd, journal._size)
+        return journal, state
 
     @property
     def num_bytes(self) -> int:
         return self._size
 
     def append(self, record: JournalRecord) -> None:
-        """Write a record; it is in the file when this returns. Raises OSError when the file system is full, with nothing added."""
+        """Write a record; it is in the file when this returns. Raises OSError when the file system is full, with nothing added.
+
+        A Submitted finds it full while there is still room for the ends of all others.
+        """
         data = _frame(record)
+        if isinstance(record, Submitted) and self._size + len(data) + RESERVE_BYTES > self._room:
+            self._room = _reserve(self._fd, self._size + len(data))
         try:
             _write_all(self._fd, data, self._size)
         except OSError:
             os.ftruncate(self._fd, self._size)
+            self._room = self._size
             raise
         self._account(record, self._size, len(data))
         self._size += len(data)
@@ -160,8 +177,9 @@ class Journal:
         part = self._path.with_suffix(".part")
         spans: dict[int, list[tuple[int, int]]] = {}
         offset = len(_MAGIC)
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = -1
         try:
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             chunks = [_MAGIC]
             for key in self._ends:
                 chunks.append(_frame(Ended(key)))
@@ -172,17 +190,51 @@ class Journal:
                     spans.setdefault(key, []).append((offset, size))
                     offset += size
             data = b"".join(chunks)
+            room = _reserve(fd, len(data))
             _write_all(fd, data, 0)
             os.replace(part, self._path)
         except OSError as error:
             log.warning("%s could not be compacted: %s", self._path, error)
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             part.unlink(missing_ok=True)
             self._compact_bytes *= 2
             return
         os.close(self._fd)
-        self._fd, self._size, self._spans = fd, offset, spans
+        self._fd, self._size, self._spans, self._room = fd, offset, spans, room
         self._live_bytes = sum(size for places in spans.values() for _, size in places)
+
+
+def read_journal(directory: Path) -> JournalState:
+    """What the journal of a run says now, for those who only look: nothing is opened for writing, nothing is cut off."""
+    state = JournalState()
+    try:
+        data = (directory / JOURNAL_NAME).read_bytes()
+    except FileNotFoundError:
+        return state
+    offset = len(_MAGIC)
+    while data.startswith(_MAGIC) and (found := _next_record(data, offset)) is not None:
+        record, num_bytes = found
+        state.apply(record)
+        offset += num_bytes
+    state.live = dict(sorted(state.live.items(), key=lambda item: item[1].arrival))
+    return state
+
+
+def _reserve(fd: int, size: int) -> int:
+    """Have room for ``size`` bytes and the reserve set aside, in a file that stays as long as it is. Returns how many bytes there are.
+
+    Raises OSError (ENOSPC) if there is no such room. Where the file system cannot promise any, none is needed.
+    """
+    wanted = -(-(size + RESERVE_BYTES) // _STEP_BYTES) * _STEP_BYTES
+    libc = ctypes.CDLL(None, use_errno=True)
+    for room in (wanted, size + RESERVE_BYTES):
+        if libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(room)) == 0:
+            return room
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return 1 << 62
+    raise OSError(number, os.strerror(number))
 
 
 def _next_record(data: bytes, offset: int) -> tuple[JournalRecord, int] | None:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ TOWER_MODULES = {
     "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
 }
 _MAX_PACKET_BYTES = 1 << 16
+FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote that takes longer hangs
+IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
 
 
 class ZygoteError(RuntimeError):
@@ -51,12 +53,13 @@ def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
 class Zygote:
     """One zygote process and the socket to it. Belongs to the running event loop."""
 
-    def __init__(self, process: Process, control: socket.socket) -> None:
+    def __init__(self, process: Process, control: socket.socket, stages: Iterable[str]) -> None:
         self.process = process
         self._control = control
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[int]] = {}
         self._fit = True
+        self._importing = set(stages)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control, self._receive)
 
@@ -77,7 +80,7 @@ class Zygote:
             command += tuple(f"--stage={name}={','.join(modules)}" for name, modules in stages.items())
             # The control socket takes the lifeline's place: its end is the zygote's sign that the supervisor is gone.
             process = spawn(command, environment, output_fd=output_fd, lifeline_fd=theirs.fileno())
-        return cls(process, ours)
+        return cls(process, ours, stages)
 
     @property
     def usable(self) -> bool:
@@ -120,7 +123,12 @@ class Zygote:
         self._replies[number] = reply
         try:
             self._send(request, [output_fd, lifeline_fd])
-            return Process(await reply)
+            limit_s = IMPORT_LIMIT_S if self._importing else FORK_LIMIT_S
+            return Process(await asyncio.wait_for(reply, limit_s))
+        except TimeoutError:
+            self._fit = False
+            self.process.signal(signal.SIGKILL)
+            raise ZygoteError(f"the zygote hangs: no fork within {limit_s:g} s") from None
         finally:
             del self._replies[number]
 
@@ -166,6 +174,7 @@ class Zygote:
     def _take(self, message: dict[str, Any]) -> None:
         if "stage" in message:
             log.debug("zygote: %s in after %.2f s", message["stage"], message["seconds"])
+            self._importing.discard(message["stage"])
             if message["error"]:
                 log.warning("zygote: %s", message["error"])
             if message["threads"] != 1:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from .config import RuntimeConfig
+from ..shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
+from .config import ACTORS, RuntimeConfig
 from .errors import ConfigError
 
 LAYOUT_NAME = "layout"
@@ -23,6 +24,7 @@ PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 TOKEN_RING_BYTES = 1 << 20
 DELTA_RING_BYTES = 4 << 20
+FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor has one too
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_pages * pool.page_bytes for pool in self.pools.values())
         rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
-        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES + FLIGHT_BYTES
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryLayout:

@@ -22,7 +22,6 @@ def fail(core: Core, request: Request, error: RequestError) -> None:
     core.journal(Refused(request.key, request.failure))
     core.totals.failed += 1
     core.waiting.pop(request.key, None)
-    core.suspects.discard(request.key)
     if request.record.filled:  # else the gateway may be writing into the media pages: they wait for its answer
         leave_row(core, request)
     core.ask(request.key, request.gateway_generation)
@@ -37,7 +36,6 @@ def end(core: Core, request: Request) -> None:
     core.journal(Ended(request.key))
     del core.requests[request.key]
     core.waiting.pop(request.key, None)
-    core.suspects.discard(request.key)
     core.remember_end(request.key)
     core.totals.finished += request.failure is None
     leave_row(core, request)

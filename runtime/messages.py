@@ -117,6 +117,7 @@ class SequenceDefinition(Record, frozen=True):
     ignore_eos: bool
     gateway_generation: int
     return_token_ids: bool = False
+    deadline_s: float = 0.0  # monotonic; 0 is none
 
 
 # plans (records in shared memory)
@@ -205,11 +206,15 @@ class Welcome(Wire, frozen=True):
 
 
 class Run(Wire, frozen=True):
-    """Do the plan in this slot of the plan table, or answer with the stored result if it is done already."""
+    """Do the plan in this slot of the plan table, or answer with the stored result if it is done already.
+
+    From ``deadline_s`` on (monotonic; 0 is never) nobody needs it: it is answered with Skipped instead.
+    """
 
     epoch: int
     slot: int
     plan_id: int
+    deadline_s: float = 0.0
 
 
 # to decode
@@ -319,7 +324,17 @@ class ItemError(Wire, frozen=True):
     message: str
 
 
-Result = Analysed | Done | ItemError
+class Skipped(Wire, frozen=True):
+    """The plan was not done: its requests have all ended or are past their deadlines."""
+
+
+class Died(Wire, frozen=True):
+    """The plan is not done: the generation before died in it. ``crashed``: not by anybody's hand (runtime/fate.py)."""
+
+    crashed: bool
+
+
+Result = Analysed | Done | ItemError | Skipped | Died
 
 
 class PlanDone(Wire, frozen=True):

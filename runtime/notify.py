@@ -133,8 +133,8 @@ class NotifyListener:
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         path.unlink(missing_ok=True)
+        os.fchmod(self._socket.fileno(), 0o600)  # the file that bind makes takes the socket's mode
         self._socket.bind(str(path))
-        path.chmod(0o600)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     @property

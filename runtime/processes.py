@@ -10,11 +10,14 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from .config import CHILD_LISTEN_FD
 
 _PR_SET_CHILD_SUBREAPER = 36
 CHILD_LIFELINE_FD = 3
+TERMINATE = signal.SIGTERM  # in class Process ``signal`` is a method
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,7 +46,10 @@ class Process:
         if result is None:
             return
         exited = result.si_code == os.CLD_EXITED
-        self.returncode = result.si_status if exited else -result.si_status
+        self._finish(result.si_status if exited else -result.si_status)
+
+    def _finish(self, returncode: int) -> None:
+        self.returncode = returncode
         self.ended_s = time.monotonic()
         self._loop.remove_reader(self.pidfd)
         os.close(self.pidfd)
@@ -71,14 +77,21 @@ class Process:
         except TimeoutError:
             return None
 
-    async def stop(self, grace_s: float) -> int:
-        """SIGTERM, and SIGKILL after ``grace_s``. Returns the exit status."""
-        self.signal(signal.SIGTERM)
+    async def stop(self, grace_s: float, first: int = TERMINATE) -> int:
+        """Send ``first``, and SIGKILL after ``grace_s``. Returns the exit status."""
+        self.signal(signal.Signals(first))
         if (status := await self.wait(grace_s)) is None:
             self.signal(signal.SIGKILL)
             status = await self.wait()
         assert status is not None
         return status
+
+
+class GuestProcess(Process):
+    """A process that is not our child: we learn that it has ended, and not how (``returncode`` 0)."""
+
+    def _reap(self) -> None:
+        self._finish(0)
 
 
 def describe_exit(returncode: int) -> str:
@@ -91,8 +104,16 @@ def describe_exit(returncode: int) -> str:
         return f"signal {-returncode}"
 
 
-def spawn(command: tuple[str, ...], environment: Mapping[str, str], *, output_fd: int, lifeline_fd: int, nice: int = 0) -> Process:
-    """Start a program: no input, both outputs to ``output_fd``, the lifeline as descriptor 3, nothing else open."""
+def spawn(
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    output_fd: int,
+    lifeline_fd: int,
+    listen_fds: Sequence[int] = (),
+    nice: int = 0,
+) -> Process:
+    """Start a program: no input, both outputs to ``output_fd``, the lifeline as descriptor 3, ``listen_fds`` from 4 on, no others."""
     pid = os.posix_spawn(
         command[0],
         command,
@@ -102,6 +123,7 @@ def spawn(command: tuple[str, ...], environment: Mapping[str, str], *, output_fd
             (os.POSIX_SPAWN_DUP2, output_fd, 1),
             (os.POSIX_SPAWN_DUP2, output_fd, 2),
             (os.POSIX_SPAWN_DUP2, lifeline_fd, CHILD_LIFELINE_FD),
+            *((os.POSIX_SPAWN_DUP2, fd, CHILD_LISTEN_FD + index) for index, fd in enumerate(listen_fds)),
         ],
         setpgroup=0,
         setsigmask=[],
@@ -126,11 +148,16 @@ def reap_strangers(known: set[int]) -> None:
         os.waitpid(result.si_pid, 0)
 
 
+def children() -> list[int]:
+    """Pids of this process's children, those that have ended and are not waited for included."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
 def end_strangers(timeout_s: float = 2.0) -> None:
     """Kill and reap every child that is left, at the end of a run: nobody else would."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        pids = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        pids = children()
         if not pids:
             return
         for pid in pids:

@@ -29,6 +29,28 @@ class ItemRecord(msgspec.Struct, array_like=True):
     segments: list[SegmentRecord] = []
 
 
+class StrikeKind:
+    """How a plan failed: by an exception in a batch of several, by a death that somebody from outside caused, by one of its own."""
+
+    ERROR = 0
+    KILLED = 1
+    CRASHED = 2
+
+
+class Strike(msgspec.Struct, frozen=True, array_like=True):
+    """A plan with this work of the request came to no good (``quarantine``). ``actor``: index into ``core.WORKERS``."""
+
+    plan_id: int
+    actor: int
+    item: int
+    segment: int
+    kind: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.item, self.segment
+
+
 class RowRecord(msgspec.Struct, array_like=True):
     """``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back."""
 
@@ -39,6 +61,7 @@ class RowRecord(msgspec.Struct, array_like=True):
     evicting: bool = False
     max_new_tokens: int = 0
     items: list[ItemRecord] = []
+    strikes: list[Strike] = []
 
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -47,13 +47,16 @@ Decision = StartAgain | GiveUp
 
 
 def decide(
-    policy: RestartPolicy, history: RestartHistory, *, lifetime_s: float, status: int, jitter: float
+    policy: RestartPolicy, history: RestartHistory, *, lifetime_s: float, status: int, jitter: float, in_step: bool = False
 ) -> tuple[Decision, RestartHistory]:
     """What follows on the death of a process that nobody asked to end, with the history that includes it.
 
     ``status`` is the exit status (negative: the signal); 0 is a failure too. ``jitter`` in [0, 1) shortens the delay by up to
-    half, so that actors that died together do not come back together.
+    half, so that actors that died together do not come back together. ``in_step``: it died of the work of a request, which is
+    quarantined after at most a few deaths (docs/recovery.md); such deaths are no crash loop and leave the history as it is.
     """
+    if in_step and status != CONFIGURATION_STATUS:
+        return StartAgain(policy.backoff_s * (1 - jitter / 2)), history
     newer_s = 0.0
     recent: list[float] = []
     for lived_s in reversed((*history.lifetimes_s, lifetime_s)):

@@ -5,7 +5,6 @@ directory, and the others wait until it has.
 """
 
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..shm.run_directory import RunDirectory
 from . import default_model
 from .config import Environment, RuntimeConfig, load_config, to_data
 from .errors import ConfigError, RunError
+from .listening import open_listeners
 
 _JOIN_POLL_S = 0.05
 
@@ -50,17 +50,11 @@ def free_port(config: RuntimeConfig) -> int:
 
     Raises: RunError if it is in use or the address cannot be bound.
     """
-    host, port = config.server.host, config.server.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise RunError(
-            f"cannot serve on {host}:{port} (server.host, server.port): {error.strerror or error}; another port: --port"
-        ) from None
+    listeners = open_listeners(config.server.host, config.server.port)
+    port = int(listeners[0].getsockname()[1])
+    for listener in listeners:
+        listener.close()
+    return port
 
 
 def run_info(config: RuntimeConfig, model: Path, port: int) -> dict[str, Any]:
@@ -93,7 +87,8 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
                 model = model_path(config, environment)
                 if not default_model.is_made(model):
                     default_model.make(str(model))
-                return RunDirectory.create(path, run_info(config, model, free_port(config)))
+                # A port that is configured may be taken: by systemd, which listens on it for the gateway.
+                return RunDirectory.create(path, run_info(config, model, config.server.port or free_port(config)))
         except ShmError as error:
             if actor == "memory" or time.monotonic() > deadline_s:
                 raise RunError(str(error)) from None

@@ -1,32 +1,28 @@
-"""Work for video, encoder and prefill: the view that policies see, the plans that follow, and what their results change.
+"""Work for video, encoder and prefill: the view that policies see, and the plans that follow (pure; rules over ``Core``).
 
-Pure; rules over ``Core``. A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not
-overtake the one before it. Results are idempotent: one is applied when the record still names the pages that its plan wrote.
+A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
+``results`` says what becomes of plans.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 
 from ..shm.sequence_table import Phase
-from .core import Core, Outstanding, owner
-from .effects import PoolName, SetPrefilled
-from .errors import RequestError
+from .core import Core, owner
+from .effects import PoolName
 from .intake import embedding_pages, patch_pages
-from .lifecycle import fail, reset_media, settle
+from .lifecycle import reset_media
 from .messages import (
     Analyse,
-    Analysed,
     DecodeSegment,
     Encode,
     EncodePart,
-    ItemError,
     Prefill,
     PrefillChunk,
-    Result,
 )
-from .request import Request, SegmentRecord
+from .quarantine import is_suspect
+from .request import Request
 from .scheduling import unified
-from .scheduling.budgets import allowance_s, update
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -100,7 +96,7 @@ def _view_request(core: Core, request: Request) -> RequestView:
         segments=segments,
         patch_held=core.pools["patch"].num_owned(owner(request)),
         embedding_held=core.pools["embedding"].num_owned(owner(request)),
-        alone=request.key in core.suspects,
+        alone=is_suspect(request),
     )
 
 
@@ -238,146 +234,3 @@ def prefill_uses(chunks: list[PrefillChunk], requests: list[Request]) -> list[tu
     embedding = [page for chunk in chunks for span in chunk.spans for page in span.source.pages]
     kv = [page for request in requests for table in request.block_tables for page in table]
     return [("embedding", embedding), ("kv", kv)]
-
-
-# ------------------------------------------------------------------------------------------------------------- results
-
-
-def finish_plan(core: Core, outstanding: Outstanding, result: Result, elapsed_s: float) -> None:
-    """Apply a plan's result to the rows it was for, free its slot, and let go of what it held."""
-    plan = outstanding.plan
-    live = [request for request in outstanding.requests if not request.ending]
-    if isinstance(plan, Analyse):
-        _finish_analysis(plan, live)
-    if isinstance(result, ItemError):
-        _blame(core, outstanding, live, result)
-    elif isinstance(plan, Analyse):
-        if isinstance(result, Analysed):
-            _apply_shape(core, plan, live, result)
-    elif isinstance(plan, DecodeSegment):
-        _apply_decoded(core, plan, live)
-    elif isinstance(plan, Encode):
-        _apply_encoded(core, plan, live)
-        num_rows = sum(part.shape.num_rows for part in plan.parts)
-        core.steering.encode = update(core.steering.encode, num_rows, elapsed_s, _allowance(core))
-    elif isinstance(plan, Prefill):
-        _apply_prefilled(core, plan, live)
-        num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
-        core.steering.prefill = update(core.steering.prefill, num_tokens, elapsed_s, _allowance(core))
-    core.clear_plan(outstanding)
-    for request in outstanding.requests:
-        settle(core, request)
-
-
-def _allowance(core: Core) -> float:
-    decoding = sum(r is not None and r.phase == Phase.DECODE for r in core.rows)
-    return allowance_s(core.steering.share, decoding, core.limits.tbt_target_s)
-
-
-def _blame(core: Core, outstanding: Outstanding, live: list[Request], error: ItemError) -> None:
-    """One request's data cannot be used: it fails. In a plan of several nobody knows whose: each is tried again alone."""
-    if len({request.key for request in outstanding.requests}) == 1:
-        if error.status < 500:
-            refusal = RequestError(error.message, status=error.status, param="messages")
-        else:
-            refusal = RequestError(error.message, status=error.status, type="internal_error")
-        for request in live:
-            fail(core, request, refusal)
-        return
-    core.suspects.update(request.key for request in live)
-    if isinstance(outstanding.plan, Encode):
-        for request in live:
-            for _, segment in _segments_by_target(request, outstanding.plan):
-                segment.stage, segment.embedding = SegmentStage.DECODED, None
-            _retire_unnamed(core, request)
-            core.save(request)
-
-
-def _retire_unnamed(core: Core, request: Request) -> None:
-    """Give back embedding pages that no segment names any more."""
-    runs = [segment.embedding for item in request.record.items for segment in item.segments if segment.embedding]
-    named = {page for run in runs for page in run.pages}
-    ledger = core.pools["embedding"]
-    ledger.retire(owner(request), ledger.owned_by(owner(request)) - named)
-
-
-def _finish_analysis(plan: Analyse, live: list[Request]) -> None:
-    for request in live:
-        request.analysing.discard(plan.item)
-
-
-def _apply_shape(core: Core, plan: Analyse, live: list[Request], result: Analysed) -> None:
-    for request in live:
-        item = request.record.items[plan.item]
-        if item.shape is None:
-            item.shape = result.shape
-            core.save(request)
-
-
-def _apply_decoded(core: Core, plan: DecodeSegment, live: list[Request]) -> None:
-    for request in live:
-        segment = request.record.items[plan.item].segments[plan.segment]
-        if segment.stage == SegmentStage.DECODING and segment.patch == plan.target:
-            segment.stage = SegmentStage.DECODED
-            core.save(request)
-
-
-def _segments_by_target(request: Request, plan: Encode) -> list[tuple[tuple[int, int], SegmentRecord]]:
-    """Segments of the request that are being encoded into pages of this plan."""
-    targets = [part.target for part in plan.parts if (part.row, part.row_generation) == (request.row, request.row_generation)]
-    return [
-        ((index, number), segment)
-        for index, item in enumerate(request.record.items)
-        for number, segment in enumerate(item.segments)
-        if segment.stage == SegmentStage.ENCODING and segment.embedding in targets
-    ]
-
-
-def _apply_encoded(core: Core, plan: Encode, live: list[Request]) -> None:
-    """Embedding rows are there; patch pages have done their service."""
-    for request in live:
-        done = _segments_by_target(request, plan)
-        for (index, number), segment in done:
-            assert segment.patch is not None and request.tracker is not None
-            core.pools["patch"].retire(owner(request), segment.patch.pages)
-            segment.stage, segment.patch = SegmentStage.ENCODED, None
-            request.tracker.mark_ready(index, number)
-        if done:
-            release_consumed(core, request)
-            core.save(request)
-        core.suspects.discard(request.key)
-
-
-def _apply_prefilled(core: Core, plan: Prefill, live: list[Request]) -> None:
-    """Tokens are in the KV cache; embedding pages that were read to their end are free (RS2, US4). The word goes first."""
-    rows = {(request.row, request.row_generation): request for request in live}
-    for chunk in plan.chunks:
-        request = rows.get((chunk.row, chunk.row_generation))
-        if request is None or request.record.evicting or request.prefilled[chunk.member] >= chunk.end:
-            continue
-        assert request.prefilled[chunk.member] == chunk.start, "a chunk was prefilled out of order"
-        request.prefilled[chunk.member] = chunk.end
-        core.emit(SetPrefilled(request.row, chunk.member, chunk.end))
-        if chunk.spans and release_consumed(core, request):
-            core.save(request)
-    core.suspects.difference_update(request.key for request in live)
-
-
-def release_consumed(core: Core, request: Request) -> bool:
-    """Give back embedding pages whose rows are all prefilled, as ``prefilled`` says. True if the record changed."""
-    changed = False
-    assert request.tracker is not None
-    for part in request.tracker.overlapping(0, request.prefilled[0]):
-        segment = request.record.items[part.item].segments[part.segment]
-        if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
-            continue
-        place = (part.item, part.segment)
-        before = request.num_consumed.get(place, 0)
-        count = request.tracker.num_consumed_pages(part, request.prefilled[0])
-        core.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
-        request.num_consumed[place] = count
-        if request.prefilled[0] >= part.end:
-            segment.embedding = None
-            del request.num_consumed[place]
-            changed = True
-    return changed

@@ -1,7 +1,10 @@
 """The supervisor's way to start processes: keeps the zygote, decides between fork and plain start, gives each its environment."""
 
 import asyncio
+import contextlib
 import os
+import signal
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +12,7 @@ from typing import Protocol
 from .errors import RunError
 from .launcher import Zygote, ZygoteError, pipe_to_logs
 from .logs import LogPump
-from .processes import CHILD_LIFELINE_FD, Process, reap_strangers, spawn
+from .processes import CHILD_LIFELINE_FD, Process, children, reap_strangers, spawn
 from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, decide
 from .supervised import ActorSpec
 
@@ -34,14 +37,17 @@ class Starter:
         run: Path,
         environment: Mapping[str, str],
         stages: Mapping[str, Sequence[str]],
+        listeners: Sequence[socket.socket] = (),
     ) -> None:
-        """``stages`` is what a zygote imports; when there are none every process starts plainly."""
+        """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
         self._host = host
         self._run = run
         self._environment = dict(environment)
         self._stages = stages
+        self._listeners = listeners
         self._zygote: Zygote | None = None
         self._children: list[Process] = []
+        self._strangers: set[int] = set()
         self._ending = False
         self._lifeline, self._lifeline_end = os.pipe()
 
@@ -91,11 +97,8 @@ class Starter:
                 self._zygote.close()
                 await self._zygote.process.wait()
 
-    async def start(self, spec: ActorSpec, output_fd: int) -> Process:
-        """Fork the actor from the zygote where that is possible, start it plainly otherwise.
-
-        Raises: OSError if the program cannot be started; RunError if the run is ending.
-        """
+    def environment(self, spec: ActorSpec) -> dict[str, str]:
+        """What a process of this actor finds in its environment."""
         environment = {
             **self._environment,
             "MMRT_RUN_DIR": str(self._run),
@@ -104,6 +107,20 @@ class Starter:
             "WATCHDOG_USEC": str(int(spec.watchdog_s * 1e6)),
             "OMP_NUM_THREADS": str(spec.threads),
         }
+        if listen_fds := self.listen_fds(spec):
+            environment["MMRT_LISTEN_FDS"] = str(len(listen_fds))
+        return environment
+
+    def listen_fds(self, spec: ActorSpec) -> list[int]:
+        """The sockets that it inherits."""
+        return [listener.fileno() for listener in self._listeners] if spec.listens else []
+
+    async def start(self, spec: ActorSpec, output_fd: int) -> Process:
+        """Fork the actor from the zygote where that is possible, start it plainly otherwise.
+
+        Raises: OSError if the program cannot be started; RunError if the run is ending.
+        """
+        environment = self.environment(spec)
         if spec.needs and self._zygote is not None and self._zygote.usable:
             try:
                 process = await self._zygote.fork(
@@ -122,7 +139,14 @@ class Starter:
                 if self._ending:
                     raise RunError("the run is ending") from None
                 self._host.on_message(spec.name, f"{error}: starts without it")
-        process = spawn(spec.command, environment, output_fd=output_fd, lifeline_fd=self._lifeline, nice=spec.nice)
+        process = spawn(
+            spec.command,
+            environment,
+            output_fd=output_fd,
+            lifeline_fd=self._lifeline,
+            listen_fds=self.listen_fds(spec),
+            nice=spec.nice,
+        )
         self._remember(process)
         return process
 
@@ -132,8 +156,19 @@ class Starter:
             self._zygote.guard(process)
 
     def reap_strangers(self) -> None:
-        """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet."""
+        """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet.
+
+        One that lives is what a zygote has forked and died before it could say so, or what an actor has left: nobody watches
+        it, and it may hold a role. It is killed when it is seen a second time.
+        """
         if self._zygote is not None and self._zygote.busy:
             return
         own = {child.pid for child in self._children}
-        reap_strangers(own | ({self._zygote.process.pid} if self._zygote else set()))
+        own |= {self._zygote.process.pid} if self._zygote else set()
+        reap_strangers(own)
+        strangers = set(children()) - own
+        for pid in strangers & self._strangers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+            self._host.on_message("supervisor", f"has killed process {pid}, which nobody had asked for")
+        self._strangers = strangers

@@ -29,9 +29,10 @@ from .messages import (
     Welcome,
 )
 from .request import Request
+from .results import finish_plan
 from .scheduling.admission import Granter, overloaded
 from .scheduling.types import Limits
-from .stages import finish_plan, issue
+from .stages import issue
 
 __all__ = ["Controller", "Progress"]
 

@@ -3,8 +3,10 @@
 Everything about pools, queues and steps is read from the status words in shared memory, without the bus.
 """
 
+import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +34,7 @@ class ActorWords(msgspec.Struct, frozen=True):
     step_deadline_s: float = 0.0  # CLOCK_MONOTONIC; 0: no step is running
     queue_depth: int = 0
     steps: int = 0
+    crashes: int = 0  # of late, of unknown work
 
 
 class StatusTables:
@@ -62,6 +65,7 @@ class StatusTables:
             step_deadline_s=row.step_deadline_ns / 1e9,
             queue_depth=row.queue_depth,
             steps=row.steps,
+            crashes=row.crashes,
         )
 
     def pools_and_requests(self) -> tuple[dict[str, PoolReport], RequestsReport]:
@@ -131,7 +135,7 @@ def report_actor(actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> 
         return report
     report.pid = instance.process.pid
     report.generation = instance.generation
-    report.status = instance.status
+    report.status = actor.status
     report.uptime_s = instance.process.lifetime_s
     report.memory_bytes = pss_bytes(instance.process.pid)
     report.cpu_percent = meter.percent(instance.process.pid)
@@ -139,6 +143,39 @@ def report_actor(actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> 
         report.queue_depth = words.queue_depth
         report.steps = words.steps
     return report
+
+
+class RunFacts(NamedTuple):
+    """What only the supervisor knows of its run. ``began_s`` is CLOCK_MONOTONIC."""
+
+    run: RunDirectory
+    began_s: float
+    was_ready: bool
+    is_ending: bool
+    zygote_pid: int | None
+
+
+def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: StatusTables, meter: CpuMeter) -> RunReport:
+    """The state of a run as its supervisor sees it. Some ms: the kernel adds up every process's memory."""
+    pools, requests = tables.pools_and_requests()
+    actors = [report_actor(actor, tables.actor(actor.name), meter) for actor in supervised]
+    ready = all(actor.ready for actor in actors)
+    state = "stopping" if facts.is_ending else "ready" if ready else "degraded" if facts.was_ready else "starting"
+    info, zygote = facts.run.info, facts.zygote_pid
+    return RunReport(
+        ready=ready and not facts.is_ending,
+        state=state,
+        path=str(facts.run.path),
+        run_id=facts.run.run_id,
+        endpoint=endpoint(info),
+        model=str(info.get("model_path", "")),
+        supervisor_pid=os.getpid(),
+        overhead_bytes=(pss_bytes(os.getpid()) or 0) + (pss_bytes(zygote) or 0 if zygote else 0),
+        uptime_s=time.monotonic() - facts.began_s,
+        actors=actors,
+        pools=pools,
+        requests=requests,
+    )
 
 
 def report_without_supervisor(run: RunDirectory) -> RunReport:

@@ -1,7 +1,8 @@
-"""One actor as the supervisor sees it: its processes, one after another or two at once during a hot restart, and its state.
+"""One actor as the supervisor sees it: its processes, one after another or two at once during a hand-over, and its state.
 
 ``SupervisedActor.run`` is the actor's task in the supervisor's event loop; it starts a process, waits for its end, and lets
-``restart_policy`` decide what follows. The supervisor is reached through the ``Host`` protocol alone.
+``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. The supervisor is reached through the
+``Host`` protocol alone.
 """
 
 import asyncio
@@ -14,7 +15,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from .control import RestartReply
 from .errors import RunError
 from .launcher import pipe_to_logs
 from .logs import LogPump
@@ -22,7 +22,7 @@ from .notify import Notification
 from .processes import Process, describe_exit
 from .restart_policy import GiveUp, RestartHistory, RestartPolicy, decide
 
-State = Literal["waiting", "starting", "standby", "active", "restarting", "backoff", "failed", "stopping", "stopped"]
+State = Literal["waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "failed", "stopping", "stopped"]
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +37,11 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     nice: int = 0
     stop_grace_s: float = 5.0  # between SIGTERM and SIGKILL
+    handover_grace_s: float = 5.0  # the same where a successor waits: a step is done to its end, and a hang is the watchdog's
     ready_timeout_s: float = 180.0
     watchdog_s: float = 30.0
+    listens: bool = False  # inherits the sockets that clients connect to
+    handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
 
 
 class Host(Protocol):
@@ -49,6 +52,7 @@ class Host(Protocol):
     async def start_process(self, spec: ActorSpec, output_fd: int) -> Process: ...
     def is_ready(self, names: frozenset[str]) -> bool: ...
     def on_started(self, actor: "SupervisedActor", instance: "Instance") -> None: ...
+    def on_ended(self, actor: "SupervisedActor", instance: "Instance", unexpected: bool) -> None: ...
     def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def on_state(self, actor: "SupervisedActor") -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
@@ -56,11 +60,15 @@ class Host(Protocol):
 
 
 class Instance:
-    """One process of an actor, and what it has told about itself."""
+    """One process of an actor, and what it has told about itself.
 
-    def __init__(self, process: Process, pump: LogPump) -> None:
+    A *guest* runs in somebody's terminal (``mmrt debug``): it is no child of ours, its output is not ours, and no watchdog looks at it.
+    """
+
+    def __init__(self, process: Process, pump: LogPump | None, *, is_guest: bool = False) -> None:
         self.process = process
         self.pump = pump
+        self.is_guest = is_guest
         self.generation = 0
         self.ready = asyncio.Event()
         self.active = asyncio.Event()
@@ -68,7 +76,10 @@ class Instance:
         self.waiting_since_s = process.started_s  # for readiness; moves while what it requires is not ready itself
         self.beat_s = process.started_s
         self.extended_until_s = 0.0
+        self.excused_until_s = 0.0
         self.killed_because = ""
+        self.is_relieved = False  # told to end because its successor is ready
+        self.died_in_step = False  # in the middle of declared work, which its successor deals with (runtime/fate.py)
 
     def kill(self, reason: str) -> None:
         """SIGKILL it, and remember why."""
@@ -80,8 +91,14 @@ class Instance:
         """Wait for the process and for the last of its output."""
         status = await self.process.wait()
         assert status is not None
-        self.pump.finish()
+        if self.pump is not None:
+            self.pump.finish()
         return status
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines that it has printed."""
+        return [] if self.pump is None else list(self.pump.tail)
 
     def describe_exit(self) -> str:
         assert self.process.returncode is not None
@@ -100,11 +117,11 @@ class SupervisedActor:
         self.num_starts = 0
         self.last_exit = ""
         self.last_tail: list[str] = []
+        self.stopping = asyncio.Event()
+        self.retry_now = asyncio.Event()
+        self.came = asyncio.Event()  # a process was started and is ``current``
         self._host = host
         self._history = RestartHistory()
-        self._stopping = asyncio.Event()
-        self._retry_now = asyncio.Event()
-        self._came = asyncio.Event()  # a process was started and is ``current``
 
     @property
     def name(self) -> str:
@@ -120,31 +137,59 @@ class SupervisedActor:
     def instances(self) -> list[Instance]:
         return [instance for instance in (self.current, self.candidate) if instance is not None]
 
+    @property
+    def guest(self) -> Instance | None:
+        """The process under a debugger that has this actor's role, or waits at its first prompt before it takes it."""
+        return next((instance for instance in self.instances if instance.is_guest), None)
+
+    @property
+    def status(self) -> str:
+        """One line for people."""
+        if self.guest is not None:
+            return f"{'debugged' if self.guest is self.current else 'about to be debugged'} by pid {self.guest.process.pid}"
+        return self.current.status if self.current else ""
+
+    def say(self, text: str) -> None:
+        """Have the supervisor tell people something about this actor."""
+        self._host.on_message(self.name, text)
+
     async def run(self) -> None:
         """Keep the actor running until ``stop`` or until the policy gives up."""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             if self.current is None:
                 try:
                     self.current = await self.start()
                 except RunError:
                     break
                 except OSError as error:
-                    self._set_state("failed")
+                    self.set_state("failed")
                     self._host.on_failed(self, f"cannot start {self.spec.command[0]}: {error.strerror}")
                     return
             instance = self.current
-            self._came.set()
-            self._follow(instance)
+            self.came.set()
+            self.follow(instance)
             await instance.ended()
-            self.last_exit = instance.describe_exit()
-            self.last_tail = list(instance.pump.tail)
-            self.current, self.candidate = self.candidate, None
-            if self._stopping.is_set():
+            if not instance.is_guest:
+                # One that was told to make room has not failed: that is no news.
+                handed_over = instance.is_relieved and instance.process.returncode == 0
+                self.last_exit = "" if handed_over else instance.describe_exit()
+                self.last_tail = instance.tail
+            expected = self.stopping.is_set() or instance.is_relieved or instance.is_guest
+            self._host.on_ended(self, instance, not expected)
+            self.current = self._successor()
+            if self.stopping.is_set():
                 break
-            if self.current is None:
+            if self.current is None and not instance.is_guest:
                 await self._recover(instance)
         if self.state != "failed":
-            self._set_state("stopped")
+            self.set_state("stopped")
+
+    def _successor(self) -> Instance | None:
+        """The candidate, now that the process before it has ended."""
+        if self.candidate is not None and self.candidate.is_guest and not self.candidate.ready.is_set():
+            return None  # somebody sits at its first prompt: until it goes on a process of ours serves
+        successor, self.candidate = self.candidate, None
+        return successor
 
     async def _recover(self, dead: Instance) -> None:
         assert dead.process.returncode is not None
@@ -153,17 +198,18 @@ class SupervisedActor:
             self._history,
             lifetime_s=dead.process.lifetime_s,
             status=dead.process.returncode,
+            in_step=dead.died_in_step,
             jitter=random.random(),
         )
         if isinstance(decision, GiveUp):
-            self._set_state("failed")
-            self._stopping.set()
+            self.set_state("failed")
+            self.stopping.set()
             self._host.on_failed(self, f"{self.last_exit}; {decision.reason}")
             return
         self._host.on_message(self.name, f"ended with {self.last_exit}; starts again in {decision.delay_s:.2f} s")
-        self._set_state("backoff")
-        self._retry_now.clear()
-        await _first(decision.delay_s, self._stopping, self._retry_now)
+        self.set_state("backoff")
+        self.retry_now.clear()
+        await first(decision.delay_s, self.stopping, self.retry_now)
 
     async def start(self) -> Instance:
         """Start one process; the caller says what it is to be."""
@@ -179,86 +225,16 @@ class SupervisedActor:
         pump = LogPump(read_end, lambda lines: self._host.on_lines(self.name, lines))
         instance = Instance(process, pump)
         self._host.on_started(self, instance)
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             process.signal(signal.SIGTERM)
         return instance
 
-    async def restart(self) -> RestartReply:
-        """Replace the running generation by a new one that is warm before the old one ends.
-
-        If the new one does not come up, the old one goes on as if nothing had been.
-
-        Raises: RunError if a restart is under way or the actor is stopping.
-        """
-        if self._stopping.is_set():
-            raise RunError(f"{self.name} is {self.state}")
-        if self.candidate is not None or self.state == "restarting":
-            raise RunError(f"{self.name} is being restarted already")
-        began_s = time.monotonic()
-        if self.current is None:
-            self._retry_now.set()
-            self._came.clear()
-            await _first(self.spec.ready_timeout_s, self._came, self._stopping)
-            candidate = self.current
-        else:
-            self._set_state("restarting")
-            candidate = self.candidate = await self.start()
-        if candidate is None:
-            raise RunError(f"{self.name} is {self.state}")
-        if not await self._comes_up(candidate, candidate.ready, "ready"):
-            return await self._rejected(candidate)
-        old = self.current
-        if old is not None and old is not candidate:
-            await old.process.stop(self.spec.stop_grace_s)
-        if not await self._comes_up(candidate, candidate.active, "active"):
-            return RestartReply(
-                ok=False,
-                message=f"{self.name}: the new process was ready, but ended with {candidate.describe_exit()} when it took over",
-                log=list(candidate.pump.tail),
-            )
-        seconds = time.monotonic() - began_s
-        return RestartReply(
-            ok=True,
-            message=f"{self.name}: generation {candidate.generation} serves after {seconds:.2f} s",
-            generation=candidate.generation,
-            seconds=seconds,
-        )
-
-    async def _comes_up(self, candidate: Instance, event: asyncio.Event, what: str) -> bool:
-        waiting = asyncio.create_task(event.wait())
-        ended = asyncio.create_task(candidate.ended())
-        timeout_s = self.spec.ready_timeout_s
-        try:
-            await asyncio.wait({waiting, ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-            ended.cancel()
-        if not event.is_set():
-            candidate.kill(f"not {what} within {timeout_s:g} s")
-            await candidate.ended()
-            return False
-        return candidate.process.alive
-
-    async def _rejected(self, candidate: Instance) -> RestartReply:
-        exit_text, tail = candidate.describe_exit(), list(candidate.pump.tail)
-        if self.candidate is candidate:
-            self.candidate = None
-        serving = self.current is not None and self.current is not candidate and self.current.process.alive
-        if serving and self.current is not None:
-            self._follow(self.current)
-        after = "the old one keeps serving" if serving else "there is no old one"
-        return RestartReply(
-            ok=False,
-            message=f"{self.name}: the new process ended with {exit_text} before it was ready; {after}",
-            log=tail,
-        )
-
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
         """End every process: SIGTERM, again after ``hurry_after_s`` (a gateway then stops draining), SIGKILL after ``grace_s``."""
-        self._stopping.set()
+        self.stopping.set()
         if self.state in ("stopped", "failed") and not self.instances:
             return
-        self._set_state("stopping")
+        self.set_state("stopping")
         grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
         await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
 
@@ -271,7 +247,7 @@ class SupervisedActor:
 
     def kill(self) -> None:
         """SIGKILL every process and start none again."""
-        self._stopping.set()
+        self.stopping.set()
         for instance in self.instances:
             instance.kill("forced")
 
@@ -290,14 +266,15 @@ class SupervisedActor:
             instance.active.set()
         before = self.state
         if instance is self.current and self.state != "restarting":
-            self._follow(instance)
+            self.follow(instance)
         if said and self.state == before:
             self._host.on_state(self)
 
     def excuse(self, now_s: float) -> None:
-        """Count every process as heard of now."""
+        """Count every process as heard of now: what has stopped us may have stopped it too, in the middle of a step."""
         for instance in self.instances:
             instance.beat_s = now_s
+            instance.excused_until_s = now_s + self.spec.watchdog_s
 
     def check(self, now_s: float, step_deadline_s: float) -> None:
         """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.
@@ -305,7 +282,7 @@ class SupervisedActor:
         ``step_deadline_s`` is what the active generation has declared in its status words for the step that it is in; 0 is no step.
         """
         for instance in self.instances:
-            if not instance.process.alive or now_s < instance.extended_until_s:
+            if instance.is_guest or not instance.process.alive or now_s < instance.extended_until_s:
                 continue
             if instance.active.is_set():
                 self._check_active(instance, now_s, step_deadline_s if instance is self.current else 0.0)
@@ -320,23 +297,24 @@ class SupervisedActor:
     def _check_active(self, instance: Instance, now_s: float, step_deadline_s: float) -> None:
         if step_deadline_s:
             instance.beat_s = now_s
-            if now_s > step_deadline_s:
+            if now_s > max(step_deadline_s, instance.excused_until_s):
                 instance.kill(f"hang: a step is {now_s - step_deadline_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
 
-    def _follow(self, instance: Instance) -> None:
+    def follow(self, instance: Instance) -> None:
         """Make the state of the actor that of its process."""
-        if not self._stopping.is_set():
-            self._set_state("active" if instance.active.is_set() else "standby" if instance.ready.is_set() else "starting")
+        if not self.stopping.is_set():
+            active: State = "debugged" if instance.is_guest else "active"
+            self.set_state(active if instance.active.is_set() else "standby" if instance.ready.is_set() else "starting")
 
-    def _set_state(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         if state != self.state:
             self.state = state
             self._host.on_state(self)
 
 
-async def _first(timeout_s: float, *events: asyncio.Event) -> None:
+async def first(timeout_s: float, *events: asyncio.Event) -> None:
     """Wait until one of the events is set or the time is over."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

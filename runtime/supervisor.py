@@ -5,10 +5,9 @@ is a ``SupervisedActor``. Dependencies gate readiness, not spawning: every actor
 """
 
 import asyncio
-import os
 import signal
+import socket
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,29 +15,26 @@ from typing import Any, Protocol
 from ..shm.errors import BusyError, ShmError
 from ..shm.run_directory import RunDirectory
 from .actor_specs import HURRY_GRACE_S
+from .commands import Commands
 from .config import RuntimeConfig
-from .control import (
-    SOCKET_NAME,
-    DownReply,
-    DownRequest,
-    ErrorReply,
-    Reply,
-    Request,
-    RestartRequest,
-    StatusReply,
-)
+from .control import SOCKET_NAME
 from .control_server import ControlServer
 from .errors import RunError
+from .fate import MAX_UNEXPLAINED, ExitNote, write_exit_note
+from .flight_dumps import BlackBox, salvage
 from .logs import LogFiles
-from .notify import Notification, Notifier, NotifyListener
-from .processes import Process, become_subreaper, end_strangers, pss_bytes
+from .notify import Notifier, NotifyListener
+from .processes import Process, become_subreaper, end_strangers
+from .reload import Reloader
 from .report import RunReport, endpoint
 from .restart_policy import RestartPolicy
+from .roster import Roster
 from .starter import NOTIFY_NAME, Starter
-from .status_report import CpuMeter, StatusTables, report_actor
+from .status_report import CpuMeter, RunFacts, StatusTables, report_run
 from .supervised import ActorSpec, Instance, SupervisedActor
 
 TICK_S = 0.5
+NO_LIMIT = 1 << 40
 LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
 # Who ends when: what feeds others first, what others write into last.
 STOP_ORDER = (
@@ -76,15 +72,20 @@ class Supervisor:
         preparation: ActorSpec | None = None,
         notify_socket: str | None = None,
         hang_up_ends: bool = True,
+        listeners: Sequence[socket.socket] = (),
+        watched_source: Path | None = None,
     ) -> None:
         """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
 
         ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run itself is
-        reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than nothing.
+        reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than nothing. ``listeners`` are the sockets that
+        clients connect to; they are closed when the gateway has ended. ``watched_source`` is the directory of the package, whose
+        changes restart the actors that import what changed.
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
-            limit=settings.restart_limit,
+            # While somebody edits, a crash loop is not the end: the next edit may be.
+            limit=settings.restart_limit if watched_source is None else NO_LIMIT,
             window_s=settings.restart_window_s,
             backoff_s=settings.backoff_s,
             backoff_max_s=settings.backoff_max_s,
@@ -99,6 +100,8 @@ class Supervisor:
         self._preparation = preparation
         self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
         self._hang_up_ends = hang_up_ends
+        self._listeners = listeners
+        self._watched_source = watched_source
         self._began_s = time.monotonic()
         self._was_ready = False
         self._failure = ""
@@ -107,9 +110,9 @@ class Supervisor:
         self._drain_s = settings.drain_s
         self._forced = False
         self._logs = LogFiles(log_directory, reporter.message)
+        self._log_directory = log_directory
         self._meter = CpuMeter()
-        self._started: dict[int, tuple[SupervisedActor, Instance]] = {}
-        self._early: deque[Notification] = deque(maxlen=64)
+        self._roster = Roster()
 
     # ------------------------------------------------------------------------------------------------------ the run
 
@@ -121,11 +124,13 @@ class Supervisor:
         """
         self._run = self._create_run()
         self._tables = StatusTables(self._run)
+        self._black_box = BlackBox(self._run, self._log_directory)
         self._loop = asyncio.get_running_loop()
         become_subreaper()
-        self._starter = Starter(self, self._run.path, self._environment, self._stages)
+        self._starter = Starter(self, self._run.path, self._environment, self._stages, self._listeners)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
-        control = ControlServer(self._run.path / SOCKET_NAME, self._answer)
+        commands = Commands(self, self._starter)
+        control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
         try:
             await control.start()
             self._loop.add_reader(self._notify.fd, self._on_notify)
@@ -137,7 +142,8 @@ class Supervisor:
             self._tables.close()
             self._leave()
             self._gone.set()
-            self._say("forced to an end" if self._forced else "the run is over")
+            commands.close()
+            self.say("forced to an end" if self._forced else "the run is over")
             await control.close()
             self._starter.close()
             self._notifier.close()
@@ -147,6 +153,8 @@ class Supervisor:
         return 130 if self._forced else 0
 
     def _create_run(self) -> RunDirectory:
+        if saved := salvage(self._path, self._log_directory):
+            self.say(f"the last run here was killed; what it was doing: mmrt trace --crash {saved.stem}")
         try:
             return RunDirectory.create(self._path, self._info)
         except BusyError as error:
@@ -161,7 +169,7 @@ class Supervisor:
         try:
             self._run.destroy()
         except ShmError as error:
-            self._say(f"the run directory stays: {error}")
+            self.say(f"the run directory stays: {error}")
 
     async def _run_actors(self) -> None:
         background: set[asyncio.Task[Any]] = set()
@@ -174,6 +182,8 @@ class Supervisor:
             if self._preparation and not await self._prepare(self._preparation):
                 return
             background.add(asyncio.create_task(self._tick()))
+            if self._watched_source is not None:
+                background.add(asyncio.create_task(Reloader(self._watched_source, self.actors, self.say).watch()))
             actors = {asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors.values()}
             # An exception in one of these is a bug of ours: it must end the run, not hang it.
             watched: set[asyncio.Task[Any]] = {ending, *background, *actors}
@@ -202,15 +212,22 @@ class Supervisor:
         asked.cancel()
         instance.kill("the run ends")
         if await ended != 0 and not self._end.is_set():
-            self._fail(f"{spec.name} failed: {instance.describe_exit()}", list(instance.pump.tail))
+            self._fail(f"{spec.name} failed: {instance.describe_exit()}", instance.tail)
         return not self._end.is_set()
 
     async def _stop_actors(self) -> None:
-        self._say("stopping" if not self._failure else "stopping, since an actor failed")
+        self.say("stopping" if not self._failure else "stopping, since an actor failed")
         self._notifier.stopping()
         for stage in STOP_ORDER:
             members = [actor for name, actor in self.actors.items() if name in stage]
             await asyncio.gather(*(self._stop(actor) for actor in members))
+            if "gateway" in stage:
+                self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        """Refuse what has been waiting for a gateway, too: none will come."""
+        for listener in self._listeners:
+            listener.close()
 
     async def _stop(self, actor: SupervisedActor) -> None:
         if self._forced:
@@ -234,7 +251,7 @@ class Supervisor:
             self._end.set()
             return
         self._forced = True
-        self._say("forced: killing every actor")
+        self.say("forced: killing every actor")
         for actor in self.actors.values():
             actor.kill()
 
@@ -263,25 +280,29 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------ what actors tell
 
     def _on_notify(self) -> None:
-        for notification in self._notify.drain():
-            started = self._started.get(notification.pid)
-            if started is None:
-                self._early.append(notification)
-            else:
-                actor, instance = started
-                actor.on_notification(instance, notification)
+        self._roster.pass_on(self._notify.drain())
 
     def on_started(self, actor: SupervisedActor, instance: Instance) -> None:
-        """Host: a process is there; what it has said before we knew its pid counts too."""
-        self._started = {pid: known for pid, known in self._started.items() if known[1].process.alive}
-        self._started[instance.process.pid] = actor, instance
-        self._meter.watch(self._started)
-        early, self._early = self._early, deque(maxlen=self._early.maxlen)
-        for notification in early:
-            if notification.pid == instance.process.pid:
-                actor.on_notification(instance, notification)
-            else:
-                self._early.append(notification)
+        """Host: a process is there."""
+        self._roster.add(actor, instance)
+        self._meter.watch(set(self._roster.pids))
+
+    def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
+        """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
+        process = instance.process
+        assert process.returncode is not None
+        hang = instance.killed_because.startswith("hang")
+        write_exit_note(self._run.path, actor.name, ExitNote(process.pid, process.returncode, hang, instance.is_guest))
+        words = self._tables.actor(actor.name)
+        instance.died_in_step = words.pid == process.pid and words.step_deadline_s > 0 and words.crashes < MAX_UNEXPLAINED
+        reason = f"{actor.name} ended with {instance.describe_exit()}" if unexpected else ""
+        try:
+            saved = self._black_box.ended(actor.name, process.pid, instance.generation, process.returncode, reason)
+        except OSError as error:
+            self.say(f"cannot save the flight recorders in {self._log_directory}: {error.strerror}")
+            return
+        if saved is not None:
+            self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
 
     def is_ready(self, names: frozenset[str]) -> bool:
         """Host: whether all of these actors serve."""
@@ -294,12 +315,11 @@ class Supervisor:
 
     def on_message(self, actor: str, text: str) -> None:
         """Host: the supervisor itself has something to say about an actor."""
-        self._say(f"{actor} {text}")
+        self.say(f"{actor} {text}")
 
     def on_state(self, actor: SupervisedActor) -> None:
         """Host: state or status line of an actor have changed."""
-        status = actor.current.status if actor.current else ""
-        self._reporter.progress(actor.name, actor.state, status)
+        self._reporter.progress(actor.name, actor.state, actor.status)
         if not self._was_ready and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
@@ -320,45 +340,21 @@ class Supervisor:
         self._reporter.failed(failure, tail)
         self._end.set()
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Tell people, and note in the log."""
         self._logs.write("supervisor", [text])
         self._reporter.message(text)
 
     # ------------------------------------------------------------------------------------------------------ control
 
-    async def _answer(self, request: Request) -> Reply:
-        if isinstance(request, RestartRequest):
-            if request.actor not in self.actors:
-                return ErrorReply(f"no actor {request.actor!r}; there are {', '.join(self.actors)}")
-            reply = await self.actors[request.actor].restart()
-            self._say(reply.message)
-            return reply
-        if isinstance(request, DownRequest):
-            if request.drain_s is not None:
-                self._drain_s = min(self._drain_s, request.drain_s)
-            self._end.set()
-            await self._gone.wait()
-            return DownReply()
-        return StatusReply(self.report())
+    async def end(self, drain_s: float | None) -> None:
+        """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
+        if drain_s is not None:
+            self._drain_s = min(self._drain_s, drain_s)
+        self._end.set()
+        await self._gone.wait()
 
     def report(self) -> RunReport:
-        """The state of the run now. Some ms: the kernel adds up every process's memory."""
-        pools, requests = self._tables.pools_and_requests()
-        zygote = self._starter.zygote_pid
-        actors = [report_actor(actor, self._tables.actor(actor.name), self._meter) for actor in self.actors.values()]
-        ready = all(actor.ready for actor in actors)
-        state = "stopping" if self._end.is_set() else "ready" if ready else "degraded" if self._was_ready else "starting"
-        return RunReport(
-            ready=ready and not self._end.is_set(),
-            state=state,
-            path=str(self._run.path),
-            run_id=self._run.run_id,
-            endpoint=endpoint(self._info),
-            model=str(self._info.get("model_path", "")),
-            supervisor_pid=os.getpid(),
-            overhead_bytes=(pss_bytes(os.getpid()) or 0) + (pss_bytes(zygote) or 0 if zygote else 0),
-            uptime_s=time.monotonic() - self._began_s,
-            actors=actors,
-            pools=pools,
-            requests=requests,
-        )
+        """Commanded: the state of the run now. Some ms: the kernel adds up every process's memory."""
+        facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pid)
+        return report_run(facts, self.actors.values(), self._tables, self._meter)

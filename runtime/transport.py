@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from . import messages
+from .bus_faults import bus_faults
 from .messages import ToActor, ToController
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,10 @@ class ControllerSocket:
         self._socket.router_mandatory = True
         self._socket.router_handover = True
         self._socket.bind(endpoint)
+        (run / SOCKET_NAME).chmod(0o600)
         self.fd = int(self._socket.FD)
         self._own_uid = str(os.getuid())
-        self._trusted: set[bytes] = set()
+        self._faults = bus_faults("controller")
 
     def receive(self) -> list[tuple[str, int, ToController]]:
         """What has arrived, at most a few hundred messages, as (actor, generation, message)."""
@@ -62,7 +64,7 @@ class ControllerSocket:
             except zmq.Again:
                 break
             name = identity.bytes
-            if name not in self._trusted and not self._trust(name, identity):
+            if not self._is_ours(name, identity):
                 continue
             try:
                 actor, generation = name.decode().rsplit(":", 1)
@@ -70,27 +72,33 @@ class ControllerSocket:
                 received.append((actor, int(generation), message))
             except (msgspec.DecodeError, ValueError, IndexError) as error:
                 log.warning("dropped a message from %r: %s", name, error)
-        return received
+        return received if self._faults is None else self._faults.incoming(received)
 
-    def _trust(self, name: bytes, frame: zmq.Frame) -> bool:
-        """Libzmq reports an ipc peer as ``localhost:uid:gid:pid`` where the system has SO_PEERCRED."""
+    def _is_ours(self, name: bytes, frame: zmq.Frame) -> bool:
+        """Libzmq reports an ipc peer as ``localhost:uid:gid:pid``, from SO_PEERCRED. Who has no credentials is nobody.
+
+        Asked for every message: names are claimed by whoever connects, and the last who does so gets them.
+        """
         _, *credentials = str(frame.get("Peer-Address")).split(":")
-        uid = credentials[0] if len(credentials) == 3 else self._own_uid
+        uid = credentials[0] if len(credentials) == 3 else "unknown"
         if uid != self._own_uid:
-            log.warning("ignored a peer of user %s, this run belongs to user %s", uid, self._own_uid)
+            log.warning("ignored a message from %r: user %s, this run belongs to user %s", name, uid, self._own_uid)
             return False
-        self._trusted.add(name)
         return True
 
     def send(self, actor: str, generation: int, message: ToActor) -> bool:
         """Send to one actor generation; False when it is not connected or its queue is full."""
+        if self._faults is not None:
+            return self._faults.outgoing(lambda: self._send(actor, generation, message))
+        return self._send(actor, generation, message)
+
+    def _send(self, actor: str, generation: int, message: ToActor) -> bool:
         try:
             self._socket.send_multipart([f"{actor}:{generation}".encode(), messages.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                self._trusted.discard(f"{actor}:{generation}".encode())
                 return False
             raise
         return True
@@ -115,6 +123,7 @@ class ActorSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._extra: set[int] = set()
+        self._faults = bus_faults(actor)
 
     def receive(self) -> list[ToActor]:
         """What has arrived, at most a few hundred messages, without blocking."""
@@ -128,10 +137,15 @@ class ActorSocket:
                 received.append(messages.decode_to_actor(frame))
             except msgspec.DecodeError as error:
                 log.warning("dropped a message from the controller: %s", error)
-        return received
+        return received if self._faults is None else self._faults.incoming(received)
 
     def send(self, message: ToController) -> bool:
         """Send to the controller; False when it is away or its queue is full."""
+        if self._faults is not None:
+            return self._faults.outgoing(lambda: self._send(message))
+        return self._send(message)
+
+    def _send(self, message: ToController) -> bool:
         try:
             self._socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:

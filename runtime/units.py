@@ -1,15 +1,18 @@
-"""systemd units for a run: one service per actor and a target over them, as text. ``mmrt units`` writes them.
+"""systemd units for a run: one service per actor, the gateway's socket, and a target over them, as text. ``mmrt units`` writes them.
 
 Under systemd there is no supervisor: ``memory`` makes the run directory, the others wait for it; systemd restarts, watches and
 shares the processor by CPUWeight as well as by Nice. Services are meant for ``systemctl --user``, and work as system units with
 User= added.
 """
 
+import ipaddress
 from collections.abc import Mapping
 
 from .config import ACTORS, RuntimeConfig
+from .listening import BACKLOG
 
 TARGET = "mmrt.target"
+SOCKET = "mmrt-gateway.socket"
 # systemd's default is 100. Niceness orders actors within one group; between services it is the weight that counts.
 CPU_WEIGHTS: Mapping[str, int] = {
     "decode": 1000,
@@ -34,11 +37,39 @@ def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, st
     """
     assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
     services = {service_name(actor): _service(config, actor, program, environment) for actor in ACTORS}
-    return {TARGET: _target(), **services}
+    socket = _socket(config)
+    sockets = {SOCKET: socket} if socket else {}
+    return {TARGET: _target([*sockets, *services]), **sockets, **services}
 
 
-def _target() -> str:
-    services = " ".join(service_name(actor) for actor in ACTORS)
+def _socket(config: RuntimeConfig) -> str:
+    """What systemd listens on for the gateway, so that connections wait rather than fail while it restarts.
+
+    "" where systemd cannot know the address: a name that must be resolved, or any free port. The gateway then listens itself.
+    """
+    host, port = config.server.host, config.server.port
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if port == 0:
+        return ""
+    return f"""[Unit]
+Description=mmrt endpoint
+PartOf={TARGET}
+
+[Socket]
+ListenStream={f"[{address}]" if address.version == 6 else address}:{port}
+BindIPv6Only=ipv6-only
+Backlog={BACKLOG}
+
+[Install]
+WantedBy={TARGET}
+"""
+
+
+def _target(units: list[str]) -> str:
+    services = " ".join(units)
     return f"""[Unit]
 Description=mmrt: multimodal inference
 Wants={services}

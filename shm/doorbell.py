@@ -22,6 +22,7 @@ class Listener:
         try:
             with suppress(FileNotFoundError):
                 fresh.unlink()
+            os.fchmod(self._socket.fileno(), 0o600)  # the file that bind makes takes the socket's mode
             self._socket.bind(str(fresh))
             os.replace(fresh, path)  # ringers always find a bell, the old one or this
         except BaseException:

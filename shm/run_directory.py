@@ -11,6 +11,7 @@ import shutil
 import stat
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -218,14 +219,16 @@ class RunDirectory:
             _remove(self.path)
         self.close()
 
-    def leave(self) -> bool:
-        """Give up the lock; the last one to leave removes everything. True if that was this process.
+    def leave(self, last_words: Callable[[], object] | None = None) -> bool:
+        """Give up the lock; the last one to leave removes everything. True if that was this process; it calls ``last_words`` before.
 
         For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
         lock, so that exactly one of them finds nobody else.
         """
         last = try_lock(self._lock_fd, EXCLUSIVE) and is_current(self._lock_fd, self.path / _LOCK)
         if last:
+            if last_words is not None:
+                last_words()
             _remove(self.path)
         self.close()
         return last

@@ -26,7 +26,7 @@ _ACTORS_KIND = "actors"
 _STATS_KIND = "stats"
 _NAME_BYTES = 32
 _ROW_WORDS = 24
-_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH = range(9)
+_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _STREAK, _CRASHES, _COST = range(14)
 _EXTRA = 16
 _READ_ATTEMPTS = 100
 _MAX_SNAPSHOT_BYTES = 32768
@@ -58,6 +58,11 @@ class ActorReading:
     busy_ns: int
     queue_depth: int
     extra: tuple[int, ...]
+    raised: bool = False  # the step was left by an exception: it stands, since the process is about to end
+    oom_kills: int = 0  # the machine's counter when the generation became active
+    streak: int = 0  # generations before this one that died in their first step, one after another
+    crashes: int = 0  # of the generations before this one, not long ago, of work that is not known
+    step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
 
     def is_overdue(self, now_ns: int) -> bool:
         """Whether a step has run past the deadline that it declared."""
@@ -135,6 +140,11 @@ class ActorTable:
             busy_ns=row[_BUSY],
             queue_depth=row[_DEPTH],
             extra=tuple(row[_EXTRA : _EXTRA + NUM_EXTRA]),
+            raised=bool(row[_RAISED]),
+            oom_kills=row[_OOM_KILLS],
+            streak=row[_STREAK],
+            crashes=row[_CRASHES],
+            step_cost_ns=row[_COST],
         )
 
     def _row(self, actor: str, standby: bool) -> int:
@@ -166,12 +176,17 @@ class ActorStatus:
 
     @contextmanager
     def step(self, plan_id: int, deadline_s: float) -> Iterator[None]:
-        """Declare a step that takes at most ``deadline_s``; past it the watchdog kills the process."""
+        """Declare a step that takes at most ``deadline_s``; past it the watchdog kills the process.
+
+        A step that is left by an exception ends the process, and stands: the next generation sees what its predecessor died of.
+        """
         self.begin_step(plan_id, deadline_s)
         try:
             yield
-        finally:
-            self.end_step()
+        except BaseException:
+            self._words[_RAISED] = 1
+            raise
+        self.end_step()
 
     def begin_step(self, plan_id: int, deadline_s: float) -> None:
         """The first half of ``step``. Deadline last: it says that there is a step."""
@@ -189,6 +204,26 @@ class ActorStatus:
         fence()
         words[_STEPS] += 1
         words[_BUSY] += time.monotonic_ns() - words[_START]
+
+    def set_inheritance(self, oom_kills: int, streak: int, crashes: int, step_cost_ns: int) -> None:
+        """What the next generation is to know that this one has found: see ``ActorReading``."""
+        self._words[_OOM_KILLS] = oom_kills
+        self._words[_STREAK] = streak
+        self._words[_CRASHES] = crashes
+        self._words[_COST] = step_cost_ns
+
+    @property
+    def step_cost_ns(self) -> int:
+        """What was set last, by this generation or one before it."""
+        return int(self._words[_COST])
+
+    def set_crashes(self, crashes: int) -> None:
+        """How many of the crashes of late nobody has been found guilty of."""
+        self._words[_CRASHES] = crashes
+
+    def set_step_cost(self, cost_ns: int) -> None:
+        """What a unit of this actor's work takes at worst, as measured lately. Deadlines of steps follow from it."""
+        self._words[_COST] = cost_ns
 
     def set_queue_depth(self, depth: int) -> None:
         """How much work waits for this actor, in units that are its own."""

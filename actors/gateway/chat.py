@@ -115,46 +115,48 @@ class ChatCompletions:
     # --------------------------------------------------------------------------------------------------------- intake
 
     async def _intake(self, http: web.Request) -> tuple[ChatRequest, Prompt]:
-        num_bytes = self._check_size(http)
-        self._num_reading_bytes += num_bytes
+        self._check_headers(http)
+        body = bytearray()
         try:
-            body = await self._read_body(http)
+            await self._read_body(http, body)
             if len(body) <= _THREAD_BYTES:
-                return self._parse(body)
-            return await asyncio.to_thread(self._parse, body)
+                return self._parse(bytes(body))
+            return await asyncio.to_thread(self._parse, bytes(body))
         finally:
-            self._num_reading_bytes -= num_bytes
+            self._num_reading_bytes -= len(body)
 
-    def _check_size(self, http: web.Request) -> int:
-        """How much memory the body may take. Raises RequestError when that is more than a body may, or than there is room for."""
+    def _check_headers(self, http: web.Request) -> None:
         content_type = http.headers.get("Content-Type")
         if content_type is not None and http.content_type != "application/json":
             raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
         length = http.content_length
         if length is not None and length > self._max_body_bytes:
             raise self._too_large(length)
-        num_bytes = self._max_body_bytes if length is None else length
-        limit = _INTAKE_BODIES * self._max_body_bytes
-        if self._num_reading_bytes + self._registry.num_media_bytes + num_bytes > limit:
-            raise RequestError(
-                "too many large requests are being received",
-                status=503,
-                type="overloaded_error",
-                retry_after_s=OVERLOAD_RETRY_S,
-            )
-        return num_bytes
 
     def _too_large(self, length: int) -> RequestError:
         return RequestError(f"the body has {length} bytes, the limit is {self._max_body_bytes} (server.max_body_mib)", status=413)
 
-    async def _read_body(self, http: web.Request) -> bytes:
+    async def _read_body(self, http: web.Request, body: bytearray) -> None:
+        """Fill ``body``, unpacked. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out."""
+        limit = _INTAKE_BODIES * self._max_body_bytes
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await http.read()
+                async for chunk in http.content.iter_any():
+                    body += chunk
+                    self._num_reading_bytes += len(chunk)
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large(len(body))
+                    if self._num_reading_bytes + self._registry.num_media_bytes > limit:
+                        raise RequestError(
+                            "too many large requests are being received",
+                            status=503,
+                            type="overloaded_error",
+                            retry_after_s=OVERLOAD_RETRY_S,
+                        )
+        except RequestError:
+            raise
         except TimeoutError:
             raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", status=408) from None
-        except web.HTTPRequestEntityTooLarge as error:
-            raise self._too_large(int(error.headers.get("X-Actual-Size", 0)) or self._max_body_bytes + 1) from None
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
@@ -272,6 +274,7 @@ class ChatCompletions:
                 await response.write(frames)
                 stream.write_began_s = None
                 stream.written_s = now_s
+                self._registry.sent(request, num_tokens, now_s)
                 frames = b""
                 if is_over:
                     return

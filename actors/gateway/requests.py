@@ -34,6 +34,7 @@ from ...runtime.messages import (
     Unknown,
 )
 from ...shm.errors import StalePage
+from ..recording import GatewayFlight
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ RESEND_S = 0.2
 MAX_RESEND_S = 2.0
 QUERY_S = 1.0
 STREAMING_QUERY_S = 5.0
+SENT_S = 0.5  # between notes of how much a client has been sent
 SETTLE_S = 1.0  # how long an answer waits for the exact number of its prompt tokens
 MAX_PENDING_BYTES = 1 << 20
 CLIENT_GONE = 499  # never sent: there is nobody to read it
@@ -93,6 +95,7 @@ class Request:
         self._query_at_s = now_s + QUERY_S
         self._unsettled: FinishReason | None = None
         self._settle_at_s = 0.0
+        self._sent_at_s = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +126,10 @@ class Request:
 class RequestRegistry:
     """All requests of this gateway generation."""
 
-    def __init__(self, generation: int, send: Callable[[ToController], bool], pool: MediaPool) -> None:
+    def __init__(
+        self, generation: int, send: Callable[[ToController], bool], pool: MediaPool, flight: GatewayFlight | None = None
+    ) -> None:
+        self._flight = flight or GatewayFlight(None)
         self._generation = generation
         self._send = send
         self._pool = pool
@@ -148,8 +154,15 @@ class RequestRegistry:
         while key == 0 or key in self._requests:
             key = secrets.randbits(63)
         request = self._requests[key] = Request(key, definition, media, wake, now_s)
+        self._flight.received(key, definition)
         self._command(request, Submit(self._generation, key, definition), now_s)
         return request
+
+    def sent(self, request: Request, num_tokens: int, now_s: float) -> None:
+        """The client has been sent the text of so many tokens."""
+        if num_tokens and now_s >= request._sent_at_s:
+            request._sent_at_s = now_s + SENT_S
+            self._flight.sent(request.key, num_tokens)
 
     def cancel(self, request: Request, now_s: float, error: RequestError | None = None) -> None:
         """The client is gone, or must be told ``error``. Without effect on a request that is over."""
@@ -230,10 +243,13 @@ class RequestRegistry:
         if len(runs) != len(request._media):
             self._fail_internally(request, f"{len(runs)} page runs were granted for {len(request._media)} media", now_s)
             return False
+        began_ns = self._flight.now_ns()
         try:
             for run, data in zip(runs, request._media, strict=True):
                 self._pool.check(run.pages, run.generations)
                 self._pool.write_bytes(run.pages, data)
+            if runs:
+                self._flight.written(request.key, began_ns, sum(map(len, request._media)))
         except StalePage as error:
             log.warning("request %x: an outdated grant is ignored: %s", request.key, error)
             request._command = None
@@ -288,6 +304,7 @@ class RequestRegistry:
             return
         if request.first_text_s is None:
             request.first_text_s = now_s
+            self._flight.first_text(request.key)
             request.stage = Stage.STREAMING
             request._command = None
             request._media.clear()
@@ -322,6 +339,8 @@ class RequestRegistry:
 
     def _close(self, request: Request, command: ToController, now_s: float) -> None:
         request.stage = Stage.DELIVERED
+        request._unsettled = None
+        self._flight.over(request.key, request.num_tokens, request.error.status if request.error is not None else 0)
         request._media.clear()
         self._command(request, command, now_s)
         request.wake()

@@ -1,12 +1,14 @@
 """The gateway process: one event loop with HTTP on one side, the bus, media pages and the delta ring on the other.
 
-``serve`` wires the parts together, keeps time for them, and ends in order: refuse new requests, let running ones finish for
-``supervisor.drain_s``, then tell the rest.
+``serve`` wires the parts together, keeps time for them, and ends in order. At the end of the run: refuse new requests, let running
+ones finish for ``supervisor.drain_s``, then tell the rest. When a successor is ready (SIGUSR1): accept no connections any more, so
+that new ones wait for it in the listening socket's queue, and finish what has come.
 """
 
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,8 +20,9 @@ from ... import __version__
 from ...models.chat_template import ChatTemplate
 from ...models.config import load_model_config
 from ...models.tokenizer import Tokenizer
-from ...runtime.config import ACTORS, ServerSection
-from ...runtime.errors import RequestError, RunError
+from ...runtime.config import ACTORS
+from ...runtime.errors import RequestError
+from ...runtime.listening import BACKLOG, inherited_listeners, open_listeners
 from ...runtime.messages import ToActor, ToController, decode_delta
 from ...runtime.transport import drain_in_loop
 from ...shm.doorbell import Listener
@@ -28,6 +31,7 @@ from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..base import Actor
+from ..recording import GatewayFlight
 from .app import build_app
 from .chat import ChatCompletions
 from .metrics import Metrics
@@ -40,6 +44,7 @@ log = logging.getLogger(__name__)
 ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 FAREWELL_S = 1.0  # for error events to reach their clients at the end
+LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
 
 class TextStack(NamedTuple):
@@ -91,7 +96,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
     def receive(message: ToActor) -> None:
         registry.on_message(message, time.monotonic())
 
-    registry = RequestRegistry(actor.generation, send, PagePool.attach(actor.run, "media"))
+    registry = RequestRegistry(actor.generation, send, PagePool.attach(actor.run, "media"), GatewayFlight(actor.flight))
     metrics = Metrics(text.limits.model_name, stats.read)
     server = actor.config.server
     chat = ChatCompletions(
@@ -139,29 +144,38 @@ async def serve(actor: Actor, text: TextStack) -> None:
             actor.status.set_queue_depth(chat.num_open)
 
     num_orders = 0
+    is_handing_over = False
 
     def on_ending() -> None:
         nonlocal num_orders
         num_orders += 1
+
+    def on_successor() -> None:
+        nonlocal is_handing_over
+        is_handing_over = not actor.ending
+        actor.end()
 
     def is_forced() -> bool:
         """Told twice, or nobody is left to drain for."""
         return num_orders > 1 or actor.lifeline.is_gone()
 
     actor.watch_ending(loop, on_ending)
+    loop.add_signal_handler(signal.SIGUSR1, on_successor)
     bus = drain_in_loop(loop, actor.bus, receive)
     with Listener(actor.run, "gateway") as bell:
         loop.add_reader(bell.fd, on_bell)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=_protocol_log(), shutdown_timeout=FAREWELL_S)
         await runner.setup()
         try:
-            url = await _listen(runner, server)
+            url = await _listen(runner, actor)
             _publish_endpoint(actor, url)
             actor.serving()
             log.info("listening on %s", url)
             while not actor.ending:
                 tick()
                 await asyncio.sleep(TICK_S)
+            if is_handing_over:
+                await _stop_accepting(runner, tick)
             chat.is_draining = True
             await _drain(actor, chat, registry, tick, is_forced)
         finally:
@@ -170,13 +184,11 @@ async def serve(actor: Actor, text: TextStack) -> None:
             bus.close()
 
 
-async def _listen(runner: web.AppRunner, server: ServerSection) -> str:
-    """Listen, on the configured host alone, and return the URL."""
-    try:
-        await web.TCPSite(runner, server.host, server.port).start()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunError(f"cannot listen on server.host {server.host}, server.port {server.port}: {reason}") from error
+async def _listen(runner: web.AppRunner, actor: Actor) -> str:
+    """Accept from the sockets that we were given, else from our own on the configured host alone; return the first one's URL."""
+    server = actor.config.server
+    for listener in inherited_listeners(actor.listen_fds) or open_listeners(server.host, server.port):
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -204,8 +216,21 @@ def _publish_endpoint(actor: Actor, url: str) -> None:
 
 
 def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
-    """An actor serves when its words say so and its role lock is held; a dead one cannot change its words."""
-    return actors.read(name).state is ActorState.ACTIVE and RoleLock.is_held(actor.run, name)
+    """An actor serves when its words say so and their writer holds the role lock; a dead one cannot change its words."""
+    row = actors.read(name)
+    return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
+
+
+async def _stop_accepting(runner: web.AppRunner, tick: Callable[[], None]) -> None:
+    """Leave new connections to the successor, serve what the accepted ones have sent, and close those that wait for nothing."""
+    for site in runner.sites:
+        await site.stop()
+    end_s = time.monotonic() + LAST_REQUESTS_S
+    while time.monotonic() < end_s:
+        tick()
+        await asyncio.sleep(TICK_S / 10)
+    assert runner.server is not None
+    runner.server.pre_shutdown()
 
 
 async def _drain(

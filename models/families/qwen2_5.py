@@ -67,10 +67,12 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     wanted = math.floor(wanted / patch) * patch
     if wanted == 0:
         return np.arange(min(total_frames, patch), dtype=np.int64)
-    # torch.arange rounds in its own way (60 frames, 26 wanted: 27 come out), so transformers' frames come from it alone.
+    # torch.arange rounds in its own way, so transformers' frames come from it alone. 60 frames, 26 wanted: 27 come out, the last of
+    # them frame 60, and transformers raises IndexError. It is left out here.
     import torch
 
-    return torch.arange(0, total_frames, total_frames / wanted).int().numpy().astype(np.int64)
+    indices = torch.arange(0, total_frames, total_frames / wanted).int().numpy().astype(np.int64)
+    return indices[indices < total_frames]
 
 
 def video_grid(rules: VisionRules, num_frames: int, height: int, width: int) -> tuple[int, int, int]:

@@ -9,9 +9,13 @@ BENCHES = {
     "serve": "Drive an OpenAI-compatible server with a seeded workload; report latencies and throughput.",
     "bus": "Bus, ring and pools beside ZeroMQ, multiprocessing.Queue and memcpy.",
     "runtime": "What the runtime itself costs, with a model that computes nothing.",
+    "restart": "What clients notice of restarts, kills and edits of each actor.",
+    "journal": "What it costs to note every request.",
+    "recorder": "What the flight recorders cost.",
     "startup": "How long a user waits, and what an idle run takes.",
     "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
     "accuracy": "How far reduced precision is from float32, beside transformers.",
+    "quality": "How many answers about held-out demo data are right, beside transformers.",
 }
 
 

@@ -10,7 +10,25 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 
-COMMANDS = ("up", "down", "status", "restart", "logs", "ask", "model", "config", "units", "bench", "actor", "version")
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "restart",
+    "debug",
+    "logs",
+    "trace",
+    "inspect",
+    "replay",
+    "ask",
+    "model",
+    "config",
+    "units",
+    "bench",
+    "chaos",
+    "actor",
+    "version",
+)
 _EPILOGUE = (
     "Exit status: 0 all is well (up: the run ended as asked); 1 something failed (an actor, the run, a request); "
     "2 wrong usage, configuration or checkpoint; 130 forced by Ctrl-C."

@@ -1,28 +1,85 @@
-"""``mmrt restart ACTOR``: replace one actor's process by a new one that is warm before the old one ends."""
+"""``mmrt restart ACTOR…``: replace actors' processes by new ones, each warm before the old one ends."""
 
 import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..config import ACTORS
 from ..control import RestartReply, RestartRequest, call
+from ..errors import RunError
 from .options import DEFAULT_RUN, RunName, run_path
+
+# A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
+ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
-    def restart(actor: Annotated[str, typer.Argument(help=f"One of {', '.join(ACTORS)}.")], run: RunName = DEFAULT_RUN) -> None:
-        """Load an actor's code anew without losing a request.
+    def restart(
+        actors: Annotated[
+            list[str] | None, typer.Argument(metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.")
+        ] = None,
+        everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,
+        run: RunName = DEFAULT_RUN,
+    ) -> None:
+        """Load actors' code anew without losing a request.
 
-        If the new process does not come up, the old one keeps serving and the exit status is 1.
+        If a new process does not come up, the old one keeps serving and the exit status is 1; --all goes no further then.
         """
-        reply = call(run_path(run), RestartRequest(actor), timeout_s=None)
-        assert isinstance(reply, RestartReply)
-        if reply.ok:
-            print(reply.message)
+        path, names = run_path(run), check_names(actors or [], everything)
+        failed = False
+        for name, reply in _one_after_another(path, names) if everything else _at_once(path, names):
+            failed |= not _tell(name, reply)
+        if failed:
+            raise typer.Exit(1)
+
+
+def check_names(actors: Sequence[str], everything: bool) -> list[str]:
+    """Whom to restart, each once. Raises: RunError for names that are none, BadParameter for nobody or both."""
+    if everything == bool(actors):
+        raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
+    for name in actors:
+        if name not in ACTORS:
+            raise RunError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+    return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
+
+
+def _restart(run: Path, name: str) -> RestartReply | RunError:
+    try:
+        reply = call(run, RestartRequest(name), timeout_s=None)
+    except RunError as error:
+        return error
+    assert isinstance(reply, RestartReply)
+    return reply
+
+
+def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
+    with ThreadPoolExecutor(len(names)) as pool:
+        yield from zip(names, pool.map(lambda name: _restart(run, name), names), strict=True)
+
+
+def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
+    """Each only when the one before it serves again; the first failure is the last try."""
+    for index, name in enumerate(names):
+        reply = _restart(run, name)
+        yield name, reply
+        if isinstance(reply, RunError) or not reply.ok:
+            if rest := names[index + 1 :]:
+                print(f"not restarted: {', '.join(rest)}", file=sys.stderr)
             return
+
+
+def _tell(name: str, reply: RestartReply | RunError) -> bool:
+    """Print what came of it; whether it went well."""
+    if isinstance(reply, RestartReply) and reply.ok:
+        print(reply.message, flush=True)
+        return True
+    if isinstance(reply, RestartReply):
         for line in reply.log:
-            print(f"  {line}", file=sys.stderr)
-        print(f"error: {reply.message}", file=sys.stderr)
-        raise typer.Exit(1)
+            print(f"{name} | {line}", file=sys.stderr)
+    print(f"error: {reply if isinstance(reply, RunError) else reply.message}", file=sys.stderr)
+    return False

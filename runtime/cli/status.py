@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 _WATCH_S = 1.0
-_STYLES = {"active": "green", "failed": "red", "backoff": "yellow", "restarting": "cyan", "absent": "red"}
+_STYLES = {"active": "green", "failed": "red", "backoff": "yellow", "restarting": "cyan", "debugged": "magenta", "absent": "red"}
 
 
 def register(app: typer.Typer) -> None:

@@ -48,13 +48,11 @@ class TerminalReporter:
     def progress(self, actor: str, state: str, status: str) -> None:
         now_s = time.monotonic()
         old_state, shown_s = self._shown.get(actor, ("", 0.0))
-        text = f"{state}{f': {status}' if status and status != state else ''}"
+        text = status if status.startswith(state) else f"{state}: {status}" if status else state
         if self._palette.is_terminal:
             width = (shutil.get_terminal_size().columns or 80) - _WIDTH - 4
-            self._clear()
-            self._stream.write(f"{self._palette.prefix(actor)} {self._palette.paint(text[: max(1, width)], 2)}")
+            self._write(f"{self._palette.prefix(actor)} {self._palette.paint(text[: max(1, width)], 2)}")
             self._transient = True
-            self._stream.flush()
         elif state not in _QUIET and (state != old_state or now_s - shown_s > _PROGRESS_S):
             self._print(self._palette.line(actor, text))
         else:
@@ -73,9 +71,12 @@ class TerminalReporter:
         self._print(self._palette.line("mmrt", self._palette.paint(f"error: {reason}", 31)))
 
     def _print(self, *lines: str) -> None:
+        self._write("".join(f"{line}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
         try:
             self._clear()
-            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._stream.write(text)
             self._stream.flush()
         except OSError:
             return  # the terminal is gone; the run and its log files are not

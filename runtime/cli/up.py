@@ -17,12 +17,15 @@ from ..config import ACTORS, Environment, RuntimeConfig, convert_config, read_en
 from ..errors import ConfigError, RunError
 from ..launcher import zygote_stages
 from ..layout import MemoryLayout, ModelFacts, plan_layout
+from ..listening import open_listeners
 from ..report import endpoint
 from ..run import free_port, model_family, model_path, run_info
 from ..supervisor import Reporter, Supervisor
 from .daemon import detach
 from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, log_directory, run_path
 from .terminal import TerminalReporter
+
+PACKAGE_DIRECTORY = Path(__file__).parents[2]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -33,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
     model: Path
     port: int
     environment: Environment
+    watched_source: Path | None = None  # the package's directory, where edits are to restart actors
 
     @property
     def logs(self) -> Path:
@@ -46,12 +50,16 @@ def register(app: typer.Typer) -> None:
         model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
         port: Annotated[int | None, typer.Option("--port", "-p", help="Where to serve; 0 picks a free port.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
+        reload: Annotated[
+            bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
+        ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
         run: RunName = DEFAULT_RUN,
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
         plan = make_plan(run_path(run), _override(configuration(config, environment), model, port), environment)
+        plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
         if dry_run:
             _describe(plan)
             return
@@ -90,10 +98,14 @@ def pids_of(path: Path) -> str:
 
 def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> int:
     """Be the supervisor of a run, to its end. Returns the exit status."""
+    os.umask(0o077)  # whatever a process of this run writes is its user's alone
     is_made = default_model.is_made(plan.model)
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the tiny default one, whose weights are random")
     family = model_family(plan.model) if is_made else default_model.FAMILY
+    listeners = open_listeners(plan.config.server.host, plan.port)
+    if plan.watched_source is not None:
+        reporter.message(f"watching {plan.watched_source}: actors that import what is edited are restarted")
 
     async def serve() -> int:
         supervisor = Supervisor(
@@ -108,6 +120,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
             preparation=None if is_made else default_model.spec(plan.model),
             notify_socket=plan.environment.notify_socket,
             hang_up_ends=hang_up_ends,
+            listeners=listeners,
+            watched_source=plan.watched_source,
         )
         return await supervisor.serve()
 

@@ -74,8 +74,8 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
             held += need
             num_rows += segment.num_rows
             batch.append(SegmentChoice(request.key, segment.item, segment.segment))
-        if request.alone and batch:
-            break
+            if request.alone:
+                return tuple(batch)  # one piece of work, so that what comes of it is known of that
     return tuple(batch)
 
 

@@ -102,6 +102,7 @@ class Bench:
         sampling: Sampling = GREEDY,
         spans: Sequence[MediaSpan] = (),
         ignore_eos: bool = True,
+        deadline_s: float = 0.0,
     ) -> Row:
         """A prepared row without pages."""
         generation = self.table.begin(row)
@@ -118,6 +119,7 @@ class Bench:
             stop=[],
             ignore_eos=ignore_eos,
             gateway_generation=1,
+            deadline_s=deadline_s,
         )
         self.table.write_definition(row, encode(definition))
         self.table.set_phase(row, Phase.PREPARE)

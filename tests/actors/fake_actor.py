@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.fate import Death
 from mmrt.runtime.messages import ToActor, ToController
+from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorStatus, ActorTable
 
@@ -20,9 +22,11 @@ class FakeActor:
         self.script = list(script)
         self.sent: list[ToController] = []
         self.status: ActorStatus | None = None
+        self.death: Death | None = None
         self.num_waits = 0
         self.is_serving = False
         self._actors = ActorTable.create(run, [name])
+        self.flight = FlightRecorder.create(run, name, 64).writer(self.generation)
 
     @property
     def ending(self) -> bool:

@@ -3,13 +3,33 @@
 import pytest
 
 from mmrt.actors.plans import KEPT_RESULTS, serve_plans
-from mmrt.runtime.messages import Done, ItemError, Plan, PlanDone, Prefill, Result, Run, ToController, Welcome, encode
+from mmrt.runtime.fate import Death
+from mmrt.runtime.messages import (
+    Died,
+    Done,
+    ItemError,
+    Plan,
+    PlanDone,
+    Prefill,
+    PrefillChunk,
+    Result,
+    Run,
+    Skipped,
+    ToController,
+    Welcome,
+    encode,
+)
 from mmrt.shm.errors import StalePage
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import Phase, SequenceTable
 from mmrt.tests.actors.fake_actor import FakeActor
 
 PREFILL = 5  # the actor's index
+
+
+def chunk(row: int, row_generation: int = 1) -> PrefillChunk:
+    return PrefillChunk(row, row_generation, 0, 0, 4, [])
 
 
 class Work:
@@ -18,23 +38,30 @@ class Work:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.table = PlanTable.create(run, 4, 4096)
+        self.rows = SequenceTable.create(run, 4, 64, 4)
+        for row in range(3):
+            self.rows.begin(row)
+            self.rows.set_phase(row, Phase.PREPARE)
         self.num_executed = 0
         self.error: Exception | None = None
+        self.plan = Prefill([chunk(0)])
+        self.seen: list[Plan] = []
 
     def write(self, slot: int, plan_id: int) -> Run:
-        self.table.write(slot, plan_id, PREFILL, encode(Prefill([])))
+        self.table.write(slot, plan_id, PREFILL, encode(self.plan))
         return Run(1, slot, plan_id)
 
     def execute(self, plan: Plan) -> Result:
-        assert plan == Prefill([])
+        self.seen.append(plan)
         self.num_executed += 1
         if self.error is not None:
             raise self.error
         return Done()
 
-    def serve(self, *script: object) -> list[ToController]:
+    def serve(self, *script: object, death: Death | None = None) -> list[ToController]:
         self.actor = FakeActor(self.run, "prefill", script)  # type: ignore[arg-type]
-        serve_plans(self.actor, self.execute)  # type: ignore[arg-type]
+        self.actor.death = death
+        serve_plans(self.actor, self.execute, self.rows)  # type: ignore[arg-type]
         assert self.actor.is_serving
         return self.actor.sent
 
@@ -113,3 +140,59 @@ def test_each_plan_is_a_step_in_the_status_words(work: Work) -> None:
     assert seen[0].step_plan == 7 and seen[0].step_deadline_ns > seen[0].step_start_ns
     after = work.actor._actors.read("prefill")
     assert (after.steps, after.step_deadline_ns) == (1, 0)
+
+
+def test_what_the_generation_before_died_in_is_not_begun(work: Work) -> None:
+    commands = [work.write(0, 7), work.write(1, 8)]
+    sent = work.serve(commands, [commands[0]], [], death=Death(7, True, "died of SIGSEGV", 1))
+    assert answers(sent) == [(7, Died(True)), (8, Done()), (7, Died(True))]
+    assert work.num_executed == 1
+
+
+def test_what_a_debugger_was_left_in_is_done_again(work: Work) -> None:
+    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "ended in a debugger", guest=True))
+    assert answers(sent) == [(7, Done())]
+
+
+def test_late_plans_are_skipped(work: Work) -> None:
+    late = work.write(0, 7)
+    sent = work.serve([Run(1, late.slot, 7, 1.0)], [Run(1, work.write(1, 8).slot, 8, 1e12)], [])
+    assert answers(sent) == [(7, Skipped()), (8, Done())]
+
+
+def test_rows_that_have_ended_are_left_out(work: Work) -> None:
+    work.rows.set_phase(1, Phase.ENDING)
+    work.plan = Prefill([chunk(0), chunk(1), chunk(2, row_generation=9)])
+    assert answers(work.serve([work.write(0, 7)], [])) == [(7, Done())]
+    assert work.seen == [Prefill([chunk(0)])]
+
+
+def test_a_plan_whose_rows_have_all_ended_is_skipped(work: Work) -> None:
+    work.rows.set_phase(1, Phase.ENDING)
+    work.plan = Prefill([chunk(1), chunk(2, row_generation=9)])
+    assert answers(work.serve([work.write(0, 7)], [])) == [(7, Skipped())]
+    assert not work.seen
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")])
+def test_where_memory_runs_out_the_process_ends_in_its_step(work: Work, error: Exception) -> None:
+    work.error = error
+    with pytest.raises(MemoryError):
+        work.serve([work.write(0, 7)], [])
+    words = work.actor._actors.read("prefill")
+    assert words.raised and words.step_plan == 7 and words.step_deadline_ns > 0
+
+
+def test_deadlines_of_steps_follow_from_their_cost(work: Work) -> None:
+    limits_s: list[float] = []
+
+    def execute(plan: Plan) -> Result:
+        words = work.actor._actors.read("prefill")
+        limits_s.append((words.step_deadline_ns - words.step_start_ns) / 1e9)
+        return Done()
+
+    work.execute = execute  # type: ignore[method-assign]
+    work.serve([work.write(0, 7)], [work.write(1, 8)], [])
+    supervisor = work.actor.config.supervisor
+    assert limits_s == [300.0, supervisor.watchdog_s], "all the time while nothing is known, then what is measured"
+    assert work.actor._actors.read("prefill").step_cost_ns > 0

@@ -344,3 +344,69 @@ def test_any_interleaving_gives_the_whole_text(
 @pytest.fixture
 def shared_bench(run: RunDirectory, tokenizer: Tokenizer) -> Bench:
     return Bench(run, tokenizer)
+
+
+# texts that cannot be made
+
+
+def test_a_text_that_raises_ends_with_an_error_and_the_others_go_on(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.admit(0, key=1)
+    bench.admit(1, key=2)
+    ids = bench.tokenizer.encode("fox")
+    bench.commit(0, ids)
+    bench.commit(1, ids)
+    bench.step()
+    bench.receive()
+    bench.detokenizer._texts[0]._decoder = None  # type: ignore[assignment]
+    bench.commit(0, ids)
+    bench.commit(1, [*ids, 0], EndCode.STOP)
+    bench.step()
+    assert bench.detokenizer.is_blocked, "it is to be told of soon"
+    bench.step()
+    bench.receive()
+    assert bench.finish == {1: "error", 2: "stop"} and bench.texts == {1: b"fox", 2: b"foxfox"}
+    assert "row 0" in caplog.text and not bench.detokenizer.is_blocked
+    bench.free(0)
+    bench.step()
+    bench.admit(0, key=3)
+    bench.commit(0, [*ids, 0], EndCode.STOP)
+    bench.step()
+    bench.receive()
+    assert bench.finish[3] == "stop", "the row's next request is another one"
+
+
+def test_a_text_that_was_given_up_is_never_begun(bench: Bench) -> None:
+    generation = bench.admit(0, key=1)
+    bench.table.write_definition(0, encode(SequenceDefinition(1, "r", Sampling(), 1, 0, 100, [], [], False, 1)))
+    bench.commit(0, bench.tokenizer.encode("fox"))
+    bench.detokenizer.give_up((0, generation))
+    bench.step()
+    bench.receive()
+    assert bench.finish == {1: "error"} and bench.texts == {1: b""}
+    bench.now_s += REPEAT_S
+    bench.step()
+    assert [delta.finish for delta in bench.receive()] == ["error"], "said again until somebody answers"
+
+
+def test_a_text_that_was_given_up_stays_so_through_a_preemption(bench: Bench) -> None:
+    generation = bench.admit(0, key=1)
+    bench.table.set_phase(0, Phase.PREPARE)
+    bench.commit(0, bench.tokenizer.encode("fox"))
+    bench.detokenizer.give_up((0, generation))
+    bench.step()
+    bench.table.set_phase(0, Phase.DECODE)
+    bench.step()
+    bench.receive()
+    assert bench.finish == {1: "error"} and bench.texts == {1: b""}
+
+
+def test_one_text_alone_leaves_the_others_for_later(bench: Bench) -> None:
+    ids = bench.tokenizer.encode("fox")
+    for row in (0, 1):
+        bench.admit(row, key=row)
+        bench.commit(row, ids)
+    assert bench.detokenizer.step(bench.now_s, 1)
+    assert [delta.key for delta in bench.receive()] == [1]
+    assert bench.detokenizer.is_blocked
+    bench.step()
+    assert [delta.key for delta in bench.receive()] == [0]

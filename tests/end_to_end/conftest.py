@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+import mmrt
 from mmrt.models.make import make_checkpoint
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
@@ -40,8 +42,9 @@ class Server:
             [*MMRT, *arguments], env=self.environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
 
-    def up(self) -> None:
-        done = self.mmrt("up", "-d", "--model", str(self.checkpoint), "--port", "0", "--config", str(self.config), timeout_s=120)
+    def up(self, *arguments: str) -> None:
+        fixed = ("--model", str(self.checkpoint), "--port", "0", "--config", str(self.config))
+        done = self.mmrt("up", "-d", *fixed, *arguments, timeout_s=120)
         assert done.returncode == 0, done.stdout + done.stderr
         self.url = str(self.status()["endpoint"])
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -108,14 +111,27 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return get
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package that a test may edit; a run started with ``launch(source=...)`` imports it."""
+    root = Path(mmrt.__file__).parent
+    copy = tmp_path_factory.mktemp("source") / "mmrt"
+    for part in ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels"):
+        shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "__init__.py", copy)
+    return copy
+
+
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
     """Start runs; each still up at the end of the session is taken down and must leave nothing."""
     servers: list[Server] = []
 
-    def start(family: str = "qwen2_5_omni", settings: str = "") -> Server:
+    def start(family: str = "qwen2_5_omni", settings: str = "", *arguments: str, source: Path | None = None) -> Server:
         server = Server(tmp_path_factory.mktemp("run"), checkpoints(family), settings)
-        server.up()
+        if source is not None:
+            server.environment["PYTHONPATH"] = str(source.parent)
+        server.up(*arguments)
         servers.append(server)
         return server
 

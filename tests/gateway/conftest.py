@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 import shutil
 import socket
 import tempfile
@@ -48,6 +49,7 @@ from mmrt.runtime.messages import (
 )
 from mmrt.runtime.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.shm.doorbell import Ringer
+from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.pool import PagePool
 from mmrt.shm.ring import Ring
 from mmrt.shm.run_directory import RoleLock, RunDirectory
@@ -347,6 +349,8 @@ class Stage:
             ending=False,
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
             status=None,
+            listen_fds=(),
+            flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
             serving=serves.set,
             watch_ending=lambda loop, on_ending: None,
         )

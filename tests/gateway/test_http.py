@@ -184,12 +184,29 @@ def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.Monk
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
-        writer.write(POST + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{")
+        writer.write(POST + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{" + b" " * 950_000)
         async with asyncio.timeout(5):
             while (answer := await scene.post(scene.chat("x" * 100_000))).status_code != 503:
                 pass
         assert answer.headers["Retry-After"] == "1"
         writer.transport.abort()
+
+    stage.run(test)
+
+
+def test_who_only_says_that_much_is_coming_keeps_nobody_out(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
+
+    async def test(scene: Any) -> None:
+        writers = []
+        for encoding in (b"", b"Content-Encoding: gzip\r\n"):
+            reader, writer = await scene.connect()
+            writer.write(POST + b"Content-Type: application/json\r\n" + encoding + b"Content-Length: 1000000\r\n\r\n")
+            writers.append(writer)
+        for _ in range(20):
+            assert (await scene.post(scene.chat("x" * 1000))).status_code == 200
+        for writer in writers:
+            writer.transport.abort()
 
     stage.run(test)
 
@@ -282,7 +299,7 @@ def test_a_port_in_use_is_a_clear_error(stage: Any) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         stage.configure("server", port=other.getsockname()[1])
-        with pytest.raises(RunError, match=rf"server.port {other.getsockname()[1]}: .*in use"):
+        with pytest.raises(RunError, match=rf"127.0.0.1:{other.getsockname()[1]} .*server.port.*in use"):
             stage.run(test)
 
 

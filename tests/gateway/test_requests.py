@@ -279,6 +279,15 @@ def test_strangers_are_told_to_end(desk: Desk) -> None:
     desk.registry.on_delta(Delta(99, 1, 0, 1, b"x", "stop"), 0.0)
 
 
+def test_an_error_in_the_second_that_waits_for_the_prompt_s_tokens_is_the_end(desk: Desk) -> None:
+    request = desk.submit(deadline_s=desk.now_s + 0.5)
+    desk.text(request, 0, "all", 1, "stop")
+    assert not request.is_over
+    desk.pass_time(3)
+    assert request.error is not None and request.error.status == 504
+    assert request.finish is None and request.stage is Stage.DELIVERED
+
+
 def test_the_deadline(desk: Desk) -> None:
     request = desk.submit(deadline_s=desk.now_s + 2)
     desk.pass_time(1.8)

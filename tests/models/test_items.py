@@ -134,6 +134,15 @@ def test_frames_equal_transformers(omni: ModelConfig) -> None:
     processor = SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=768)
     cases = [(60, 60 / 13), *((n, fps) for n in (2, 3, 5, 59, 1000, 40_000) for fps in (0.5, 12.5, 29.97))]
     for total, fps in cases:
-        expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps))
-        np.testing.assert_array_equal(family_of(omni).sample_frames(omni, total, fps), expected.numpy())
+        expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps)).numpy()
+        np.testing.assert_array_equal(family_of(omni).sample_frames(omni, total, fps), expected[expected < total])
     assert family_of(omni).sample_frames(omni, 1, 30.0).tolist() == [0]
+
+
+def test_no_frame_behind_the_end_is_sampled(omni: ModelConfig) -> None:
+    """75 frames at 5.3 per second: torch.arange in float32 gives a 29th index, 75, and transformers raises IndexError."""
+    for total in range(1, 400):
+        for fps in (5.3, 8.0, 12.0, 24.0, 29.97, 30.0):
+            indices = family_of(omni).sample_frames(omni, total, fps)
+            assert 0 <= indices[0] and indices[-1] < total
+    assert family_of(omni).sample_frames(omni, 75, 5.3).tolist() == [int(75 / 28 * k + 1e-6) for k in range(28)]

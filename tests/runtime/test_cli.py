@@ -45,12 +45,12 @@ def refused(capsys: Captured, *arguments: str) -> tuple[int, str]:
 def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("up", "down", "status", "restart", "logs", "ask", "model", "config", "units", "bench", "version"):
+    for command in ("up", "down", "status", "restart", "debug", "logs", "ask", "model", "config", "units", "bench", "version"):
         assert f"\n  {command} " in text
     assert "Exit status: 0" in text
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "restart", "logs", "ask", "units", "version", "actor"])
+@pytest.mark.parametrize("command", ["up", "down", "status", "restart", "debug", "logs", "ask", "units", "version", "actor"])
 def test_every_command_has_help(command: str, capsys: Captured) -> None:
     assert run([command, "--help"]) == 0
     assert f"mmrt {command}" in capsys.readouterr().out
@@ -87,7 +87,8 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["up", "--run", "a/b"], 2, "'a/b' is not a name"),
         (["status"], 1, "error: no run is up in"),
         (["restart", "decode"], 1, "error: no supervisor answers in"),
-        (["restart"], 2, "Missing argument 'actor'"),
+        (["restart"], 2, "name actors, or say --all"),
+        (["debug"], 2, "Missing argument 'ACTOR'"),
         (["logs"], 1, "error: no logs in"),
         (["logs", "decoed"], 2, "no actor 'decoed'; there are memory"),
         (["actor", "decoed"], 2, "error: no actor 'decoed'; there are memory"),
@@ -137,7 +138,7 @@ def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
 def test_units(tmp_path: Path, capsys: Captured) -> None:
     assert run(["units", "--out", str(tmp_path / "units")]) == 0
     names = sorted(path.name for path in (tmp_path / "units").iterdir())
-    assert names == sorted(["mmrt.target", *(f"mmrt-{actor}.service" for actor in ACTORS)])
+    assert names == sorted(["mmrt.target", "mmrt-gateway.socket", *(f"mmrt-{actor}.service" for actor in ACTORS)])
     text = (tmp_path / "units" / "mmrt-decode.service").read_text()
     assert f'Environment="MMRT_RUN_DIR={tmp_path}/run"' in text
 
@@ -160,7 +161,7 @@ def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch
     toy.behave("decode", "crash")
     status, error = refused(capsys, "restart", "decode")
     assert status == 1
-    assert "  Traceback: the toy is broken\n" in error and "the old one keeps serving" in error
+    assert "decode | Traceback: the toy is broken\n" in error and "the old one keeps serving" in error
     assert run(["down"]) == 0
     assert "the run is down" in capsys.readouterr().out
     assert toy.end() == 0

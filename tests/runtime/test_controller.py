@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from mmrt.actors.controller import ControllerIO, Serving, active_generations
+from mmrt.actors.recording import ControllerFlight
 from mmrt.runtime import messages as m
 from mmrt.runtime.config import ACTORS
-from mmrt.runtime.effects import ClearPages, Send, WriteState
+from mmrt.runtime.effects import ClearPages, Effect, Send, WriteState
 from mmrt.runtime.journal import Journal
 from mmrt.runtime.recovery import recover
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -43,6 +45,7 @@ def run() -> Iterator[RunDirectory]:
             PagePool.create(directory, name, count, 8).close()
         ControllerStats.create(directory).close()
         ActorTable.create(directory, ACTORS).close()
+        FlightRecorder.create(directory, "controller", 256).close()
         yield directory
         directory.destroy()
 
@@ -58,7 +61,8 @@ class Epoch:
         self.stats = ControllerStats.attach(run)
         self.failed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, loop, self.failed.set)
+        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.core)
+        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, flight, loop, self.failed.set)
 
     def close(self) -> None:
         self.serving.close()
@@ -200,6 +204,25 @@ def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
             assert epoch.io.table.phase(0) == (0, Phase.FREE), "nothing after the failed effect was done"
         after = stack.enter_context(closing(Epoch(run, 2)))
         assert not after.controller.core.requests
+
+    in_loop(body)
+
+
+def test_a_message_that_breaks_the_machine_ends_the_actor(run: RunDirectory) -> None:
+    """What it has done of it, in state and effects, must not be continued from."""
+
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1)))
+        gateway = stack.enter_context(closing(Peer(run, "gateway")))
+        await gateway.hello(1)
+
+        def broken(*_: object) -> list[Effect]:
+            raise AssertionError("broken")
+
+        epoch.controller.on_message = broken  # type: ignore[method-assign]
+        await gateway.say(m.Submit(1, 5, DEFINITION))
+        await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
+        assert isinstance(epoch.serving.failure, AssertionError)
 
     in_loop(body)
 

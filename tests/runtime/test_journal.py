@@ -1,14 +1,21 @@
 """The journal: what was appended is read back, whatever byte a crash tore it at; compaction keeps exactly what lives."""
 
+import contextlib
 import errno
 import os
 import random
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.runtime.journal import JOURNAL_NAME, KEPT_ENDS, Ended, Journal, JournalRecord, JournalState, Refused, Submitted
-from mmrt.runtime.messages import Definition, Failed, Sampling
+from mmrt.runtime.messages import Definition, Failed, Sampling, encode
 
 
 def submitted(key: int, size: int = 3) -> Submitted:
@@ -103,6 +110,21 @@ def test_compaction_keeps_what_lives_and_bounds_the_file(tmp_path: Path) -> None
     assert largest < 300_000 and not list(tmp_path.glob("*.part"))
 
 
+def test_an_append_does_not_fail_with_the_compaction_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no inodes")
+
+    journal, _ = Journal.open(tmp_path, compact_bytes=200)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        for key in range(20):
+            journal.append(submitted(key))
+            journal.append(Ended(key))
+    journal.append(submitted(20))
+    journal.close()
+    assert list(read(tmp_path).live) == [20]
+
+
 def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -135,3 +157,144 @@ def test_a_full_file_system_adds_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     journal.append(submitted(3))
     journal.close()
     assert list(read(tmp_path).live) == [1, 3]
+
+
+# a file system that becomes full
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of one MiB, where this machine lets us have one."""
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def fill(directory: Path) -> None:
+    with (directory / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_on_a_full_file_system_everything_accepted_comes_to_its_end(small_tmpfs: Path) -> None:
+    journal, _ = Journal.open(small_tmpfs)
+    for key in range(300):
+        journal.append(submitted(key))
+    fill(small_tmpfs)
+    accepted = 300
+    with pytest.raises(OSError, match="No space left"):
+        while True:
+            journal.append(submitted(accepted, 100))
+            accepted += 1
+    for key in range(accepted):
+        journal.append(refused(key) if key % 3 == 0 else Ended(key))
+        journal.append(Ended(key))
+    journal.close()
+    state = read(small_tmpfs)
+    assert not state.live and len(state.ended) == accepted
+    (small_tmpfs / "ballast").unlink()
+    write(small_tmpfs, [submitted(5000)])
+    assert list(read(small_tmpfs).live) == [5000]
+
+
+def test_a_new_controller_on_a_full_file_system_can_still_note_ends(small_tmpfs: Path) -> None:
+    journal, _ = Journal.open(small_tmpfs)
+    journal.append(submitted(1))
+    fill(small_tmpfs)
+    journal.close()
+    journal, state = Journal.open(small_tmpfs)
+    assert list(state.live) == [1]
+    with contextlib.suppress(OSError):
+        journal.append(submitted(2))
+    journal.append(Ended(1))
+    journal.close()
+    assert 1 not in read(small_tmpfs).live
+
+
+# everything at once
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """What was appended is there, whoever dies: beside a dictionary that does the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory(prefix="mmrt-test-")
+        self.path = Path(self.place.name)
+        self.journal, _ = Journal.open(self.path, compact_bytes=600)
+        self.model = JournalState()
+        self.ended: list[int] = []
+        self.largest_live = 0
+        self.next_key = 1
+
+    def append(self, record: JournalRecord) -> None:
+        self.journal.append(record)
+        self.model.apply(record)
+        if isinstance(record, Ended):
+            self.ended = [key for key in self.ended if key != record.key] + [record.key]
+
+    @rule(size=st.integers(1, 60))
+    def submit(self, size: int) -> None:
+        self.append(submitted(self.next_key, size))
+        self.next_key += 1
+
+    @rule(at=st.integers(0, 1000))
+    @precondition(lambda self: self.model.live)
+    def refuse(self, at: int) -> None:
+        self.append(refused(list(self.model.live)[at % len(self.model.live)]))
+
+    @rule(at=st.integers(0, 1000))
+    @precondition(lambda self: self.model.live)
+    def end(self, at: int) -> None:
+        self.append(Ended(list(self.model.live)[at % len(self.model.live)]))
+
+    @rule()
+    def end_somebody_unknown(self) -> None:
+        self.append(Ended(self.next_key + 10**6))
+
+    @rule(compact_bytes=st.sampled_from((100, 600, 100_000)))
+    def die_and_come_again(self, compact_bytes: int) -> None:
+        self.journal.close()
+        self.journal, state = Journal.open(self.path, compact_bytes)
+        self.same(state)
+
+    @rule(share=st.floats(0, 1, exclude_max=True), garbage=st.binary(max_size=30))
+    def die_in_an_append(self, share: float, garbage: bytes) -> None:
+        """A record is half written, or the end of the file holds anything."""
+        self.journal.close()
+        path = self.path / JOURNAL_NAME
+        whole = path.read_bytes()
+        part, _ = Journal.open(self.path)
+        part.append(submitted(self.next_key, 20))
+        part.close()
+        more = path.read_bytes()[len(whole) :]
+        torn = more[: int(len(more) * share)]
+        path.write_bytes(whole + (torn or garbage[:7]))
+        self.journal, state = Journal.open(self.path, 600)
+        self.same(state)
+
+    @rule(seed=st.integers(0, 2**32))
+    def leave_half_a_compaction(self, seed: int) -> None:
+        (self.path / "journal.part").write_bytes(random.Random(seed).randbytes(100))
+
+    def same(self, state: JournalState) -> None:
+        assert state.live == self.model.live and list(state.live) == list(self.model.live)
+        assert state.failures == {key: failure for key, failure in self.model.failures.items() if key in self.model.live}
+        assert state.ended == self.ended[-KEPT_ENDS:]
+        assert state.next_arrival > max(self.model.live, default=-1)
+
+    @invariant()
+    def bounded(self) -> None:
+        live = sum(len(encode(record)) + 8 for record in self.model.live.values())
+        live += sum(len(encode(Refused(key, failure))) + 8 for key, failure in self.model.failures.items()) * 40
+        assert self.journal.num_bytes <= max(100_000, 2 * (live + 24 * (len(self.ended) + 1)) + 1000)
+
+    def teardown(self) -> None:
+        self.journal.close()
+        self.place.cleanup()
+
+
+def test_the_journal_is_what_was_appended() -> None:
+    run_state_machine_as_test(JournalMachine, settings=settings(max_examples=60, stateful_step_count=50, deadline=None))

@@ -67,3 +67,13 @@ def test_delays_are_bounded_and_history_is_short(lifetimes_s: list[float], backo
             return
         assert backoff_s / 2 <= decision.delay_s <= 100.0
         assert history.num_failures < limit
+
+
+def test_deaths_in_the_work_of_requests_are_no_crash_loop() -> None:
+    """Whoever sends what kills an actor must not be able to end the run: the request is quarantined instead."""
+    history = RestartHistory((0.1, 0.1))
+    for _ in range(100):
+        decision, history = decide(POLICY, history, lifetime_s=0.0, status=-11, jitter=0.0, in_step=True)
+        assert decision == StartAgain(POLICY.backoff_s)
+    assert history.num_failures == 2
+    assert isinstance(decide(POLICY, history, lifetime_s=0.0, status=2, jitter=0.0, in_step=True)[0], GiveUp)

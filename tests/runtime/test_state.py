@@ -298,7 +298,7 @@ def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
     assert isinstance(plan, m.Encode) and [part.row for part in plan.parts] == [0]
     assert refused(driver.done("encoder", m.ItemError(500, "bad rows"))).key == 1
     driver.done("encoder")
-    assert driver.core.requests[2].failure is None and not driver.core.suspects
+    assert driver.core.requests[2].failure is None and not driver.core.requests[2].record.strikes
 
 
 # every way out, in every phase

@@ -39,6 +39,7 @@ class FakeHost:
         return self.memory_is_ready
 
     def on_started(self, actor: SupervisedActor, instance: Instance) -> None: ...
+    def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None: ...
     def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def on_state(self, actor: SupervisedActor) -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
@@ -123,6 +124,16 @@ def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
         world.actor.excuse(1000.0)
         assert not world.killed(1000.0)
         assert world.killed(1003.1)
+
+
+def test_a_step_that_was_stopped_together_with_the_supervisor_may_go_on() -> None:
+    @run
+    def _(world: World) -> None:
+        world.tell(0.0, active=True)
+        world.actor.excuse(1000.0)
+        assert not world.killed(1000.5, deadline_s=60.0)
+        assert not world.killed(1002.9, deadline_s=60.0)
+        assert world.killed(1003.1, deadline_s=60.0)
 
 
 def test_a_warm_candidate_waits_as_long_as_its_predecessor_takes() -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
-from mmrt.runtime.units import CPU_WEIGHTS, TARGET, service_name, unit_files
+from mmrt.runtime.units import CPU_WEIGHTS, SOCKET, TARGET, service_name, unit_files
 
 ENVIRONMENT = {"MMRT_RUN_DIR": '/dev/shm/a "b" %c $d'}
 
 
 def test_a_service_for_each_actor_and_a_target_over_them() -> None:
     files = unit_files(RuntimeConfig(), "/usr/bin/mmrt", ENVIRONMENT)
-    assert set(files) == {TARGET, *map(service_name, ACTORS)}
+    assert set(files) == {TARGET, SOCKET, *map(service_name, ACTORS)}
+    assert SOCKET in files[TARGET]
+    assert "\nListenStream=127.0.0.1:8000\n" in files[SOCKET]
     assert set(CPU_WEIGHTS) == set(ACTORS)
     for actor in ACTORS:
         text = files[service_name(actor)]
@@ -33,6 +35,20 @@ def test_settings_come_from_the_configuration() -> None:
     for line in ('Environment="OMP_NUM_THREADS=2"', "Nice=1", "WatchdogSec=127.5", "StartLimitBurst=9"):
         assert f"\n{line}\n" in decode
     assert "\nTimeoutStopSec=70\n" in files["mmrt-gateway.service"]
+
+
+@pytest.mark.parametrize(
+    ("server", "listens"),
+    [
+        ('host = "::1"', "ListenStream=[::1]:8000"),
+        ("port = 9000", "ListenStream=127.0.0.1:9000"),
+        ("port = 0", ""),
+        ('host = "localhost"', ""),
+    ],
+)
+def test_systemd_listens_where_it_can(server: str, listens: str) -> None:
+    text = unit_files(parse_config(f"[server]\n{server}\n"), "/usr/bin/mmrt", ENVIRONMENT).get(SOCKET, "")
+    assert listens in text and bool(listens) == bool(text)
 
 
 def test_decode_gets_most_of_the_processor() -> None:

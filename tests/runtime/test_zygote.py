@@ -109,6 +109,35 @@ def test_with_threads_actors_start_plainly(forking: "ToyRun") -> None:
     forking.wait_for("message", lambda event: "starts without it" in event["text"])
 
 
+def test_a_zygote_that_hangs_is_killed_when_it_is_needed(forking: "ToyRun") -> None:
+    """SIGSTOP, which nobody notices until somebody dies: that one starts plainly, and there is a new zygote."""
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    hung = zygote_pid(forking)
+    gone = os.pidfd_open(hung)
+    os.kill(hung, signal.SIGSTOP)
+    os.kill(forking.pid("decode"), signal.SIGKILL)
+    forking.wait_for("message", lambda event: "the zygote hangs" in event["text"])
+    assert select.select([gone], [], [], TIMEOUT_S)[0]
+    os.close(gone)
+    forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+
+
+def test_what_an_actor_leaves_behind_is_killed(forking: "ToyRun") -> None:
+    """It becomes the supervisor's child, as does what a zygote forks and dies before it can say so."""
+    forking.toys.joinpath("decode").write_text("parent")
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    decode = forking.pid("decode")
+    (child,) = Path(f"/proc/{decode}/task/{decode}/children").read_text().split()
+    gone = os.pidfd_open(int(child))
+    forking.toys.joinpath("decode").write_text("")
+    os.kill(decode, signal.SIGKILL)
+    forking.wait_for("message", lambda event: f"has killed process {child}" in event["text"])
+    assert select.select([gone], [], [], TIMEOUT_S)[0]
+    os.close(gone)
+
+
 def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyRun") -> None:
     forking.environment["TOY_MODULES"] = "no_such_module"
     forking.start("memory", "decode")

@@ -1,7 +1,8 @@
 """A test's actor: the standard library only, so that it starts in milliseconds. What it does stands in $TOY_DIR/<name>, as words.
 
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
-FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM).
+FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM),
+parent (has a child once active).
 """
 
 import fcntl
@@ -41,6 +42,8 @@ def main(name: str) -> int:
     fcntl.flock(lock, fcntl.LOCK_EX)
     if "takeover-crash" in words:
         return 1
+    if "parent" in words:
+        os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "1000")
     event(toys, f"active {name}")
     notify(name, generation, "X_MMRT_ACTIVE=1")
     beat_ms = int(os.environ["WATCHDOG_USEC"]) // 4000

@@ -1,0 +1,123 @@
+"""Which fault hits which process in which phase: a function of the seed and the number of the fault, so that each can be replayed.
+
+Pure. The cells of the matrix kind x target x phase are shuffled by the seed and taken in turn, again and again: a storm of N
+faults covers N different cells as long as there are as many. Faults in the drain are a series of their own, since each ends a run.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from ...runtime.config import ACTORS, TORCH_ACTORS
+
+Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart"]
+Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PHASES: tuple[Phase, ...] = get_args(Phase)
+ZYGOTE = "zygote"
+EVERYBODY = "all"  # what a full file system hits
+TARGETS = (*ACTORS, ZYGOTE)
+
+MEANINGS: dict[Kind, str] = {
+    "kill": "SIGKILL",
+    "stop": "SIGSTOP, until the watchdog has found it",
+    "pause": "SIGSTOP, and SIGCONT before anybody may call it a hang",
+    "term": "SIGTERM from nobody in particular",
+    "exit": "exit status 0 out of the blue",
+    "oom": "no more address space than it has (RLIMIT_AS), for a while",
+    "enospc": "the file system of the run directory is full, for a while",
+    "lost": "a good part of the process's messages is lost, for a while",
+    "late": "many of the process's messages come late and out of order, for a while",
+    "restart": "mmrt restart: a new generation takes over while the old one works",
+}
+# The zygote has no bus and no fault hook; its death by lack of memory would be its kernel's business.
+_ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
+_LENGTHS_S: dict[Kind, tuple[float, float]] = {
+    "pause": (0.05, 1.0),
+    "oom": (1.0, 3.0),
+    "enospc": (0.5, 2.0),
+    "lost": (0.5, 2.0),
+    "late": (0.5, 2.0),
+}
+
+
+class Cell(msgspec.Struct, frozen=True, order=True):
+    """One field of the matrix."""
+
+    kind: Kind
+    target: str
+    phase: Phase
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell with everything that is random about it. ``delay_s`` from the sight of the phase, ``length_s`` of what lasts."""
+
+    seed: int
+    index: int
+    cell: Cell
+    delay_s: float
+    length_s: float
+    lost: float = 0.0  # share of messages
+    late: float = 0.0
+    second: str = ""  # somebody else who is killed as well
+    second_delay_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """How to ask for it again."""
+        return f"{self.seed}:{'d' if self.cell.phase == 'drain' else ''}{self.index}"
+
+    def describe(self) -> str:
+        also = f" (and kill {self.second} {self.second_delay_s * 1000:.0f} ms later)" if self.second else ""
+        return f"{self.name} {self.cell.kind} {self.cell.target} in phase {self.cell.phase}{also}"
+
+
+def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]) -> list[Cell]:
+    """Every cell that makes sense, in a fixed order."""
+    found = set()
+    for kind, target, phase in itertools.product(kinds, targets, phases):
+        if target == ZYGOTE and kind not in _ZYGOTE_KINDS:
+            continue
+        if phase == "drain" and kind in ("oom", "enospc", "restart"):
+            continue  # the run is going away: the first two would only say so later, the last is refused
+        found.add(Cell(kind, EVERYBODY if kind == "enospc" else target, phase))
+    return sorted(found)
+
+
+def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) -> Fault:
+    """The fault of this number; a share of ``pairs`` comes with a second one. Raises: ValueError without cells to choose from."""
+    if not choice:
+        raise ValueError("no kind of fault fits these processes and phases")
+    turn, place = divmod(index, len(choice))
+    shuffled = list(choice)
+    random.Random(f"{seed}:{turn}:cells").shuffle(shuffled)
+    cell = shuffled[place]
+    rng = random.Random(f"{seed}:{index}:{cell.phase}")
+    shortest_s, longest_s = _LENGTHS_S.get(cell.kind, (0.0, 0.0))
+    others = [target for target in TARGETS if target != cell.target and pairs > 0 and cell.phase != "drain"]
+    if cell.kind == "stop" and cell.target == ZYGOTE and cell.phase != "drain":
+        others, pairs = sorted(TORCH_ACTORS), 1.0  # nobody misses a zygote that hangs until somebody has to be forked
+    second = rng.choice(others) if others and rng.random() < pairs else ""
+    return Fault(
+        seed=seed,
+        index=index,
+        cell=cell,
+        delay_s=rng.choice((0.0, 0.0, rng.uniform(0, 0.02))),
+        length_s=rng.uniform(shortest_s, longest_s),
+        lost=rng.uniform(0.2, 0.9) if cell.kind == "lost" else 0.0,
+        late=rng.uniform(0.3, 1.0) if cell.kind == "late" else 0.0,
+        second=second,
+        second_delay_s=rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1.0))) if second else 0.0,
+    )
+
+
+def parse_name(text: str) -> tuple[int, bool, int]:
+    """(seed, whether it is one of the drain, index) of "SEED:INDEX" or "SEED:dINDEX". Raises: ValueError."""
+    seed, _, index = text.partition(":")
+    number = index.removeprefix("d")
+    if not (seed.isascii() and seed.isdigit() and number.isascii() and number.isdigit()):
+        raise ValueError(f"{text!r} is not SEED:INDEX or SEED:dINDEX, such as 7:12 or 7:d0")
+    return int(seed), index.startswith("d"), int(number)

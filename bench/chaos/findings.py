@@ -1,0 +1,82 @@
+"""What a storm knows at each moment: the faults that are felt, what was broken, and what the requests have come to.
+
+Owned by ``storm``; the load and the questions to /health and /ready bring their outcomes here.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .faults import Fault
+from .report import Hit, Problem, StormReport
+from .truth import GatewayMood
+from .verdict import Outcome, Trouble, judge
+
+_GRACE_S = 2.0  # after a recovery its fault may still be felt
+_DISTURBING = frozenset({"kill", "stop", "pause", "term", "exit", "oom"})
+_RECENT = 5
+
+
+class Findings:
+    """Fills ``report``. ``say`` prints a line of progress."""
+
+    def __init__(self, report: StormReport, say: Callable[[str], None]) -> None:
+        self.report = report
+        self.is_draining = False
+        self._say = say
+        self._began_s = time.monotonic()
+        self._troubles: list[Trouble] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the storm began."""
+        return time.monotonic() - self._began_s
+
+    def begin(self, fault: Fault) -> None:
+        """From now on the fault may be felt."""
+        self._troubles.append(Trouble(fault, time.monotonic(), math.inf))
+
+    def end(self, seen: str) -> None:
+        """The last fault is over; it has hit the phase ``seen``."""
+        now_s = time.monotonic()
+        trouble = self._troubles[-1]
+        self._troubles[-1] = msgspec.structs.replace(trouble, ended_s=now_s + _GRACE_S)
+        fault, cell, report = trouble.fault, trouble.fault.cell, self.report
+        recovery_s = now_s - trouble.began_s
+        report.hits.append(Hit(fault.name, cell, seen, recovery_s))
+        target = f"{cell.target}+{fault.second}" if fault.second else cell.target
+        self._say(
+            f"{len(report.hits):4}  {fault.name:<8} {cell.kind:<7} {target:<12} {seen:<10} {recovery_s:5.1f} s"
+            f"  {report.num_requests} requests, {len(report.problems)} broken"
+        )
+
+    def note(self, problem: str) -> None:
+        """Take note of a broken promise; "" is none."""
+        if not problem:
+            return
+        last = self._troubles[-1].fault.describe() if self._troubles else ""
+        self.report.problems.append(Problem(last, self.seconds, problem))
+        self._say(f"      BROKEN: {problem}")
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """A request has ended."""
+        report = self.report
+        report.num_requests += 1
+        report.ends[outcome.end] = report.ends.get(outcome.end, 0) + 1
+        if problem := judge(outcome, report.references[outcome.request], self._troubles):
+            self.note(f"request {outcome.request!r} {outcome.id}: {problem}")
+        else:
+            report.num_excused += outcome.end in ("error", "refused", "broken")
+
+    def mood(self, began_s: float, ended_s: float) -> GatewayMood:
+        """What may be expected of the gateway in this time."""
+        if self.is_draining:
+            return "draining"
+        for trouble in self._troubles[-_RECENT:]:
+            cell = trouble.fault.cell
+            is_hit = (cell.target == "gateway" and cell.kind in _DISTURBING) or trouble.fault.second == "gateway"
+            if is_hit and trouble.began_s <= ended_s and trouble.ended_s >= began_s:
+                return "disturbed"
+        return "up"

@@ -1,0 +1,176 @@
+"""The command line of ``mmrt chaos``, checked before anything is started."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
+
+SOAK_MINUTES = 30.0
+SOAK_INTERVAL_S = 10.0
+SOAK_CANCEL_SHARE = 0.01
+_EPILOG = """kinds:
+{kinds}
+processes: {targets}
+phases: {phases}
+
+Every storm prints its seed; a failed fault is asked for again with --replay SEED:INDEX (SEED:dINDEX for one in the drain).
+Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
+
+
+class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do. ``num_faults`` or ``minutes``, whichever comes first; None is no limit."""
+
+    seed: int
+    num_faults: int | None
+    minutes: float | None
+    num_drains: int
+    concurrency: int
+    cancel_share: float
+    pairs: float
+    interval_s: float
+    quiet_every: int
+    max_tokens: int
+    model: str
+    json: Path | None
+    out: Path | None
+    kinds: list[Kind]
+    targets: list[str]
+    phases: list[Phase]
+    replay: tuple[int, bool, int] | None
+    is_soak: bool
+
+    @property
+    def filters(self) -> str:
+        """The options that say which cells there are: with others an index means another fault."""
+        chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
+        words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
+        return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
+
+    @property
+    def storm_cells(self) -> list[Cell]:
+        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase != "drain"])
+
+    @property
+    def drain_cells(self) -> list[Cell]:
+        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase == "drain"])
+
+
+def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
+    """Read the command line. Exits with status 2 and a message when it makes no sense."""
+    parser = _parser()
+    given = parser.parse_args(argv)
+    replay = given.replay
+    soak = given.soak
+    num_faults, minutes = given.faults, given.minutes
+    if num_faults is None and minutes is None:
+        minutes = SOAK_MINUTES if soak else None
+        num_faults = None if soak else 1 if replay else 30
+    if soak and (given.kinds or given.phases):
+        parser.error("--soak kills processes at fixed times: --kinds and --phases do not go with it")
+    options = ChaosOptions(
+        seed=replay[0] if replay else given.seed,
+        num_faults=num_faults,
+        minutes=minutes,
+        num_drains=given.drains if given.drains is not None else 0 if soak or (replay and not replay[1]) else 1,
+        concurrency=given.concurrency,
+        cancel_share=given.cancel if given.cancel is not None else SOAK_CANCEL_SHARE if soak else 0.08,
+        pairs=given.pairs,
+        interval_s=given.interval if given.interval is not None else SOAK_INTERVAL_S if soak else 0.0,
+        quiet_every=given.quiet_every,
+        max_tokens=given.max_tokens,
+        model=given.model,
+        json=given.json,
+        out=given.out,
+        kinds=["kill"] if soak else given.kinds or list(KINDS),
+        targets=given.actors or [name for name in TARGETS if not (soak and name == "zygote")],
+        phases=[phase for phase in PHASES if phase not in ("idle", "drain")] if soak else given.phases or list(PHASES),
+        replay=replay,
+        is_soak=soak,
+    )
+    if replay is None and not options.storm_cells and not options.drain_cells:
+        parser.error("no kind of fault in --kinds fits --actors and --phases")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    epilog = _EPILOG.format(
+        kinds="\n".join(f"  {kind:<8}{meaning}" for kind, meaning in MEANINGS.items()),
+        targets=", ".join(TARGETS),
+        phases=", ".join(PHASES),
+    )
+    parser = argparse.ArgumentParser(
+        prog="mmrt chaos",
+        description="A seeded storm of faults over a run of its own, under load; every promise is checked throughout.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--seed", type=_whole(0), default=1, help="which storm (%(default)s)")
+    add("--faults", type=_whole(0), metavar="N", help="end after N faults (30, unless --minutes is given)")
+    add("--minutes", type=_positive, metavar="M", help="end after M minutes")
+    add("--kinds", type=_choices(KINDS), metavar="K,…", help="only these kinds")
+    add("--actors", type=_choices(TARGETS), metavar="A,…", help="only these processes")
+    add("--phases", type=_choices(PHASES), metavar="P,…", help="only these phases")
+    add("--drains", type=_whole(0), metavar="N", help="times that the run is taken down in mid-stream, with a fault in its drain (1)")
+    add("--replay", type=_replay, metavar="SEED:INDEX", help="only this fault of this storm, --faults times (1)")
+    add("--soak", action="store_true", help="30 minutes with a kill every 10 s and 1 %% cancelled requests; growth is a failure")
+    add("--concurrency", type=_whole(1), default=8, help="requests at a time (%(default)s)")
+    add("--cancel", type=_share, metavar="SHARE", help="of the requests whose client goes away (0.08; soak 0.01)")
+    add("--pairs", type=_share, default=0.0, metavar="SHARE", help="of the faults, with which somebody else is killed too (0)")
+    add("--interval", type=_number, metavar="S", help="at least so many seconds from fault to fault (0; soak 10)")
+    add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
+    add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
+    add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
+    add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
+    add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")
+    return parser
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return float(text)
+
+
+def _positive(text: str) -> float:
+    if (value := _number(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    if (value := _number(text)) > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
+    return value
+
+
+def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = [name for name in text.split(",") if name]
+        if unknown := [name for name in chosen if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        if not chosen:
+            raise argparse.ArgumentTypeError(f"nothing was chosen of {', '.join(known)}")
+        return chosen
+
+    return parse
+
+
+def _replay(text: str) -> tuple[int, bool, int]:
+    try:
+        return parse_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

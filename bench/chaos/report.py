@@ -1,0 +1,100 @@
+"""What a storm has found, as figures and as tables: what was hit, what became of the requests, what was broken and how to see it again.
+
+Called by ``storm`` and ``command``.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console
+
+from .census import Count
+from .faults import EVERYBODY, KINDS, PHASES, TARGETS, Cell
+from .verdict import Reference
+
+_SHOWN = 20  # problems in the summary; --json has all
+_SHORT = {"hand-over": "handover", "mid-stream": "stream"}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A broken promise. ``fault`` names the last fault before it, "" when there was none; ``time_s`` counts from the storm's start."""
+
+    fault: str
+    time_s: float
+    what: str
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A fault that was done. ``seen`` is the phase that it hit, which is not always the one that was waited for."""
+
+    name: str
+    cell: Cell
+    seen: str
+    recovery_s: float
+
+
+class StormReport(msgspec.Struct, kw_only=True):
+    """Everything that ``--json`` writes."""
+
+    seed: int
+    filters: str = ""  # the options without which an index means another fault
+    hits: list[Hit] = []
+    ends: dict[str, int] = {}  # requests by how they ended
+    num_excused: int = 0
+    num_requests: int = 0
+    num_polls: int = 0
+    num_unready: int = 0
+    num_quiet_points: int = 0
+    seconds: float = 0.0
+    references: dict[str, Reference] = {}  # the right answers, by request
+    counts: list[Count] = []  # of a soak, at its quiet points
+    problems: list[Problem] = []
+    notes: list[str] = []
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.problems
+
+
+def coverage(hits: Iterable[Hit], rows: tuple[str, ...], of: str) -> list[str]:
+    """Lines of a table: number of hits by kind or target and by the phase that was hit. It fits a terminal."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for hit in hits:
+        counts[getattr(hit.cell, of)][hit.seen] += 1
+    lines = [f"{of:<12}" + "".join(f"{_SHORT.get(phase, phase):>9}" for phase in PHASES) + "  all"]
+    for name in rows:
+        if total := counts[name].total():
+            lines.append(f"{name:<12}" + "".join(f"{counts[name][phase] or '·':>9}" for phase in PHASES) + f"{total:5}")
+    return lines
+
+
+def show(console: Console, report: StormReport, num_cells: int) -> None:
+    """The summary for people."""
+    for line in summary(report, num_cells):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def summary(report: StormReport, num_cells: int) -> list[str]:
+    """The summary as lines."""
+    cells = {(hit.cell.kind, hit.cell.target, hit.seen) for hit in report.hits}
+    ends = ", ".join(f"{number} {end}" for end, number in sorted(report.ends.items(), key=lambda item: -item[1]))
+    slowest = max((hit.recovery_s for hit in report.hits), default=0.0)
+    lines = [
+        *coverage(report.hits, KINDS, "kind"),
+        *coverage(report.hits, (*TARGETS, EVERYBODY), "target"),
+        f"seed {report.seed}: {len(report.hits)} faults in {report.seconds:.0f} s, {len(cells)} cells of {num_cells};"
+        f" slowest recovery {slowest:.1f} s; {report.num_quiet_points} quiet points",
+        f"{report.num_requests} requests: {ends or 'none'}; {report.num_excused} ends were excused by a fault",
+        f"/health and /ready: asked {report.num_polls} times, /ready said no {report.num_unready} times",
+        *(f"note: {note}" for note in report.notes),
+    ]
+    for problem in report.problems[:_SHOWN]:
+        lines.append(f"BROKEN  {problem.time_s:6.1f} s  after {problem.fault or 'no fault'}: {problem.what}")
+    if len(report.problems) > _SHOWN:
+        lines.append(f"… and {len(report.problems) - _SHOWN} more")
+    if not report.problems:
+        lines.append("every promise was kept")
+    elif first := next((problem.fault for problem in report.problems if problem.fault), ""):
+        lines.append(f"see the first again: mmrt chaos {report.filters}--replay {first.split(' ')[0]} --faults 10")
+    return lines

@@ -1,0 +1,34 @@
+"""How the run of a storm is configured. Called by ``storm``."""
+
+from pathlib import Path
+
+from ...runtime.config import (
+    MediaSection,
+    MemorySection,
+    ModelSection,
+    RuntimeConfig,
+    SchedulingSection,
+    ServerSection,
+    SupervisorSection,
+)
+
+DRAIN_S = 6.0
+WATCHDOG_S = 6.0
+
+
+def storm_config(model: Path) -> RuntimeConfig:
+    """Few rows and small budgets, so that every phase is there to be hit; a supervisor that never gives up."""
+    return RuntimeConfig(
+        model=ModelSection(path=str(model), dtype="float32", max_context=4096),
+        server=ServerSection(port=0),
+        media=MediaSection(item_timeout_s=5.0),
+        memory=MemorySection(max_sequences=6, kv_tokens=16384, media_mib=8, patch_mib=16, embedding_tokens=4096),
+        scheduling=SchedulingSection(prefill_budget_tokens=64, encode_budget_tokens=256),
+        supervisor=SupervisorSection(
+            restart_limit=1_000_000,
+            backoff_s=0.02,
+            backoff_max_s=0.1,
+            drain_s=DRAIN_S,
+            watchdog_s=WATCHDOG_S,
+        ),
+    )

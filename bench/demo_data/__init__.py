@@ -1,0 +1,32 @@
+"""Demo data: synthetic pictures, clips and sounds with questions and answers, as functions of a seed.
+
+For the training of the default model (models/) and for ``mmrt bench quality``. Nothing here is random but by the generator of a sample:
+sample ``index`` of ``seed`` is the same whatever was made before it.
+"""
+
+from .codecs import decode_frames, encode, encode_frames, roundtrip
+from .drawing import COLOURS, SHAPES
+from .kinds import SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Sound, Thing, normalised
+from .samples import MEDIA, TASKS, sample
+
+__all__ = [
+    "COLOURS",
+    "MEDIA",
+    "SHAPES",
+    "SOUND_RATE",
+    "TASKS",
+    "Clip",
+    "Medium",
+    "Picture",
+    "Placed",
+    "Question",
+    "Sample",
+    "Sound",
+    "Thing",
+    "decode_frames",
+    "encode",
+    "encode_frames",
+    "normalised",
+    "roundtrip",
+    "sample",
+]

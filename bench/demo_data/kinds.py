@@ -1,0 +1,117 @@
+"""What a sample of the demo data is made of. Values only; for every module of the package and those that train and evaluate on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+Pixels = npt.NDArray[np.uint8]
+Medium = Literal["image", "two_images", "video", "audio", "image_audio", "video_audio", "text"]
+SOUND_RATE = 16000
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question about a sample. ``answer`` is the one style that is taught; ``accepted`` are other phrasings that are right too."""
+
+    task: str
+    text: str
+    answer: str
+    accepted: tuple[str, ...] = ()
+
+    def is_right(self, reply: str) -> bool:
+        """Whether a reply is the answer, but for case, spaces and the full stop."""
+        return normalised(reply) in {normalised(answer) for answer in (self.answer, *self.accepted)}
+
+
+def normalised(text: str) -> str:
+    """Lower case, single spaces, no full stop at the end."""
+    return " ".join(text.lower().split()).rstrip(".").rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A thing in a picture. label: a shape, or a run of digits; box: x0, y0, x1, y1 relative to the picture, 0 to 1."""
+
+    label: str
+    colour: str
+    box: tuple[float, float, float, float]
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """pixels uint8 [H, W, 3]."""
+
+    pixels: Pixels
+    objects: tuple[Placed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """frames uint8 [T, H, W, 3]. The objects stand where they are first seen.
+
+    kind: moves, appears or blinks. direction and speed (heights or widths of the picture per second along the way) belong to moves;
+    times_s (when each object appears) to appears; count and times_s (starts of phases, the first one lit if ``lit_first``) to blinks.
+    """
+
+    frames: Pixels
+    fps: float
+    kind: str
+    objects: tuple[Placed, ...]
+    direction: str = ""
+    speed: float = 0.0
+    count: int = 0
+    times_s: tuple[float, ...] = ()
+    lit_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """pcm float32 [samples], mono at 16 kHz, full scale ±1.
+
+    kind: tone, glide, beeps or noise; frequencies_hz: of a tone one, of a glide start and end, of beeps one each; count: beeps.
+    """
+
+    pcm: npt.NDArray[np.float32]
+    kind: str
+    frequencies_hz: tuple[float, ...] = ()
+    count: int = 0
+
+
+Thing = Picture | Clip | Sound
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Media in the order in which they stand in the prompt, and all questions that make sense for them."""
+
+    media: tuple[Thing, ...]
+    questions: tuple[Question, ...]
+    degraded: bool
+
+
+def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
+    """One of them, all equally likely."""
+    return options[int(rng.integers(len(options)))]
+
+
+def chance(rng: np.random.Generator, probability: float) -> bool:
+    return bool(rng.random() < probability)
+
+
+def sentence(words: str) -> str:
+    """With a capital and a full stop."""
+    return words[:1].upper() + words[1:] + "."
+
+
+def counted(number: int, thing: str) -> str:
+    """'one beep', 'three beeps'."""
+    return f"{NUMBERS[number]} {thing}{'' if number == 1 else 's'}"

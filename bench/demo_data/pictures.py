@@ -1,0 +1,298 @@
+"""Pictures: one thing, several things, or printed digits; pairs of pictures; and what can be asked about them."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from . import phrases
+from .degrade import degrade_picture
+from .drawing import (
+    COLOURS,
+    DIGIT_STYLES,
+    SHAPES,
+    Mask,
+    Rgb,
+    Rng,
+    background,
+    background_colours,
+    colour_of,
+    digits_mask,
+    lay,
+    pixels,
+    shape_mask,
+    upright_angle,
+)
+from .kinds import NUMBERS, Picture, Placed, Question, chance, pick, sentence
+
+SIZES = {"small": (0.13, 0.24), "middle": (0.28, 0.38), "big": (0.48, 0.78)}  # of the shorter side
+TINY = (0.075, 0.11)
+LEAST_PIXELS = 13
+LEAST_SHARE = 0.085  # of the side of a square that is as large as the picture: models see pictures at a fixed area
+_GAP = 0.05  # how far from the border of a third of the picture the middle of a thing stays
+_ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
+
+
+def picture_size(rng: Rng) -> tuple[int, int]:
+    """Width, height: mostly 112 to 280 pixels on the shorter side, up to twice as much on the longer, never above 640."""
+    short = int(rng.integers(112, 281)) if chance(rng, 0.85) else int(rng.integers(80, 401))
+    long = min(640, round(short * pick(rng, (1.0, 4 / 3, 1.5, rng.uniform(1, 2)))))
+    return (long, short) if chance(rng, 0.6) else (short, long)
+
+
+@dataclass(slots=True)
+class _Thing:
+    shape: str
+    colour: str
+    rgb: Rgb
+    mask: Mask
+    left: int
+    top: int
+
+
+def _draw(
+    rng: Rng, width: int, height: int, things: list[_Thing], degraded: bool, gentle: bool = False, brightness: float = 15.0
+) -> Picture:
+    colours = [thing.rgb for thing in things]
+    canvas = background(rng, width, height, background_colours(rng, colours, brightness))
+    placed = []
+    for thing in things:
+        lay(canvas, thing.mask, thing.left, thing.top, thing.rgb)
+        right, bottom = thing.left + thing.mask.shape[1], thing.top + thing.mask.shape[0]
+        placed.append(Placed(thing.shape, thing.colour, (thing.left / width, thing.top / height, right / width, bottom / height)))
+    detail = min(min(thing.mask.shape) for thing in things)
+    return Picture(degrade_picture(rng, canvas, detail, colours, gentle) if degraded else pixels(canvas), tuple(placed))
+
+
+def _thing(rng: Rng, shape: str, colour: str, size: int) -> _Thing:
+    return _Thing(shape, colour, colour_of(rng, colour), shape_mask(shape, size, upright_angle(rng, shape)), 0, 0)
+
+
+def _pixels_of(rng: Rng, width: int, height: int, size: str, tiny: bool) -> int:
+    low, high = TINY if tiny else SIZES[size]
+    return _at_least(width, height, rng.uniform(low, high) * min(width, height))
+
+
+def _at_least(width: int, height: int, size: float) -> int:
+    """The size in pixels, or the least that is still seen in such a picture."""
+    return max(LEAST_PIXELS, round(LEAST_SHARE * math.sqrt(width * height)), round(size))
+
+
+def single(rng: Rng, degraded: bool, extent: tuple[int, int], size: str = "", shape: str = "", colour: str = "") -> tuple[Picture, str]:
+    """One thing, in the middle of one of nine fields, and its size. extent: width, height of the picture."""
+    width, height = extent
+    tiny = degraded and not size and chance(rng, 0.2)
+    if not size:
+        size = "small" if tiny else pick(rng, ("small", "middle", "big"))
+    thing = _thing(rng, shape or pick(rng, SHAPES), colour or pick(rng, COLOURS), _pixels_of(rng, width, height, size, tiny))
+    row, column = (int(field) for field in rng.integers(0, 3, 2))
+    tall, wide = thing.mask.shape
+    thing.left = _place(rng, width, wide, column)
+    thing.top = _place(rng, height, tall, row)
+    return _draw(rng, width, height, [thing], degraded, gentle=tiny), size
+
+
+def _place(rng: Rng, extent: int, length: int, field: int) -> int:
+    """Where a thing of this length begins, its middle well within the field, or as near to it as the picture's edge allows."""
+    middle = rng.uniform(field / 3 + (_GAP if field else 0), (field + 1) / 3 - (_GAP if field < 2 else 0)) * extent
+    edge = min(round(0.02 * extent), (extent - length) // 2)
+    return max(edge, min(extent - length - edge, round(middle - length / 2)))
+
+
+def position_name(thing: Placed) -> str:
+    """'top left', 'centre', …; empty when the middle of the thing is near a border between fields."""
+    fields = []
+    for middle in thing.centre:
+        if min(abs(middle - 1 / 3), abs(middle - 2 / 3)) < 0.8 * _GAP:
+            return ""
+        fields.append(int(middle * 3))
+    return f"{_ROWS[fields[1]]} {_COLUMNS[fields[0]]}".strip() or "centre"
+
+
+def several(rng: Rng, degraded: bool, number: int = 0) -> Picture:
+    """Two to five things that do not touch, or ``number`` of them."""
+    width, height = picture_size(rng)
+    number = number or int(rng.integers(2, 6))
+    kind = pick(rng, ("same", "mixed", "mixed", "few"))
+    shapes = [pick(rng, SHAPES) for _ in range(1 if kind == "same" else 2)] if kind != "mixed" else list(SHAPES)
+    colours = [pick(rng, COLOURS) for _ in range(1 if kind == "same" else 2)] if kind != "mixed" else list(COLOURS)
+    tiny = degraded and chance(rng, 0.2)
+    largest = {1: 0.45, 2: 0.45, 3: 0.42, 4: 0.4, 5: 0.33}[number]
+    things: list[_Thing] = []
+    boxes: list[tuple[int, int, int, int]] = []
+    alike = rng.uniform(0.15, largest)
+    same_size = chance(rng, 0.5)
+    while len(things) < number:
+        share = rng.uniform(0.09, 0.12) if tiny else alike if same_size else rng.uniform(0.15, largest)
+        for _ in range(40):
+            size = _at_least(width, height, share * min(width, height))
+            thing = _thing(rng, pick(rng, shapes), pick(rng, colours), size)
+            tall, wide = thing.mask.shape
+            gap = max(3, round(0.035 * min(width, height)))
+            thing.left, thing.top = int(rng.integers(0, width - wide + 1)), int(rng.integers(0, height - tall + 1))
+            box = (thing.left - gap, thing.top - gap, thing.left + wide + gap, thing.top + tall + gap)
+            if all(box[2] <= b[0] or b[2] <= box[0] or box[3] <= b[1] or b[3] <= box[1] for b in boxes):
+                things.append(thing)
+                boxes.append((thing.left, thing.top, thing.left + wide, thing.top + tall))
+                break
+            share *= 0.97
+    return _draw(rng, width, height, things, degraded, gentle=tiny)
+
+
+def digits(rng: Rng, degraded: bool) -> Picture:
+    """One to four digits in a row, 18 % of the picture's height or more."""
+    text = "".join(str(digit) for digit in rng.integers(0, 10, int(rng.integers(1, 5))))
+    width, height = picture_size(rng)
+    style, gap, angle = pick(rng, DIGIT_STYLES), rng.uniform(0.02, 0.16), 0.0 if chance(rng, 0.4) else rng.uniform(-9, 9)
+    if height > width and len(text) > 2:
+        width, height = height, width
+    share = rng.uniform(0.18, 0.26) if degraded and chance(rng, 0.3) else rng.uniform(0.2, 0.7)
+    size = max(15, round(share * height))
+    mask = digits_mask(text, size, style, gap, angle)
+    widest, highest = 0.85 * width, 0.9 * height
+    while mask.shape[1] > widest or mask.shape[0] > highest:
+        size = min(size - 1, int(size * min(widest / mask.shape[1], highest / mask.shape[0])))
+        mask = digits_mask(text, size, style, gap, angle)
+    colour = pick(rng, COLOURS) if chance(rng, 0.6) else pick(rng, ("black", "white"))
+    left, top = (
+        int(rng.integers(edge, max(edge + 1, room - edge)))
+        for edge, room in ((round(0.02 * width), width - mask.shape[1]), (round(0.02 * height), height - mask.shape[0]))
+    )
+    return _draw(rng, width, height, [_Thing(text, colour, colour_of(rng, colour), mask, left, top)], degraded, brightness=50.0)
+
+
+def name(thing: Placed, article: bool = False) -> str:
+    words = f"{thing.colour} {thing.label}"
+    return f"{'an' if article and words[0] == 'o' else 'a'} {words}" if article else words
+
+
+def description(objects: tuple[Placed, ...]) -> str:
+    """'A red circle and two blue stars.', in the order of SHAPES, then COLOURS."""
+    ordered = sorted(objects, key=lambda thing: (SHAPES.index(thing.label), COLOURS.index(thing.colour)))
+    names = []
+    for (label, colour), number in Counter((thing.label, thing.colour) for thing in ordered).items():
+        if number == 1:
+            names.append(name(Placed(label, colour, ordered[0].box), article=True))
+        else:
+            names.append(f"{NUMBERS[number]} {colour} {phrases.plural(label)}")
+    return sentence(" and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names))
+
+
+def image(rng: Rng, degraded: bool) -> tuple[Picture, list[Question]]:
+    """A picture and all questions about it."""
+    kind = rng.random()
+    if kind < 0.4:
+        picture, size = single(rng, degraded, picture_size(rng))
+        return picture, single_questions(rng, picture.objects[0], size)
+    if kind < 0.75:
+        picture = several(rng, degraded)
+        return picture, several_questions(rng, picture.objects)
+    picture = digits(rng, degraded)
+    return picture, digit_questions(rng, picture.objects[0])
+
+
+def single_questions(rng: Rng, thing: Placed, size: str) -> list[Question]:
+    ask = phrases.asker(rng)
+    words = {"shape": thing.label, "colour": thing.colour}
+    questions = [
+        ask("shape", sentence(f"a {thing.label}")),
+        ask("colour", sentence(thing.colour)),
+        ask("describe", description((thing,))),
+        _exists(rng, (thing,)),
+    ]
+    if size != "middle":
+        questions.append(ask("size", sentence(size), **words))
+    if position := position_name(thing):
+        questions.append(ask("position", sentence(position), **words))
+    if chance(rng, 0.35):
+        questions.append(ask("count", sentence("one")))
+    if chance(rng, 0.15):
+        questions.append(ask("digits", "I see no number."))
+    return questions
+
+
+def _exists(rng: Rng, objects: tuple[Placed, ...]) -> Question:
+    """Yes and no are equally likely; a no is often half right."""
+    ask = phrases.asker(rng)
+    present = {(thing.label, thing.colour) for thing in objects}
+    shape, colour = pick(rng, sorted(present))
+    kind = pick(rng, ("exists", "exists_shape", "exists_colour"))
+    is_there = chance(rng, 0.5)
+    while not is_there:
+        if kind != "exists" or chance(rng, 0.7):
+            shape, colour = (pick(rng, SHAPES), colour) if chance(rng, 0.5) else (shape, pick(rng, COLOURS))
+        else:
+            shape, colour = pick(rng, SHAPES), pick(rng, COLOURS)
+        if not any(s == shape or kind == "exists_colour" for s, c in present if c == colour or kind == "exists_shape"):
+            break
+    return ask("exists", "Yes." if is_there else "No.", phrase=kind, shape=shape, colour=colour, a="an" if colour == "orange" else "a")
+
+
+def several_questions(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
+    ask = phrases.asker(rng)
+    shapes = Counter(thing.label for thing in objects)
+    colours = Counter(thing.colour for thing in objects)
+    kinds = Counter((thing.label, thing.colour) for thing in objects)
+    questions = [ask("count", sentence(NUMBERS[len(objects)])), _exists(rng, objects)]
+    shape, colour = pick(rng, sorted(shapes)), pick(rng, sorted(colours))
+    shape = max(shapes, key=lambda s: (shapes[s], s)) if chance(rng, 0.6) else shape
+    colour = max(colours, key=lambda c: (colours[c], c)) if chance(rng, 0.6) else colour
+    questions.append(ask("count_some", sentence(NUMBERS[shapes[shape]]), phrase="count_shape", shape=shape))
+    questions.append(ask("count_some", sentence(NUMBERS[colours[colour]]), phrase="count_colour", colour=colour))
+    if single_shapes := sorted(s for s, n in shapes.items() if n == 1):
+        shape = pick(rng, single_shapes)
+        questions.append(ask("find_colour", sentence(next(t.colour for t in objects if t.label == shape)), shape=shape))
+    if single_colours := sorted(c for c, n in colours.items() if n == 1):
+        colour = pick(rng, single_colours)
+        found = next(t.label for t in objects if t.colour == colour)
+        questions.append(ask("find_shape", sentence(f"a {found}"), colour=colour))
+    if len(kinds) <= 4:
+        questions.append(ask("list", description(objects), phrase="describe"))
+    unique = [thing for thing in objects if kinds[thing.label, thing.colour] == 1]
+    if len(unique) >= 2:
+        first, second = (unique[int(k)] for k in rng.permutation(len(unique))[:2])
+        if abs(first.centre[0] - second.centre[0]) > 0.15:
+            side = "left" if first.centre[0] < second.centre[0] else "right"
+            questions.append(ask("side", sentence(side), one=name(first), other=name(second)))
+    return questions
+
+
+def digit_questions(rng: Rng, thing: Placed) -> list[Question]:
+    ask = phrases.asker(rng)
+    questions = [ask("digits", f"{thing.label}."), ask("digits", f"{thing.label}.")]
+    if chance(rng, 0.3):
+        questions.append(ask("shape", "I see no shape."))
+    if chance(rng, 0.3):
+        questions.append(ask("colour", sentence(thing.colour), phrase="number_colour"))
+    if chance(rng, 0.3):
+        questions.append(ask("describe", sentence(f"the number {thing.label}")))
+    return questions
+
+
+def two_images(rng: Rng, degraded: bool) -> tuple[tuple[Picture, Picture], list[Question]]:
+    """Two pictures with things to count, or with one thing each, and comparisons."""
+    ask = phrases.asker(rng)
+    if chance(rng, 0.45):
+        same = chance(rng, 0.33)
+        counts = [int(n) for n in (rng.permutation(5)[:2] + 1 if not same else [rng.integers(1, 6)] * 2)]
+        one, two = (several(rng, degraded, count) for count in counts)
+        more = "The same." if counts[0] == counts[1] else "The first." if counts[0] > counts[1] else "The second."
+        questions = [
+            ask("pair_more", more),
+            ask("pair_count", sentence(NUMBERS[counts[0]]), nth="first"),
+            ask("pair_count", sentence(NUMBERS[counts[1]]), nth="second"),
+        ]
+        return (one, two), questions
+    sizes = ["small", "big"] if chance(rng, 0.5) else ["big", "small"]
+    shape = pick(rng, SHAPES) if chance(rng, 0.4) else ""
+    colour = pick(rng, COLOURS) if chance(rng, 0.43) else ""
+    extent = picture_size(rng)
+    pair = [single(rng, degraded, extent, size, shape, colour)[0] for size in sizes]
+    first, second = (picture.objects[0] for picture in pair)
+    questions = [
+        ask("pair_bigger", "The first." if sizes[0] == "big" else "The second."),
+        ask("pair_colour", "Yes." if first.colour == second.colour else "No."),
+        ask("pair_shape", "Yes." if first.label == second.label else "No."),
+        ask("pair_which", sentence(name(first, True)), nth="first"),
+        ask("pair_which", sentence(name(second, True)), nth="second"),
+    ]
+    return (pair[0], pair[1]), questions

@@ -1,0 +1,156 @@
+"""``sample(seed, index, medium)``: the demo data, each sample a function of these three alone."""
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+
+from . import clips, phrases, pictures, sounds, talk
+from .drawing import Rng
+from .kinds import NUMBERS, Medium, Question, Sample, Thing, chance, counted
+
+MEDIA: tuple[Medium, ...] = get_args(Medium)
+TASKS: dict[str, Medium] = {
+    "shape": "image",
+    "colour": "image",
+    "size": "image",
+    "position": "image",
+    "count": "image",
+    "count_some": "image",
+    "exists": "image",
+    "digits": "image",
+    "find_colour": "image",
+    "find_shape": "image",
+    "side": "image",
+    "describe": "image",
+    "list": "image",
+    "pair_more": "two_images",
+    "pair_count": "two_images",
+    "pair_bigger": "two_images",
+    "pair_colour": "two_images",
+    "pair_shape": "two_images",
+    "pair_which": "two_images",
+    "moving": "video",
+    "direction": "video",
+    "speed": "video",
+    "first": "video",
+    "blinks": "video",
+    "video_describe": "video",
+    "pitch": "audio",
+    "glide": "audio",
+    "beeps": "audio",
+    "tone_noise": "audio",
+    "sound_describe": "audio",
+    "match": "image_audio",
+    "video_match": "video_audio",
+    "talk": "text",
+    "missing": "text",
+    "unknown": "text",
+}
+_PRESENT: dict[Medium, tuple[str, ...]] = {
+    "image": ("image",),
+    "two_images": ("image",),
+    "video": ("video",),
+    "audio": ("audio",),
+    "image_audio": ("image", "audio"),
+    "video_audio": ("video", "audio"),
+    "text": (),
+}
+
+
+def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) -> Sample:
+    """Sample ``index`` of ``seed``. degraded: whether the media are hard to make out; None draws it, text never is."""
+    rng = np.random.default_rng((seed, index, MEDIA.index(medium)))
+    drawn = chance(rng, 0.5)
+    hard = medium != "text" and (drawn if degraded is None else degraded)
+    media, questions = _make(rng, medium, hard)
+    present = _PRESENT[medium]
+    if medium == "text":
+        questions = [
+            talk.fact(rng),
+            talk.fact(rng),
+            talk.greeting(rng),
+            talk.missing(rng, ()),
+            talk.missing(rng, ()),
+            talk.unknown(rng, ()),
+        ]
+    else:
+        if chance(rng, 0.5):
+            questions.append(talk.unknown(rng, present))
+        if chance(rng, 0.5) and medium != "video_audio":
+            questions.append(talk.missing(rng, present))
+        if chance(rng, 0.1):
+            questions.append(talk.greeting(rng) if chance(rng, 0.5) else talk.fact(rng))
+    return Sample(media, tuple(replace(question, text=typed(rng, question.text)) for question in questions), hard)
+
+
+def typed(rng: Rng, text: str) -> str:
+    """As people type: at times without the mark at its end, or in lower case."""
+    if chance(rng, 0.1):
+        text = text.rstrip("?.!")
+    return text.lower() if chance(rng, 0.1) else text
+
+
+def _make(rng: Rng, medium: Medium, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:
+    if medium == "image":
+        picture, questions = pictures.image(rng, degraded)
+        return (picture,), questions
+    if medium == "two_images":
+        return pictures.two_images(rng, degraded)
+    if medium == "video":
+        clip, questions = clips.video(rng, degraded)
+        return (clip,), questions
+    if medium == "audio":
+        sound, questions = sounds.audio(rng, degraded)
+        return (sound,), questions
+    if medium == "image_audio":
+        return _image_audio(rng, degraded)
+    if medium == "video_audio":
+        return _video_audio(rng, degraded)
+    return (), []
+
+
+def _image_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:
+    """As many beeps as things, or not: one as likely as the other. A third has other sounds, and no such question."""
+    ask = phrases.asker(rng)
+    if chance(rng, 0.3):
+        picture, questions = pictures.image(rng, degraded)
+        sound, heard = sounds.audio(rng, degraded)
+        return (picture, sound), questions + heard
+    things, beeps = _two_counts(rng, 5)
+    picture = pictures.several(rng, degraded, things)
+    sound = sounds.beeps(rng, degraded, beeps)
+    questions = [
+        ask("match", _match_answer(beeps, things, "thing")),
+        *pictures.several_questions(rng, picture.objects)[:2],
+        *sounds.sound_questions(rng, sound, ""),
+    ]
+    return (picture, sound), questions
+
+
+def _video_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:
+    ask = phrases.asker(rng)
+    blinks, beeps = _two_counts(rng, 4)
+    clip = clips.blinks(rng, degraded, blinks)
+    sound = sounds.beeps(rng, degraded, beeps)
+    questions = [
+        ask("video_match", _match_answer(beeps, blinks, "blink")),
+        *clips.blink_questions(rng, clip),
+        *sounds.sound_questions(rng, sound, ""),
+    ]
+    return (clip, sound), questions
+
+
+def _two_counts(rng: Rng, most: int) -> tuple[int, int]:
+    """Two numbers from one to ``most``, the same in half of all cases."""
+    if chance(rng, 0.5):
+        number = int(rng.integers(1, most + 1))
+        return number, number
+    first, second = rng.permutation(most)[:2] + 1
+    return int(first), int(second)
+
+
+def _match_answer(beeps: int, others: int, other: str) -> str:
+    if beeps == others:
+        return f"Yes, both are {NUMBERS[beeps]}."
+    return f"No, there {'is' if beeps == 1 else 'are'} {counted(beeps, 'beep')} and {counted(others, other)}."

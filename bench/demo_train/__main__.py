@@ -1,0 +1,45 @@
+"""The command: ``python -m mmrt.bench.demo_train OUT``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .export import export
+from .loop import train
+from .recipe import RECIPE, load_recipe
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="Where the checkpoint is written; training goes on where it was interrupted.")],
+    recipe: Annotated[Path, typer.Option(help="The recipe.")] = RECIPE,
+    workers: Annotated[int, typer.Option(help="Processes that make batches.", min=0)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads that compute; 0: as many as torch takes.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
+) -> None:
+    """Train the demo model and write its checkpoint."""
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        checked = load_recipe(recipe)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {recipe}: {error}")
+    columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=checked.steps)
+
+        def show(step: int, steps: int, loss: float, accuracy: dict[str, float]) -> None:
+            worst = sorted(accuracy.items(), key=lambda pair: pair[1])[:3]
+            text = ", ".join(f"{name} {share:.0%}" for name, share in worst)
+            bar.update(task, completed=step, total=steps, description=f"loss {loss:.3f}; hardest: {text}")
+
+        network = train(checked, out / "work", workers=workers, device=device, progress=show)
+    export(network, out / "work", out)
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

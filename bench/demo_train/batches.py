@@ -1,0 +1,221 @@
+"""Batches: samples of ``bench.demo_data`` through mmrt's own preprocessing, padded into tensors.
+
+Step k's batch depends on the seed and k alone. The training loop reads them through worker processes (``torch.utils.data``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ...media.mel import LogMel
+from ...media.preprocess import image_rows, video_rows
+from ...models.architecture import Item, ModelConfig
+from ...models.families import qwen2_5_omni
+from ...models.tokenizer import Tokenizer
+from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, roundtrip, sample
+from .hints import hints_of
+from .prompts import PromptBuilder, TokenRow
+from .recipe import Recipe
+
+SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are mmrt.", "Answer briefly.", "You are a helpful assistant. Answer briefly.")
+
+EMPTY_TASK = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """Media of one kind of a batch, in the order of their tokens.
+
+    Vision: rows uint8 [groups, patches, row bytes], positions [groups, patches, 2], one group per temporal patch.
+    Audio: rows float32 [windows, bins, frames]. ``lengths`` patches or frames, ``num_tokens`` per group or window.
+    ``hints`` [tokens, 2] of vision.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    num_tokens: Tensor
+    where: Tensor  # bool [batch, length]: the tokens that they become
+    positions: Tensor | None = None
+    hints: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """ids [batch, length]; positions [batch, 3, length]; mask [batch, length, length]; learned [n]: flat indices of tokens to predict.
+
+    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task.
+    """
+
+    medium: Medium
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    learned: Tensor
+    question: Tensor
+    tasks: list[str]
+    vision: MediaRows | None
+    audio: MediaRows | None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch with its tensors there."""
+        moved: Batch = _moved(self, device)
+        return moved
+
+
+def _moved(values: Any, device: torch.device) -> Any:
+    """A dataclass with every tensor in it on the device."""
+    changes = {}
+    for field in fields(values):
+        value = getattr(values, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = value.to(device, non_blocking=True)
+        elif is_dataclass(value):
+            changes[field.name] = _moved(value, device)
+    return replace(values, **changes)
+
+
+class Batches(Dataset[Batch]):
+    """``batches[k]`` is the batch of step k."""
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> None:
+        assert config.audio_rules is not None
+        self._recipe = recipe
+        self._config = config
+        self._builder = PromptBuilder(config, tokenizer)
+        self._log_mel = LogMel(config.audio_rules)
+
+    def __len__(self) -> int:
+        return self._recipe.steps
+
+    def __getitem__(self, step: int) -> Batch:
+        recipe = self._recipe
+        rng = np.random.default_rng((recipe.seed, step))
+        names = sorted(recipe.mixture)
+        shares = np.array([recipe.mixture[name] for name in names])
+        medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
+        # Sample numbers of a step are its own: no step needs to know how many samples others took.
+        samples = [sample(recipe.seed, step * 1000 + i, medium) for i in range(recipe.batch[medium])]
+        return self.collate(medium, samples, rng)
+
+    def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:
+        """One batch of these samples; ``rng`` decides on what is not in them: order, turns, artefacts, questions."""
+        augment = self._recipe.augment
+        style = rng.random()
+        sequences: list[TokenRow] = []
+        hints: list[Tensor] = []
+        items: list[list[Item]] = []
+        rows: list[list[Any]] = []
+        for one in samples:
+            if rng.random() < augment.empty:
+                unasked = replace(self._choose(one.questions, rng)[0], task=EMPTY_TASK, text="")
+                one = replace(one, media=(), questions=(unasked,))
+            media = [roundtrip(thing, rng) if rng.random() < augment.roundtrip else thing for thing in one.media]
+            prepared = [self._prepare(thing) for thing in media]
+            items.append([item for item, _ in prepared])
+            rows.append([data for _, data in prepared])
+            hints += [hints_of(thing, item) for thing, item in zip(media, items[-1], strict=True) if not isinstance(thing, Sound)]
+            chosen = self._choose(one.questions, rng)
+            system = ""
+            if rng.random() < augment.system:
+                system = f"<|im_start|>system\n{SYSTEM_PROMPTS[rng.integers(len(SYSTEM_PROMPTS))]}<|im_end|>\n"
+            if style < augment.question_first:
+                sequences.append(self._builder.conversation(items[-1], chosen[:2], system, True))
+            elif style < augment.question_first + augment.turns:
+                sequences.append(self._builder.conversation(items[-1], chosen, system, False))
+            else:
+                sequences.append(self._builder.shared(items[-1], chosen, system))
+        batch = self._pad(medium, sequences, items, rows)
+        if batch.vision is not None:
+            batch = replace(batch, vision=replace(batch.vision, hints=torch.cat(hints)))
+        return batch
+
+    def _choose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Question]:
+        order = rng.permutation(len(questions))[: self._recipe.batch["questions"]]
+        return [questions[i] for i in order]
+
+    def _prepare(self, thing: Picture | Clip | Sound) -> tuple[Item, Any]:
+        config = self._config
+        rules = config.vision_rules
+        assert rules is not None
+        if isinstance(thing, Sound):
+            mel = self._log_mel(thing.pcm)
+            return qwen2_5_omni.audio_item(config, len(mel)), mel
+        if isinstance(thing, Picture):
+            item = qwen2_5_omni.image_item(config, *thing.pixels.shape[:2])
+            return item, image_rows(thing.pixels, item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules)[None]
+        wanted = qwen2_5_omni.sample_frames(config, len(thing.frames), thing.fps)
+        _, height, width, _ = thing.frames.shape
+        item = qwen2_5_omni.video_item(config, len(wanted), height, width, rules.fps)
+        height, width = item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size
+        return item, np.stack(list(video_rows((thing.frames[i] for i in wanted), height, width, rules)))
+
+    def _pad(self, medium: Medium, sequences: Sequence[TokenRow], items: list[list[Item]], rows: list[list[Any]]) -> Batch:
+        size, length = len(sequences), max(len(one.ids) for one in sequences)
+        ids = np.zeros((size, length), np.int64)
+        positions = np.zeros((size, 3, length), np.int64)
+        block = np.full((size, length), -1)
+        learned: list[npt.NDArray[np.int64]] = []
+        for i, one in enumerate(sequences):
+            n = len(one.ids)
+            ids[i, :n], positions[i, :, :n], block[i, :n] = one.ids, one.positions, one.block
+            learned += [i * length + answer for answer in one.answers]
+        same = (block[:, None, :] == 0) | (block[:, None, :] == block[:, :, None])
+        mask = same & np.tri(length, dtype=bool)
+        mask |= np.eye(length, dtype=bool)
+        config = self._config
+        flat = [(item, data) for mine, theirs in zip(items, rows, strict=True) for item, data in zip(mine, theirs, strict=True)]
+        vision = [pair for pair in flat if pair[0].kind != "audio"]
+        audio = [pair for pair in flat if pair[0].kind == "audio"]
+        seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
+        heard = torch.from_numpy(ids == config.audio_token_id)
+        return Batch(
+            medium,
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            torch.from_numpy(mask),
+            torch.from_numpy(np.concatenate(learned)),
+            torch.from_numpy(np.repeat(np.arange(len(learned)), [len(answer) for answer in learned])),
+            [task for one in sequences for task in one.tasks],
+            _vision(vision, seen) if vision else None,
+            _audio(audio, heard, config) if audio else None,
+        )
+
+
+def _vision(pairs: Sequence[tuple[Item, npt.NDArray[np.uint8]]], where: Tensor) -> MediaRows:
+    groups = sum(item.grid[0] for item, _ in pairs)
+    most = max(item.grid[1] * item.grid[2] for item, _ in pairs)
+    rows = np.zeros((groups, most, pairs[0][1].shape[-1]), np.uint8)
+    positions = np.zeros((groups, most, 2), np.int64)
+    lengths = np.zeros(groups, np.int64)
+    at = 0
+    for item, data in pairs:
+        t, h, w = item.grid
+        rows[at : at + t, : h * w] = data
+        positions[at : at + t, : h * w] = patch_positions(h, w)
+        lengths[at : at + t] = h * w
+        at += t
+    counts = torch.from_numpy(lengths)
+    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, torch.from_numpy(positions))
+
+
+def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
+    """[h * w, 2]: row and column of each patch, in the order of 2 x 2 blocks in which rows lie."""
+    grid = np.stack(np.meshgrid(np.arange(h), np.arange(w), indexing="ij"), axis=-1)
+    return grid.reshape(h // 2, 2, w // 2, 2, 2).transpose(0, 2, 1, 3, 4).reshape(-1, 2)
+
+
+def _audio(pairs: Sequence[tuple[Item, npt.NDArray[np.float32]]], where: Tensor, config: ModelConfig) -> MediaRows:
+    assert config.audio_rules is not None
+    step = config.audio_rules.window_frames
+    windows = [mel[at : at + step] for _, mel in pairs for at in range(0, len(mel), step)]
+    lengths = np.array([len(window) for window in windows])
+    rows = np.zeros((len(windows), windows[0].shape[1], lengths.max()), np.float32)
+    for row, window in zip(rows, windows, strict=True):
+        row[:, : len(window)] = window.T
+    return MediaRows(torch.from_numpy(rows), torch.from_numpy(lengths), torch.from_numpy((lengths + 1) // 2 // 2), where)

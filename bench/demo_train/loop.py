@@ -1,0 +1,190 @@
+"""The training loop: batches in, weights out; what it needs to go on after an interruption lies beside them.
+
+``train`` is called by the command. bfloat16 arithmetic on float32 weights; Muon for matrices, AdamW for the rest.
+"""
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon
+from torch.utils.data import DataLoader
+
+from ...models.architecture import ModelConfig
+from ...models.config import load_model_config
+from ...models.tokenizer import Tokenizer
+from .batches import Batch, Batches, MediaRows
+from .hints import IGNORED, HintHead
+from .network import Network
+from .recipe import Recipe
+from .skeleton import LAST_FILE, write_skeleton
+
+STATE, CURVE = "state.pt", "curve.jsonl"
+SAVE_EVERY_S = 120.0
+AVERAGE_OVER = 50  # steps
+
+
+class Learner:
+    """Network, optimizers and rates."""
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe = recipe
+        self.device = device
+        self.network = Network(config).to(device)
+        self.hint_head = HintHead(config.language.hidden_size).to(device)
+        rules = config.vision_rules
+        assert rules is not None
+        frame = rules.temporal_patch_size * rules.patch_size**2
+        self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
+        self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
+        matrices, others = _split(self.network)
+        muon = Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+        others += self.hint_head.parameters()
+        adam = AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0)
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.matrix_rate), (adam, recipe.other_rate)]
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What to descend; and for each question whether every token of its answer is the likeliest.
+
+        The mean cross-entropy over the answers' tokens, plus that of the hints.
+        """
+        hint = torch.zeros((), device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            media = [(rows.where, self.embed(rows)) for rows in (batch.vision, batch.audio) if rows is not None]
+            hidden = self.network(batch.ids, batch.positions, batch.mask, media)
+            logits = self.network.logits(hidden.flatten(0, 1)[batch.learned - 1])
+            if batch.vision is not None and batch.vision.hints is not None and (batch.vision.hints != IGNORED).any():
+                hint = self.hint_head(media[0][1], batch.vision.hints)
+        targets = batch.ids.flatten()[batch.learned]
+        right = (logits.argmax(-1) == targets).int()
+        all_right = torch.ones(len(batch.tasks), dtype=torch.int32, device=self.device)
+        all_right = all_right.scatter_reduce(0, batch.question, right, "amin")
+        return F.cross_entropy(logits.float(), targets) + self.recipe.hint_weight * hint, all_right
+
+    def embed(self, rows: MediaRows) -> Tensor:
+        if rows.positions is None:
+            output = self.network.audio_tower(rows.rows, rows.lengths)
+        else:
+            output = self.network.visual((rows.rows.float() - self._mean) / self._std, rows.positions, rows.lengths)
+        kept = torch.arange(output.shape[1], device=output.device) < rows.num_tokens[:, None]
+        embedded: Tensor = output[kept]
+        return embedded
+
+    def step(self, number: int, batch: Batch) -> tuple[float, Tensor]:
+        """One update."""
+        scale = rate_scale(self.recipe, number)
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+        with torch.enable_grad():
+            loss, right = self.loss(batch.to(self.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item(), right
+
+
+def rate_scale(recipe: Recipe, step: int) -> float:
+    """Learning rate at a step, as a share of the full one: a linear rise, a plateau, a linear fall to nothing."""
+    decay = recipe.decay_fraction * recipe.steps
+    return max(0.0, min(1.0, (step + 1) / recipe.warmup_steps, (recipe.steps - step) / decay))
+
+
+def _split(network: Network) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if name == "audio_tower.audio_bos_eos_token.weight":
+            continue  # takes no part in the thinker
+        (matrices if parameter.dim() == 2 and "embed" not in name else others).append(parameter)
+    return matrices, others
+
+
+def train(
+    recipe: Recipe, work: Path, *, workers: int, device: str, progress: Callable[[int, int, float, dict[str, float]], None]
+) -> Network:
+    """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps."""
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / LAST_FILE).exists():
+        write_skeleton(work, recipe)
+    config = load_model_config(work)
+    learner = Learner(recipe, config, torch.device(device))
+    first = _resume(learner, work / STATE)
+    _cut_curve(work / CURVE, first)
+    batches = Batches(recipe, config, Tokenizer.load(work))
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(first, recipe.steps),
+        num_workers=workers,
+        prefetch_factor=3 if workers else None,
+        worker_init_fn=_quiet_worker,
+    )
+    recent_loss = 0.0
+    recent: dict[str, float] = defaultdict(float)
+    saved_s = began_s = time.monotonic()
+    with (work / CURVE).open("a", encoding="utf-8") as curve:
+        for step, batch in enumerate(loader, first):
+            loss, right = learner.step(step, batch)
+            accuracy = _by_task(batch.tasks, right)
+            for task, share in accuracy.items():
+                recent[task] += (share - recent[task]) * (2 / AVERAGE_OVER if task in recent else 1.0)
+            recent_loss += (loss - recent_loss) * (1.0 if step == first else 2 / AVERAGE_OVER)
+            now_s = time.monotonic()
+            line = {"step": step, "s": round(now_s - began_s, 1), "medium": batch.medium, "loss": loss, "accuracy": accuracy}
+            print(json.dumps(line), file=curve, flush=True)
+            progress(step + 1, recipe.steps, recent_loss, dict(recent))
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"the loss of step {step} is {loss}")
+            if now_s - saved_s > SAVE_EVERY_S:
+                saved_s = now_s
+                _save(learner, step + 1, work / STATE)
+    _save(learner, recipe.steps, work / STATE)
+    return learner.network
+
+
+def _cut_curve(curve: Path, first: int) -> None:
+    """Keep one line for each step before ``first``: later ones are done again, and the last line may be cut short."""
+    if curve.exists():
+        whole = [line for line in curve.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        kept = {json.loads(line)["step"]: line for line in whole}
+        curve.write_text("".join(kept[step] for step in sorted(kept) if step < first))
+
+
+def _quiet_worker(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
+    sums: dict[str, list[int]] = defaultdict(list)
+    for task, one in zip(tasks, right.tolist(), strict=True):
+        sums[task].append(one)
+    return {task: round(sum(ones) / len(ones), 4) for task, ones in sums.items()}
+
+
+def _save(learner: Learner, step: int, file: Path) -> None:
+    partial = file.with_suffix(".partial")
+    optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
+    modules = {"network": learner.network.state_dict(), "hints": learner.hint_head.state_dict()}
+    torch.save({"step": step, **modules, "optimizers": optimizers}, partial)
+    partial.rename(file)
+
+
+def _resume(learner: Learner, file: Path) -> int:
+    if not file.exists():
+        return 0
+    state = torch.load(file, weights_only=True, map_location=learner.device)
+    learner.network.load_state_dict(state["network"])
+    learner.hint_head.load_state_dict(state["hints"])
+    for (optimizer, _), saved in zip(learner.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])

@@ -1,0 +1,63 @@
+"""The recipe: ``recipe.toml`` as checked values."""
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from ..demo_data import Medium
+
+RECIPE = Path(__file__).with_name("recipe.toml")
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The architecture, in the words of config.json; ``image_pixels`` and ``video_pixels`` are the least and the most."""
+
+    vocab_size: int
+    num_merges: int
+    context: int
+    rope_theta: float
+    mrope_section: tuple[int, int, int]
+    text: dict[str, int]
+    vision: dict[str, int]
+    audio: dict[str, int]
+    image_pixels: tuple[int, int]
+    video_pixels: tuple[int, int]
+    max_frames: int
+
+
+class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Probabilities."""
+
+    roundtrip: float
+    question_first: float
+    turns: float
+    system: float
+    empty: float
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one training is."""
+
+    seed: int
+    steps: int
+    warmup_steps: int
+    decay_fraction: float
+    matrix_rate: float
+    other_rate: float
+    weight_decay: float
+    clip_norm: float
+    hint_weight: float
+    batch: dict[str, int]
+    mixture: dict[str, float]
+    augment: Augment
+    model: Shape
+
+
+def load_recipe(file: Path = RECIPE) -> Recipe:
+    """Raises: ValueError (msgspec's) for a key that is missing, unknown or of a wrong type."""
+    recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
+    unknown = set(recipe.mixture) - set(get_args(Medium))
+    if unknown:
+        raise ValueError(f"{file}: mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
+    return recipe

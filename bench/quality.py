@@ -1,0 +1,202 @@
+"""``mmrt bench quality``: a held-out seed of the demo data through a server, beside transformers on the same checkpoint.
+
+Every question is an HTTP request with encoded files, answered greedily. An answer is right when it is the expected one but for case,
+spaces and the full stop. With ``--url`` a running server is asked; without, a run is started in float32, and ended before
+transformers begins.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.progress import track
+
+from ..runtime.config import ModelSection, RuntimeConfig, ServerSection
+from ..runtime.config import read_environment as read_runtime_environment
+from ..runtime.run import model_path
+from .client import BenchError, find_model, open_session
+from .environment import read_environment
+from .output import JSON_HELP, open_console, write_json
+from .own_run import OwnRunError, own_run
+from .quality_cases import ROWS, Case, body_of, select
+from .quality_reference import Reference
+from .quality_report import Answer, Guided, QualityBench, guided_of_answers, row_of_answers, share, shortcomings, show
+
+HELD_OUT_SEED = 20_000  # training has another
+_TIMEOUT_S = 600.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0; 1 when a request failed, or when what was required was not reached."""
+    options = _parse(argv)
+    console = open_console(options.json)
+    try:
+        bench = measure(options, console)
+    except (BenchError, OwnRunError, OSError, ValueError) as error:
+        print(f"mmrt bench quality: {error}", file=sys.stderr)
+        return 1
+    show(console, bench)
+    write_json(options.json, bench)
+    below = [] if options.require is None else shortcomings(bench, options.require, options.require_combined)
+    for line in below:
+        print(f"mmrt bench quality: {line}", file=sys.stderr)
+    return 1 if below else 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mmrt bench quality", description="How many answers about held-out demo data are right.")
+    add = parser.add_argument
+    add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the default model)")
+    add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
+    add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
+    add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
+    add("--seed", type=int, default=HELD_OUT_SEED)
+    add("--max-tokens", type=int, default=64)
+    add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
+    add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
+    add("--no-transformers", action="store_true", help="leave the comparison out")
+    add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or an answer is not transformers'")
+    add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: as --require)")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    options = parser.parse_args(argv)
+    if options.samples < 1 or options.max_tokens < 1 or options.concurrency < 1:
+        parser.error("--samples, --max-tokens and --concurrency must be at least 1")
+    if options.require_combined is None:
+        options.require_combined = options.require
+    return options
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in ROWS]:
+        raise argparse.ArgumentTypeError(f"no such task: {', '.join(unknown)}")
+    return names
+
+
+def _scales(text: str) -> tuple[float, ...]:
+    scales = tuple(float(part) for part in text.split(","))
+    if not all(0 <= scale <= 20 for scale in scales):
+        raise argparse.ArgumentTypeError("guidance scales are 0 to 20")
+    return scales
+
+
+def measure(options: argparse.Namespace, console: Console) -> QualityBench:
+    """The server, then transformers. Raises: BenchError, OwnRunError, OSError, ValueError."""
+    environment = read_environment()
+    cases = select(options.seed, options.samples, options.tasks)
+    checkpoint = (options.checkpoint or model_path(RuntimeConfig(), read_runtime_environment())).absolute()
+    if options.url:
+        answers, guided = ask_all(options.url, cases, options)
+    else:
+        with own_run() as run:
+            model = ModelSection(path=str(checkpoint), dtype="float32")
+            run.up(RuntimeConfig(model=model, server=ServerSection(port=0)))
+            answers, guided = ask_all(run.report().endpoint, cases, options)
+    if not options.no_transformers:
+        answers = compare(Reference(checkpoint), cases, answers, options.max_tokens, console)
+    compared = [answer for answer in answers if answer.is_equal is not None]
+    return QualityBench(
+        environment=environment,
+        checkpoint=checkpoint.name,
+        seed=options.seed,
+        rows=[row_of_answers(name, answers) for name in ROWS if name in options.tasks],
+        equal=share(answer.is_equal is True for answer in compared) if compared else None,
+        guided=guided,
+        answers=answers,
+    )
+
+
+def ask_all(url: str, cases: Sequence[Case], options: argparse.Namespace) -> tuple[list[Answer], list[Guided]]:
+    """All questions plainly, then those about degraded media once per guidance scale. Raises: BenchError if a request fails."""
+    degraded = [case for case in cases if case.degraded]
+
+    async def everything() -> tuple[list[Answer], list[Guided]]:
+        plain = await _ask(url.rstrip("/"), cases, options, {})
+        guided = []
+        for scale in options.guidance:
+            answers = await _ask(url.rstrip("/"), degraded, options, {"guidance_scale": scale})
+            guided.append(guided_of_answers(scale, answers))
+        return plain, guided
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(everything())
+
+
+async def _ask(url: str, cases: Sequence[Case], options: argparse.Namespace, more: Mapping[str, Any]) -> list[Answer]:
+    answers: list[Answer | None] = [None] * len(cases)
+    waiting = iter(enumerate(cases))
+    async with open_session(_TIMEOUT_S) as session:
+        model = await find_model(session, url)
+
+        async def worker() -> None:
+            for number, case in waiting:
+                answers[number] = await _ask_one(session, url, case, body_of(case, model, options.max_tokens, more))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(options.concurrency):
+                    group.create_task(worker())
+        except* BenchError as errors:
+            raise BenchError(str(errors.exceptions[0])) from None
+    return [answer for answer in answers if answer is not None]
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    token_ids: list[int] = []
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_decode_completion = msgspec.json.Decoder(_Completion).decode
+
+
+async def _ask_one(session: aiohttp.ClientSession, url: str, case: Case, body: bytes) -> Answer:
+    try:
+        async with session.post(f"{url}/v1/chat/completions", data=body) as response:
+            data = await response.read()
+            if response.status != 200:
+                raise BenchError(f"{case.row}, sample {case.index}: HTTP {response.status}: {data[:300].decode(errors='replace')}")
+        choice = _decode_completion(data).choices[0]
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, IndexError) as error:
+        raise BenchError(f"{case.row}, sample {case.index}: {type(error).__name__}: {error}") from None
+    return Answer(
+        row=case.row,
+        medium=case.medium,
+        index=case.index,
+        degraded=case.degraded,
+        question=case.question.text,
+        expected=case.question.answer,
+        reply=choice.message.content,
+        token_ids=choice.token_ids,
+        is_right=case.question.is_right(choice.message.content),
+    )
+
+
+def compare(reference: Reference, cases: Sequence[Case], answers: Sequence[Answer], max_tokens: int, console: Console) -> list[Answer]:
+    """The answers with transformers' beside them."""
+    compared = []
+    pairs = list(zip(cases, answers, strict=True))
+    for case, answer in track(pairs, "transformers", console=console, disable=not console.is_terminal):
+        text, ids = reference.answer(case, max_tokens)
+        is_right = case.question.is_right(text)
+        is_equal = ids == answer.token_ids
+        compared.append(msgspec.structs.replace(answer, reference=text, reference_is_right=is_right, is_equal=is_equal))
+    return compared
+
+
+if __name__ == "__main__":
+    sys.exit(main())

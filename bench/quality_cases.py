@@ -1,0 +1,112 @@
+"""Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
+
+A row is a task on its own medium, or one of three for media together: a question about one of two media, a question about a medium that
+is not the one that is there, and one that nobody can answer from what is there.
+"""
+
+import base64
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, encode, sample
+
+ONE_OF_TWO, OTHER_MEDIUM, OUT_OF_SCOPE = "one_of_two", "other_medium", "out_of_scope"
+_BESIDE: dict[str, tuple[Medium, ...]] = {
+    ONE_OF_TWO: ("image_audio", "video_audio"),
+    OTHER_MEDIUM: ("image", "two_images", "video", "audio", "image_audio"),
+    OUT_OF_SCOPE: ("image", "two_images", "video", "audio", "image_audio", "video_audio"),
+}
+ROWS: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
+COMBINED = frozenset(row for row, media in ROWS.items() if not {*media}.isdisjoint({"image_audio", "video_audio"}))
+_TRIES = 200  # samples looked at per question that is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One medium as it is sent. kind: image, video or audio."""
+
+    kind: str
+    data: bytes
+    mime: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question with its files."""
+
+    row: str
+    medium: Medium
+    index: int
+    degraded: bool
+    files: tuple[File, ...]
+    question: Question
+
+
+def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
+    """At least ``num_per_row`` questions for each of these rows, one per sample at most; every other sample is degraded."""
+    return [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
+
+
+def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str]) -> Iterator[Case]:
+    """Raises: ValueError if there are too few questions for a row."""
+    halves = (False,) if medium == "text" else (False, True)
+    wanted = Counter(
+        {
+            (row, half): math.ceil(num_per_row / len(media) / len(halves))
+            for row, media in ROWS.items()
+            if row in rows and medium in media
+            for half in halves
+        }
+    )
+    for index in itertools.count():
+        if not wanted:
+            return
+        if index > _TRIES * max(1, num_per_row) * len(ROWS):
+            raise ValueError(f"too few questions for {', '.join(sorted({row for row, _ in wanted}))} with seed {seed}")
+        degraded = halves[index % len(halves)]
+        if not any(half == degraded for _, half in wanted):
+            continue
+        one = sample(seed, index, medium, degraded)
+        open_questions = [(wanted[row, degraded], row, question) for question in one.questions if (row := row_of(medium, question))]
+        missing, row, question = max(open_questions, key=lambda found: found[0], default=(0, "", None))
+        if not missing or question is None:
+            continue
+        wanted[row, degraded] -= 1
+        wanted = +wanted
+        rng = np.random.default_rng((seed, index, MEDIA.index(medium), 1))
+        files = tuple(File(_kind(thing), *encode(thing, rng)) for thing in one.media)
+        yield Case(row, medium, index, degraded, files, question)
+
+
+def row_of(medium: Medium, question: Question) -> str:
+    """The row that a question of a sample of this medium belongs to; empty if none."""
+    home = TASKS[question.task]
+    if home == medium:
+        return question.task
+    if home == "text":
+        return {"missing": OTHER_MEDIUM, "unknown": OUT_OF_SCOPE}.get(question.task, "")
+    return ONE_OF_TWO
+
+
+def _kind(thing: object) -> str:
+    return "image" if isinstance(thing, Picture) else "video" if isinstance(thing, Clip) else "audio"
+
+
+def body_of(case: Case, model: str, max_tokens: int, more: Mapping[str, Any]) -> bytes:
+    """The chat completion request: media first, as they were trained, then the words; greedy."""
+    parts: list[dict[str, Any]] = []
+    for file in case.files:
+        url = f"data:{file.mime};base64,{base64.b64encode(file.data).decode()}"
+        parts.append({"type": f"{file.kind}_url", f"{file.kind}_url": {"url": url}})
+    parts.append({"type": "text", "text": case.question.text})
+    messages = [{"role": "user", "content": parts}]
+    return msgspec.json.encode(
+        {"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True, **more}
+    )

@@ -1,0 +1,265 @@
+"""``mmrt bench restart``: what clients notice when an actor is restarted, killed, or its code is edited, under live streams.
+
+Starts a run of its own. Every trial does one thing to one actor while several text streams flow, and takes the longest time that any
+of them was silent; for the gateway, whose connections its death costs, the longest time that a new connection waits for its answer.
+Kills come with the backoff of a first death each, however many went before. Called by ``mmrt bench``.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from rich.console import Console
+
+from ..runtime.config import ACTORS, ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
+from ..runtime.control import RestartReply, RestartRequest, call
+from ..shm.run_directory import RunDirectory
+from ..shm.status import ActorState, ActorTable
+from .client import BenchError, find_model, open_session
+from .environment import Environment, read_environment
+from .output import JSON_HELP, open_console, write_json
+from .own_run import OwnRun, OwnRunError, own_run
+from .render import show_environment, show_table
+from .steady_streams import SteadyStreams, longest_silence
+
+KINDS = ("restart", "kill")
+TARGETS = {("restart", "decode"): 1.0, ("kill", "decode"): 1.5, ("kill", "controller"): 0.2, ("reload", "decode"): 1.5}
+_PACKAGE = Path(__file__).parents[1]
+_PACKAGE_PARTS = ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels")
+_POLL_S = 0.01
+_TAIL_S = 0.3  # streams are watched for so long after the actor serves again
+_QUIET_S = 1.0
+_TIMEOUT_S = 60.0
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Trials of one kind on one actor, in seconds. ``measure``: what is timed."""
+
+    kind: str
+    actor: str
+    measure: str
+    values_s: list[float]
+    target_s: float | None = None
+
+
+class RestartBench(msgspec.Struct, frozen=True, kw_only=True):
+    environment: Environment
+    num_streams: int
+    series: list[Series]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0, also when a target is missed."""
+    options = _parse(argv)
+    console = open_console(options.json)
+    environment = read_environment()
+    try:
+        with _package_copy(options.reloads > 0) as source, own_run() as run:
+            _start(run, options.model, reload=source is not None)
+            series = asyncio.run(_measure(run, options, source))
+    except (OwnRunError, BenchError, OSError) as error:
+        print(f"mmrt bench restart: {error}", file=sys.stderr)
+        return 1
+    bench = RestartBench(environment=environment, num_streams=options.streams, series=series)
+    show(console, bench)
+    write_json(options.json, bench)
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mmrt bench restart", description="How long streams are silent when an actor is restarted or killed."
+    )
+    add = parser.add_argument
+    add("--model", default="", metavar="DIR", help="default: the embedded default model")
+    add("--actors", nargs="+", choices=ACTORS, default=list(ACTORS), metavar="ACTOR", help="default: all of them")
+    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="restart and kill (-9); default: both")
+    add("--count", type=_at_least(1), default=50, help="trials of each kind on each actor (%(default)s)")
+    add("--reloads", type=_at_least(0), default=0, help="also edit decode's source so many times under mmrt up --reload (%(default)s)")
+    add("--streams", type=_at_least(1), default=4, help="live text streams (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    return parser.parse_args(argv)
+
+
+def _at_least(limit: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < limit:
+            raise argparse.ArgumentTypeError(f"{value} must be at least {limit}")
+        return value
+
+    parse.__name__ = "int"
+    return parse
+
+
+@contextmanager
+def _package_copy(wanted: bool) -> Iterator[Path | None]:
+    """A copy of the package that may be edited, imported by everything that is started meanwhile."""
+    if not wanted:
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="mmrt-source-"))
+    before = os.environ.get("PYTHONPATH")
+    try:
+        for part in _PACKAGE_PARTS:
+            shutil.copytree(_PACKAGE / part, folder / "mmrt" / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(_PACKAGE / "__init__.py", folder / "mmrt")
+        os.environ["PYTHONPATH"] = str(folder)
+        yield folder / "mmrt"
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(run: OwnRun, model: str, *, reload: bool) -> None:
+    """Every death counts as a first one, and none is one too many."""
+    config = RuntimeConfig(
+        model=ModelSection(path=str(Path(model).absolute()) if model else ""),
+        server=ServerSection(port=0),
+        supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.1, backoff_max_s=0.1),
+    )
+    file = run.home / "config.toml"
+    file.write_text(to_toml(config))
+    run.command("up", "--detach", "--config", str(file), *(["--reload"] if reload else []))
+
+
+async def _measure(run: OwnRun, options: argparse.Namespace, source: Path | None) -> list[Series]:
+    with RunDirectory.attach(run.run) as directory, closing(ActorTable.attach(directory, writable=False)) as table:
+        return await _all_series(run, table, options, source)
+
+
+async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespace, source: Path | None) -> list[Series]:
+    url = run.report().endpoint
+    async with open_session(3600.0) as session:
+        streams = SteadyStreams(session, url, await find_model(session, url), options.streams)
+        trials = _Trials(run.run, table, session, url, streams)
+        series = [await trials.undisturbed(options.count)]
+        for actor in options.actors:
+            for kind in options.kinds:
+                print(f"{kind} {actor}", file=sys.stderr, flush=True)
+                series.append(await trials.series(kind, actor, options.count))
+        if source is not None:
+            series.append(await trials.reloads(source, options.reloads))
+        return series
+
+
+class _Trials:
+    """One run, and what is done to it. Whether an actor serves is seen in its status words, which costs the run nothing."""
+
+    def __init__(self, run: Path, table: ActorTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams) -> None:
+        self._run = run
+        self._table = table
+        self._session = session
+        self._url = url
+        self._streams = streams
+
+    async def undisturbed(self, count: int) -> Series:
+        """The longest silence when nothing is done, over windows of the same length as a short trial."""
+        async with self._streams.running():
+            values = [await self._silence(lambda: asyncio.sleep(_QUIET_S)) for _ in range(count)]
+        return Series(kind="nothing", actor="", measure="silence", values_s=values)
+
+    async def series(self, kind: str, actor: str, count: int) -> Series:
+        act = self._restart if kind == "restart" else self._kill
+        if actor == "gateway":
+            values = [await self._answer_after(lambda: act(actor)) for _ in range(count)]
+        else:
+            async with self._streams.running():
+                values = [await self._silence(lambda: act(actor)) for _ in range(count)]
+        measure = "answer" if actor == "gateway" else "silence"
+        return Series(kind=kind, actor=actor, measure=measure, values_s=values, target_s=TARGETS.get((kind, actor)))
+
+    async def reloads(self, source: Path, count: int) -> Series:
+        """From saving an edit to the end of the new process's first step."""
+        values = []
+        file = source / "actors" / "decode.py"
+        async with self._streams.running():
+            for number in range(count):
+                await self._streams.flow()
+                old = self._table.read("decode").generation
+                file.write_text(f"{file.read_text()}# edit {number}\n")
+                start_s = time.monotonic()
+                while (now := self._table.read("decode")).generation == old or not now.steps:
+                    _expect_before(start_s + _TIMEOUT_S, "decode's new code has made no step")
+                    await asyncio.sleep(_POLL_S / 5)
+                values.append(time.monotonic() - start_s)
+                await asyncio.sleep(_TAIL_S)
+        return Series(kind="reload", actor="decode", measure="first step", values_s=values, target_s=TARGETS["reload", "decode"])
+
+    async def _silence(self, act: Callable[[], Awaitable[object]]) -> float:
+        await self._streams.flow()
+        start_s = time.monotonic()
+        await act()
+        await asyncio.sleep(_TAIL_S)
+        await self._streams.flow()
+        return longest_silence(self._streams.records, start_s, time.monotonic())
+
+    async def _answer_after(self, act: Callable[[], Awaitable[object]]) -> float:
+        """The longest time that a new connection waits for its answer, of those that are made one after another meanwhile."""
+        task = asyncio.ensure_future(act())
+        longest_s, start_s = 0.0, time.monotonic()
+        while not task.done():
+            try:
+                async with self._session.get(f"{self._url}/health", headers={"Connection": "close"}) as response:
+                    await response.read()
+            except aiohttp.ClientConnectorError:
+                raise  # refused: somebody always listens
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                continue  # accepted by the gateway that died; time goes on for the next try
+            longest_s = max(longest_s, time.monotonic() - start_s)
+            await asyncio.sleep(_POLL_S)
+            start_s = time.monotonic()
+        await task
+        return longest_s
+
+    async def _restart(self, actor: str) -> None:
+        reply = await asyncio.to_thread(call, self._run, RestartRequest(actor), None)
+        assert isinstance(reply, RestartReply)
+        if not reply.ok:
+            raise BenchError(reply.message)
+
+    async def _kill(self, actor: str) -> None:
+        """Kill -9, and wait until another process serves."""
+        before = self._table.read(actor).pid
+        os.kill(before, signal.SIGKILL)
+        start_s = time.monotonic()
+        while (now := self._table.read(actor)).pid == before or now.state is not ActorState.ACTIVE:
+            _expect_before(start_s + _TIMEOUT_S, f"{actor} has not come back")
+            await asyncio.sleep(_POLL_S)
+
+
+def _expect_before(deadline_s: float, otherwise: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise BenchError(f"{otherwise} within {_TIMEOUT_S:g} s")
+
+
+def show(console: Console, bench: RestartBench) -> None:
+    """One line for each series."""
+    show_environment(console, bench.environment)
+    rows = []
+    for series in bench.series:
+        values = sorted(series.values_s)
+        median_s, target_s = statistics.median(values), series.target_s
+        verdict = "" if target_s is None else "reached" if median_s <= target_s else "MISSED"
+        cells = [f"{median_s:.3f}", f"{values[-1]:.3f}", "" if target_s is None else f"<= {target_s:g}", verdict]
+        rows.append([f"{series.kind} {series.actor}", series.measure, str(len(values)), *cells])
+    title = f"seconds that a client waits, {bench.num_streams} streams"
+    show_table(console, title, ["", "", "trials", "median", "worst", "target", ""], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""``mmrt chaos``: hands over to ``mmrt.bench.chaos.command``, which parses its own options."""
+
+import importlib
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+    @app.command(context_settings=settings, help="Let a seeded storm of faults loose on a run of its own, and check every promise.")
+    def chaos(context: typer.Context) -> None:
+        raise typer.Exit(importlib.import_module("mmrt.bench.chaos.command").main(context.args))

@@ -1,0 +1,119 @@
+"""What the generation before died of, as its successor finds out: was it the work that it was doing, or somebody from outside?
+
+A step that still stands in the status words of a dead generation is what it died in. Whether that work is to blame is told by how
+the process ended, which the supervisor notes in the run directory before it starts another one: a signal that a process raises in
+itself, an exit, an exception, memory that ran out or a missed deadline count against the work; SIGKILL from outside does not, unless
+it happens again and again. Used by every actor that becomes active (``actors/base.py``); the note is written by the supervisor.
+"""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+from ..shm.status import ActorReading, ActorState
+
+MAX_UNEXPLAINED = 16  # crashes in steps, of late, that no work was found guilty of: from there on they are a crash loop like any
+FORGET_STEPS = 1000  # without a crash make up for one
+FIRST_STEP_DEATHS = 3  # generations in a row that die in their first step: it is the work, whoever kills them
+
+_OWN_SIGNALS = frozenset({
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU,
+    signal.SIGXFSZ,
+})  # fmt: skip
+
+
+class ExitNote(msgspec.Struct, frozen=True):
+    """How a process ended: exit status or minus the signal; ``hang``: by the watchdog; ``guest``: in a debugger's hands."""
+
+    pid: int
+    status: int
+    hang: bool = False
+    guest: bool = False
+
+
+class Death(msgspec.Struct, frozen=True):
+    """The generation before died in step ``step``. ``crashed``: the work is to blame.
+
+    ``streak``: generations in a row that died in their first step; ``crashes``: lately, this one included. ``guest``: it was in a
+    debugger's hands, and the step is done again as if nothing had been.
+    """
+
+    step: int
+    crashed: bool
+    reason: str
+    streak: int = 0
+    crashes: int = 0
+    guest: bool = False
+
+
+def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> Death | None:
+    """What the generation that wrote ``last`` died of; None if it was in no step or ended in order.
+
+    ``note`` is about the same process, if there is one. ``oom_kills`` is the machine's counter of now. Only for the holder of the
+    role lock, which proves that generation dead.
+    """
+    if last.state == ActorState.ABSENT or not last.step_deadline_ns:
+        return None
+    if note is not None and note.guest:
+        return Death(last.step_plan, False, "ended in a debugger", 0, _forgetting(last), guest=True)
+    streak = 0 if last.steps else last.streak + 1
+    crashed, reason = _blame(last, note, now_ns, oom_kills)
+    if not last.steps and streak >= FIRST_STEP_DEATHS:
+        crashed, reason = True, f"{reason}, and so did {streak - 1} before it in their first step"
+    return Death(last.step_plan, crashed, reason, streak, _forgetting(last) + crashed)
+
+
+def recent_crashes(last: ActorReading, death: Death | None) -> int:
+    """Crashes of late, for the status words of the generation after ``last``."""
+    return _forgetting(last) if death is None else death.crashes
+
+
+def _forgetting(last: ActorReading) -> int:
+    return max(0, last.crashes - last.steps // FORGET_STEPS)
+
+
+def _blame(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> tuple[bool, str]:
+    if note is not None and note.hang or note is None and last.is_overdue(now_ns):
+        return True, "hung"
+    if last.raised:
+        return True, "failed with an exception"
+    if oom_kills > last.oom_kills and (note is None or note.status == -signal.SIGKILL):
+        return True, "was killed because memory ran out"
+    if note is not None and (note.status >= 0 or -note.status in _OWN_SIGNALS):
+        return True, f"ended with status {note.status}" if note.status >= 0 else f"died of {signal.Signals(-note.status).name}"
+    return False, "was killed"
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed on this machine because memory ran out; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _path(run: Path, actor: str) -> Path:
+    return run / f"{actor}.exit"
+
+
+def write_exit_note(run: Path, actor: str, note: ExitNote) -> None:
+    """Leave word of how a process of ``actor`` ended. Without room for it nothing is left: a successor then guesses."""
+    part = run / f".{actor}.exit"
+    try:
+        part.write_bytes(msgspec.json.encode(note))
+        os.replace(part, _path(run, actor))
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def read_exit_note(run: Path, actor: str, pid: int) -> ExitNote | None:
+    """The note about this process, or None."""
+    try:
+        note = msgspec.json.decode(_path(run, actor).read_bytes(), type=ExitNote)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return note if note.pid == pid else None

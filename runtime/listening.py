@@ -1,0 +1,65 @@
+"""The sockets that clients connect to. They belong to whoever outlives the gateway: the supervisor, or systemd.
+
+``mmrt up`` opens them once, and each generation of the gateway inherits them. Connections that arrive while no gateway accepts,
+because one hands over to the next or has been killed, wait in the kernel's queue: they are never refused while the run is up. A
+gateway that nobody gave sockets (systemd without a socket unit) opens its own.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Sequence
+
+from .errors import RunError
+
+BACKLOG = 1024  # connections that may wait; the system's own limit is net.core.somaxconn
+_HIGH_FD = 64  # above every descriptor that children are given, so that none overwrites another on the way
+
+
+def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of ``host``, with one port for all of them (0: any free one). Not inherited by other programs.
+
+    Raises: RunError if the name is unknown or an address is in use.
+    """
+    opened: list[socket.socket] = []
+    try:
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            opened.append(_listen(family, kind, protocol, (address[0], port, *address[2:])))
+            port = port or int(opened[0].getsockname()[1])
+    except OSError as error:
+        for listener in opened:
+            listener.close()
+        raise RunError(
+            f"cannot serve on {host}:{port} (server.host, server.port): {error.strerror or error}; another port: --port"
+        ) from None
+    return opened
+
+
+def _listen(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or it would take the IPv4 port too
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD))
+
+
+def inherited_listeners(fds: Sequence[int]) -> list[socket.socket]:
+    """The sockets that this process was given. Raises: RunError if a descriptor is no listening TCP socket."""
+    listeners = []
+    for fd in fds:
+        try:
+            listener = socket.socket(fileno=fd)
+            is_listening = bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        except OSError as error:
+            raise RunError(f"descriptor {fd} should be a listening socket: {error.strerror}") from None
+        if not is_listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
+            listener.detach()
+            raise RunError(f"descriptor {fd} should be a listening TCP socket, and is another one")
+        os.set_inheritable(fd, False)
+        listener.setblocking(False)
+        listeners.append(listener)
+    return listeners

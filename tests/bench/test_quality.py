@@ -1,0 +1,103 @@
+"""The quality bench: which questions it asks, how it counts, and a run on a tiny checkpoint whose answers are transformers'."""
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from mmrt.bench.quality import main
+from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, body_of, select
+from mmrt.bench.quality_report import QualityBench, Row, Share, shortcomings
+from mmrt.models.make import make_checkpoint
+
+Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
+StartServer = Callable[[Script], str]
+
+
+def test_every_row_is_asked_half_about_degraded_media() -> None:
+    cases = select(3, 2, ["shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM])
+    counts = Counter(case.row for case in cases)
+    assert all(counts[row] >= 2 for row in ("shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM))
+    for row in ("shape", "side", "beeps", ONE_OF_TWO):
+        assert 2 * sum(case.degraded for case in cases if case.row == row) == counts[row]
+    assert not any(case.degraded for case in cases if case.row == "talk")
+    assert len({(case.medium, case.index) for case in cases}) == len(cases)
+    assert {case.medium for case in cases if case.row == OTHER_MEDIUM} == set(ROWS[OTHER_MEDIUM])
+    again = select(3, 2, ["shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM])
+    assert cases == again and cases != select(4, 2, ["shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM])
+
+
+def test_requests_carry_files_then_words() -> None:
+    case = next(case for case in select(3, 1, ["match"]) if case.row == "match")
+    body = json.loads(body_of(case, "demo", 9, {"guidance_scale": 2}))
+    assert [part["type"] for part in body["messages"][0]["content"]] == ["image_url", "audio_url", "text"]
+    assert body["temperature"] == 0 and body["max_tokens"] == 9 and body["guidance_scale"] == 2 and body["return_token_ids"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> QualityBench:
+    path = tmp_path_factory.mktemp("quality")
+    make_checkpoint("tiny", path / "tiny")
+    tasks = "digits,pair_more,direction,beeps,match,talk,other_medium"
+    options = ["--samples", "2", "--tasks", tasks, "--guidance", "1,2", "--max-tokens", "6", "--json", str(path / "out.json")]
+    assert main(["--checkpoint", str(path / "tiny"), *options]) == 0
+    return msgspec.json.decode((path / "out.json").read_bytes(), type=QualityBench)
+
+
+def test_answers_are_those_of_transformers(bench: QualityBench) -> None:
+    assert bench.equal is not None and bench.equal.num == len(bench.answers)
+    assert [answer for answer in bench.answers if not answer.is_equal] == []
+    assert all(answer.reply == answer.reference for answer in bench.answers)
+    assert len({answer.reply for answer in bench.answers}) > 1
+
+
+def test_rows_count_what_was_asked(bench: QualityBench) -> None:
+    assert {row.name for row in bench.rows} == {"digits", "pair_more", "direction", "beeps", "match", "talk", "other_medium"}
+    for row in bench.rows:
+        mine = [answer for answer in bench.answers if answer.row == row.name]
+        assert row.both.num == len(mine) and row.both.num_right == sum(answer.is_right for answer in mine)
+        assert row.reference_clean == row.clean and row.reference_degraded == row.degraded
+        assert row.combined == (row.name in COMBINED)
+
+
+def test_guidance_asks_the_degraded_half_again(bench: QualityBench) -> None:
+    plain, guided = bench.guided
+    num_degraded = sum(answer.degraded for answer in bench.answers)
+    assert (plain.scale, guided.scale) == (1.0, 2.0) and plain.all.num == guided.all.num == num_degraded
+    assert plain.all.num_right == sum(answer.is_right for answer in bench.answers if answer.degraded)
+
+
+def quality(shares: dict[str, tuple[int, int]], equal: Share | None, bench: QualityBench) -> QualityBench:
+    rows = [
+        Row(name=name, combined=name in COMBINED, clean=Share(num_right=right, num=num), degraded=Share())
+        for name, (right, num) in shares.items()
+    ]
+    return msgspec.structs.replace(bench, rows=rows, equal=equal)
+
+
+def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
+    shares = {"shape": (19, 20), "match": (18, 20)}
+    assert shortcomings(quality(shares, None, bench), 0.95, 0.9) == []
+    (line,) = shortcomings(quality(shares, None, bench), 0.96, 0.9)
+    assert line == "shape: 95.0 % of 20 are right, required 96 %"
+    (line,) = shortcomings(quality(shares, Share(num_right=38, num=40), bench), 0.9, 0.9)
+    assert line == "2 of 40 answers are not transformers'"
+
+
+def test_a_shortcoming_and_a_refusal_end_with_1(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
+    async def whole(response: web.StreamResponse, body: dict[str, Any]) -> None:
+        await response.write(json.dumps({"choices": [{"message": {"content": "A dragon."}, "token_ids": [1]}]}).encode())
+
+    asked = ["--url", start_server(whole), "--no-transformers", "--samples", "2", "--tasks", "shape"]
+    assert main(asked) == 0
+    assert main([*asked, "--require", "0.5"]) == 1
+    assert "shape: 0.0 % of 2 are right, required 50 %" in capsys.readouterr().err
+    assert main([*asked, "--max-tokens", "20000"]) == 1
+    assert "HTTP 400" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--tasks", "dragons"])
+    assert "no such task: dragons" in capsys.readouterr().err

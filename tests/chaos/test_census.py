@@ -1,0 +1,68 @@
+"""Counts of a run: what counts as a leak, and what as growth."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmrt.bench.chaos.census import Count, compare, fit_growth, slope_problems
+
+BASE = Count(
+    processes={"decode": 1, "zygote": 1},
+    fds={"decode": 20, "zygote": 9},
+    threads={"decode": 3, "zygote": 1},
+    files=["bus", "journal"],
+    pages_used={"kv": 0},
+    rows_used=0,
+    requests=0,
+    plans=0,
+    shm_bytes=1000,
+    own_bytes={"zygote": 1 << 20},
+)
+
+
+def but(**changes: Any) -> Count:
+    return msgspec.structs.replace(BASE, **changes)
+
+
+def test_nothing_has_changed() -> None:
+    assert compare(BASE, BASE) == []
+    assert compare(but(fds={"decode": 21, "zygote": 9}), BASE) == []  # opened when it was first needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pages_used": {"kv": 3}}, "3 pages of pool kv"),
+        ({"rows_used": 1}, "1 rows"),
+        ({"plans": 2}, "2 plans"),
+        ({"processes": {"decode": 2, "zygote": 1}}, "processes are"),
+        ({"processes": {"decode": 1}}, "processes are"),
+        ({"fds": {"decode": 30, "zygote": 9}}, "decode has 30 fds"),
+        ({"threads": {"decode": 30, "zygote": 1}}, "decode has 30 threads"),
+        ({"files": ["bus", "journal", ".bus.N"]}, "has .bus.N"),
+        ({"files": ["bus"]}, "has lost journal"),
+    ],
+)
+def test_what_is_a_leak(changes: dict[str, Any], problem: str) -> None:
+    (found,) = compare(but(**changes), BASE)
+    assert problem in found
+
+
+def test_a_line_is_found_in_noise() -> None:
+    times = np.arange(30.0) * 60
+    noise = np.random.default_rng(1).normal(0, 5, 30)
+    growth, error = fit_growth(times, 1000 + times * 0.1 + noise)
+    assert abs(growth - 174) < 3 * error and 0 < error < 10
+
+
+def test_only_growth_is_a_slope() -> None:
+    steady = [(60.0 * n, but(own_bytes={"zygote": (1 << 20) + 4096 * (n % 3)})) for n in range(30)]
+    assert slope_problems(steady) == []
+    shrinking = [(60.0 * n, but(fds={"decode": 50 - n})) for n in range(30)]
+    assert slope_problems(shrinking) == []
+    leaking = [(60.0 * n, but(fds={"decode": 20 + n // 5})) for n in range(30)]
+    (problem,) = slope_problems(leaking)
+    assert "descriptors grew by" in problem
+    assert slope_problems(leaking[:3]) == []  # too few for a line

@@ -1,0 +1,53 @@
+"""Which fault comes when: the same for the same seed, and every cell before any comes twice."""
+
+import pytest
+
+from mmrt.bench.chaos.faults import EVERYBODY, KINDS, PHASES, TARGETS, ZYGOTE, Cell, cells, fault_at, parse_name
+
+
+def test_a_fault_is_a_function_of_seed_and_index() -> None:
+    choice = cells(KINDS, TARGETS, PHASES)
+    assert [fault_at(7, index, choice) for index in range(50)] == [fault_at(7, index, choice) for index in range(50)]
+    assert [fault_at(7, index, choice) for index in range(50)] != [fault_at(8, index, choice) for index in range(50)]
+
+
+def test_every_cell_comes_once_before_any_comes_again() -> None:
+    choice = cells(["kill", "stop"], ["decode", "gateway", ZYGOTE], ["idle", "mid-stream"])
+    assert len(choice) == 12
+    for turn in range(3):
+        assert {fault_at(3, 12 * turn + place, choice).cell for place in range(12)} == set(choice)
+
+
+def test_cells_that_make_no_sense_are_left_out() -> None:
+    choice = cells(KINDS, TARGETS, PHASES)
+    assert {cell.target for cell in choice if cell.kind == "enospc"} == {EVERYBODY}
+    assert {cell.kind for cell in choice if cell.target == ZYGOTE} == {"kill", "stop", "pause", "term"}
+    assert not [cell for cell in choice if cell.phase == "drain" and cell.kind in ("oom", "enospc")]
+    assert {cell.phase for cell in choice} == set(PHASES) and {cell.kind for cell in choice} == set(KINDS)
+
+
+def test_pairs_are_two_different_processes() -> None:
+    choice = cells(KINDS, TARGETS, PHASES)
+    faults = [fault_at(1, index, choice, pairs=0.5) for index in range(400)]
+    paired = [fault for fault in faults if fault.second]
+    assert 100 < len(paired) < 300 and all(fault.second != fault.cell.target for fault in paired)
+    assert not [fault for fault in paired if fault.cell.phase == "drain"]
+    alone = [fault for fault in (fault_at(1, index, choice) for index in range(400)) if fault.second]
+    assert {(fault.cell.kind, fault.cell.target) for fault in alone} <= {("stop", ZYGOTE)}  # which is found when it is needed
+
+
+def test_no_cells() -> None:
+    with pytest.raises(ValueError, match="no kind of fault fits"):
+        fault_at(1, 0, [])
+
+
+def test_names_lead_back() -> None:
+    for phase, is_drain in (("idle", False), ("drain", True)):
+        fault = fault_at(5, 12, [Cell("kill", "decode", phase)])  # type: ignore[arg-type]
+        assert parse_name(fault.name) == (5, is_drain, 12)
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:", ":5", "a:1", "1:e2", "1:-2", "1:2:3", "²:1"])
+def test_bad_names(text: str) -> None:
+    with pytest.raises(ValueError, match="SEED:INDEX"):
+        parse_name(text)

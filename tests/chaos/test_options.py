@@ -1,0 +1,68 @@
+"""Every bad word on the command line is named, with what it may be."""
+
+import pytest
+
+from mmrt.bench.chaos.command import main
+from mmrt.bench.chaos.faults import KINDS, TARGETS
+from mmrt.bench.chaos.options import parse_options
+
+
+def test_defaults() -> None:
+    options = parse_options([])
+    assert (options.seed, options.num_faults, options.minutes, options.num_drains) == (1, 30, None, 1)
+    assert options.kinds == list(KINDS) and options.targets == list(TARGETS)
+
+
+def test_a_soak_is_kills_at_fixed_times() -> None:
+    options = parse_options(["--soak"])
+    assert (options.minutes, options.num_faults, options.interval_s, options.cancel_share) == (30.0, None, 10.0, 0.01)
+    assert {cell.kind for cell in options.storm_cells} == {"kill"} and options.num_drains == 0
+
+
+def test_a_replay_takes_its_seed_and_one_fault() -> None:
+    options = parse_options(["--replay", "9:41"])
+    assert (options.seed, options.replay, options.num_faults, options.num_drains) == (9, (9, False, 41), 1, 0)
+    assert parse_options(["--replay", "9:d3"]).num_drains == 1
+
+
+def test_filters_are_part_of_a_fault_s_name() -> None:
+    assert parse_options([]).filters == ""
+    arguments = ["--kinds", "kill,stop", "--phases", "idle", "--pairs", "0.5"]
+    assert parse_options(arguments).filters == " ".join(arguments) + " "
+    assert parse_options([*parse_options(arguments).filters.split(), "--seed", "3"]).storm_cells == parse_options(arguments).storm_cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "-1"], "'-1' is not a whole number of at least 0"),
+        (["--seed", "x"], "'x' is not a whole number"),
+        (["--faults", "1.5"], "'1.5' is not a whole number"),
+        (["--minutes", "0"], "'0' must be above 0"),
+        (["--minutes", "nan"], "'nan' is not a number"),
+        (["--interval", "-1"], "not a number of at least 0"),
+        (["--cancel", "1.1"], "'1.1' is not between 0 and 1"),
+        (["--kinds", "kill,flood"], "'flood' is none of kill, stop"),
+        (["--kinds", ""], "nothing was chosen of kill"),
+        (["--actors", "supervisor"], "'supervisor' is none of memory"),
+        (["--phases", "lunch"], "'lunch' is none of idle"),
+        (["--kinds", "oom", "--actors", "zygote"], "no kind of fault in --kinds fits"),
+        (["--concurrency", "0"], "at least 1"),
+        (["--max-tokens", "7"], "at least 8"),
+        (["--quiet-every", "0"], "at least 1"),
+        (["--replay", "12"], "'12' is not SEED:INDEX"),
+        (["--soak", "--kinds", "stop"], "do not go with it"),
+        (["--wat"], "--wat"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_options(arguments)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_help_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert stopped.value.code == 0 and all(kind in printed for kind in KINDS) and "hand-over" in printed

@@ -1,0 +1,295 @@
+"""Restarts as users do them: several at once, all in turn, with code that is broken on disk, and by editing it under ``--reload``."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrt.runtime.cli.restart import ROLLING_ORDER
+from mmrt.runtime.config import ACTORS
+from mmrt.tests.end_to_end.conftest import MMRT, Server
+
+PROMPT = "A long story, please."
+LONG = {"max_tokens": 250, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def own(launch: Callable[..., Server], source: Path) -> Server:
+    """A run of a copy of the package, so that its code can be broken."""
+    return launch(source=source)
+
+
+def processes(server: Server) -> dict[str, tuple[int, int]]:
+    """Name -> (pid, generation)."""
+    return {found["name"]: (found["pid"], found["generation"]) for found in server.status()["actors"]}
+
+
+@contextmanager
+def edited(file: Path, text: str) -> Iterator[None]:
+    """Add ``text`` to the end of a source file for a while."""
+    before = file.read_text()
+    file.write_text(f"{before}\n{text}\n")
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+class Streams:
+    """Several long streams at once; ``ids`` of each when all are done."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(count)]
+        self.flowing = threading.Semaphore(0)
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._read, args=(server, ids)) for ids in self.ids]
+
+    def _read(self, server: Server, ids: list[int]) -> None:
+        try:
+            for chunk in server.stream(PROMPT, **LONG):
+                ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
+                if len(ids) > 3:
+                    self.flowing.release()
+        except Exception as error:
+            self.errors.append(error)
+
+    def __enter__(self) -> "Streams":
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            assert self.flowing.acquire(timeout=30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+
+def test_several_at_once_under_load(own: Server) -> None:
+    expected = own.chat(PROMPT, **LONG)[1]
+    before = processes(own)
+    names = ["decode", "prefill", "controller", "detokenizer"]
+    with Streams(own, 4) as streams:
+        done = own.mmrt("restart", *names, "decode")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == names
+    assert streams.errors == [] and streams.ids == [expected] * 4
+    after = processes(own)
+    assert {name for name in ACTORS if after[name] != before[name]} == set(names)
+
+
+def test_all_in_turn_under_load(own: Server) -> None:
+    expected = own.chat(PROMPT, **LONG)[1]
+    before = processes(own)
+    with Streams(own, 2) as streams:
+        done = own.mmrt("restart", "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(ROLLING_ORDER)
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    after = processes(own)
+    assert set(ROLLING_ORDER) == set(ACTORS) and not [name for name in ACTORS if after[name][0] == before[name][0]]
+
+
+def test_code_that_is_broken_on_disk_replaces_nothing(own: Server, source: Path) -> None:
+    before = processes(own)
+    with edited(source / "actors" / "prefill.py", "raise RuntimeError('broken on purpose')"):
+        done = own.mmrt("restart", "prefill")
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr and "RuntimeError: broken on purpose" in done.stderr
+        assert "the old one keeps serving" in done.stderr
+        assert processes(own) == before
+        assert own.chat(PROMPT)[0]
+        rolling = own.mmrt("restart", "--all")
+        assert rolling.returncode == 1
+        assert [line.split(":")[0] for line in rolling.stdout.splitlines()] == ["memory", "video", "encoder"]
+        assert "broken on purpose" in rolling.stderr
+        assert "not restarted: decode, detokenizer, controller, gateway" in rolling.stderr
+    assert own.status()["ready"]
+    done = own.mmrt("restart", "prefill")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "name actors, or say --all"),
+        (("--all", "decode"), "not both"),
+        (("decode", "decoed"), "no actor 'decoed'; there are memory"),
+    ],
+)
+def test_bad_arguments(own: Server, arguments: tuple[str, ...], complaint: str) -> None:
+    before = processes(own)
+    done = own.mmrt("restart", *arguments)
+    assert done.returncode != 0 and complaint in done.stderr
+    assert processes(own) == before
+
+
+class Visitor(threading.Thread):
+    """Makes new connections to the gateway, one after another, and notes how each went."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.outcomes: list[str] = []
+        self.done = threading.Event()
+        self.begun = threading.Event()
+        self._url = url
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=30) as response:
+                    self.outcomes.append(str(response.status))
+            except OSError as error:
+                self.outcomes.append(repr(getattr(error, "reason", error)))
+            self.begun.set()
+
+
+def visited(server: Server, act: Callable[[], Any]) -> list[str]:
+    """How new connections went while something was done."""
+    visitors = [Visitor(server.url) for _ in range(3)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        assert visitor.begun.wait(30)
+    try:
+        act()
+    finally:
+        for visitor in visitors:
+            visitor.done.set()
+        for visitor in visitors:
+            visitor.join(60)
+    return [outcome for visitor in visitors for outcome in visitor.outcomes]
+
+
+def test_a_restart_of_the_gateway_fails_no_request(own: Server) -> None:
+    before = processes(own)
+    outcomes = visited(own, lambda: own.mmrt("restart", "gateway"))
+    assert processes(own)["gateway"][1] > before["gateway"][1]
+    assert set(outcomes) == {"200"}
+
+
+def test_a_killed_gateway_refuses_no_connection(own: Server) -> None:
+    pid = own.pid("gateway")
+
+    def kill() -> None:
+        os.kill(pid, signal.SIGKILL)
+        own.wait(lambda status: bool(status["ready"]) and own.pid("gateway") != pid, "a new gateway")
+
+    outcomes = visited(own, kill)
+    assert outcomes[-1] == "200"
+    assert not [outcome for outcome in outcomes if "Refused" in outcome], "they wait in the queue of the supervisor's socket"
+
+
+def test_a_stream_finishes_while_the_gateway_hands_over(own: Server) -> None:
+    expected = own.chat(PROMPT, **LONG)[1]
+    with Streams(own, 2) as streams:
+        assert own.mmrt("restart", "gateway").returncode == 0
+    assert streams.errors == [] and streams.ids == [expected] * 2
+
+
+def test_after_down_connections_are_refused(launch: Callable[..., Server]) -> None:
+    server = launch()
+    address = urllib.parse.urlsplit(server.url)
+    server.down()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname, address.port), timeout=5)
+
+
+@pytest.fixture(scope="module")
+def reloading(launch: Callable[..., Server], source: Path) -> Server:
+    return launch("qwen2_5_omni", "", "--reload", source=source)
+
+
+_marks = itertools.count()
+
+
+def edit(file: Path) -> None:
+    file.write_text(f"{file.read_text()}# edit {next(_marks)}\n")
+
+
+def said(server: Server, text: str, timeout_s: float = 30) -> str:
+    """What the supervisor has logged, once it contains ``text``."""
+    deadline = time.monotonic() + timeout_s
+    while text not in (log := server.mmrt("logs", "supervisor").stdout):
+        assert time.monotonic() < deadline, f"{text!r} is not in {log}"
+    return log
+
+
+def test_an_edit_restarts_who_imports_it(reloading: Server, source: Path) -> None:
+    expected = reloading.chat(PROMPT, **LONG)[1]
+    before = processes(reloading)
+    with Streams(reloading, 2) as streams:
+        edit(source / "actors" / "running_set.py")
+        after = reloading.wait(lambda status: processes(reloading)["decode"][1] > before["decode"][1], "a new decode")
+    assert after is not None
+    said(reloading, "reload: decode: generation")
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    assert {name for name, found in processes(reloading).items() if found != before[name]} == {"decode"}
+
+
+def test_an_edit_of_two_files_is_one_edit(reloading: Server, source: Path) -> None:
+    before = processes(reloading)
+    edit(source / "actors" / "encoder.py")
+    edit(source / "actors" / "plans.py")
+    said(reloading, "reload: actors/encoder.py, actors/plans.py: restarting video, encoder, prefill")
+    for name in ("video", "encoder", "prefill"):
+        said(reloading, f"reload: {name}: generation {before[name][1] + 1} serves")
+    assert {name: found[1] - before[name][1] for name, found in processes(reloading).items() if found != before[name]} == {
+        "video": 1,
+        "encoder": 1,
+        "prefill": 1,
+    }
+
+
+def test_what_does_not_compile_is_shown_and_changes_nothing(reloading: Server, source: Path) -> None:
+    before = processes(reloading)
+    with edited(source / "actors" / "decode.py", "x = ("):
+        log = said(reloading, "SyntaxError: '(' was never closed")
+        assert "reload: actors/decode.py does not compile: the old code keeps serving" in log
+        assert processes(reloading) == before
+    said(reloading, "reload: actors/decode.py: restarting decode")
+    reloading.wait(lambda status: processes(reloading)["decode"][1] > before["decode"][1], "a new decode")
+
+
+def test_what_fails_at_import_is_shown_and_tried_again(reloading: Server, source: Path) -> None:
+    before = processes(reloading)
+    with edited(source / "actors" / "detokenizer.py", "raise RuntimeError('broken by an edit')"):
+        said(reloading, "reload: detokenizer: the new process ended with exit status 1 before it was ready; the old one keeps serving")
+        assert "broken by an edit" in reloading.mmrt("logs", "detokenizer").stdout
+        assert processes(reloading) == before
+        assert reloading.chat(PROMPT)[0]
+    reloading.wait(lambda status: processes(reloading)["detokenizer"][1] > before["detokenizer"][1], "a new detokenizer")
+    assert reloading.status()["ready"]
+
+
+def test_the_supervisor_keeps_its_own_code_and_says_so(reloading: Server, source: Path) -> None:
+    before = processes(reloading)
+    (source / "actors" / "decode.py").touch()  # no edit
+    edit(source / "runtime" / "supervisor.py")
+    said(reloading, "reload: the supervisor uses runtime/supervisor.py, too, and keeps the old code until the next mmrt up")
+    assert processes(reloading) == before
+
+
+def test_a_debugged_actor_is_renewed_behind_its_debugger(reloading: Server, source: Path) -> None:
+    command = [*MMRT, "debug", "prefill", "--no-pdb"]
+    with subprocess.Popen(command, env=reloading.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as debugger:
+        try:
+            reloading.wait(lambda status: any(found["pid"] == debugger.pid for found in status["actors"]), "the debugger's role")
+            edit(source / "actors" / "prefill.py")
+            said(reloading, f"reload: prefill is being debugged by pid {debugger.pid}, which keeps the code that it has loaded")
+            assert reloading.chat(PROMPT)[0]
+        finally:
+            debugger.kill()
+    reloading.wait(lambda status: bool(status["ready"]) and processes(reloading)["prefill"][0] != debugger.pid, "a supervised prefill")
+    assert reloading.chat(PROMPT)[0]

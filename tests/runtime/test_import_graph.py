@@ -1,0 +1,91 @@
+"""Which modules a source imports, as read; and that what actors import when they run is among what was read."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmrt
+from mmrt.runtime.config import ACTORS
+from mmrt.runtime.import_graph import closure, imports_of
+from mmrt.runtime.reload import SUPERVISOR_ROOTS, actor_roots
+from mmrt.runtime.source_tree import SourceTree
+
+ROOT = Path(mmrt.__file__).parent
+
+
+def imports(source: str, module: str = "p.a.b", is_package: bool = False) -> set[str]:
+    return set(imports_of(ast.parse(source), module, is_package))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import x.y, z as q", {"x.y", "z"}),
+        ("from x import y", {"x", "x.y"}),
+        ("from . import c", {"p.a", "p.a.c"}),
+        ("from .c import d", {"p.a.c", "p.a.c.d"}),
+        ("from ..c import d", {"p.c", "p.c.d"}),
+        ("def f():\n    from .late import x", {"p.a.late", "p.a.late.x"}),
+        ("if TYPE_CHECKING:\n    import never\nelse:\n    import then", {"then"}),
+        ("import typing\nif typing.TYPE_CHECKING:\n    import never", {"typing"}),
+        ("importlib.import_module('p.late').main()", {"p.late"}),
+        ("import_module('.late', __package__)", {"p.a.late"}),
+        ("importlib.import_module('..late', __name__)", {"p.late"}),
+        ("importlib.import_module(f'..{name}', __name__)", set()),
+        ("importlib.import_module()", set()),
+        ("x = 1", set()),
+    ],
+)
+def test_imports(source: str, expected: set[str]) -> None:
+    assert imports(source) == expected
+
+
+def test_a_package_is_relative_to_itself() -> None:
+    assert imports("from .c import d", "p.a", is_package=True) == {"p.a.c", "p.a.c.d"}
+
+
+def test_a_closure_has_packages_and_cycles_and_nothing_foreign() -> None:
+    known = {"p": frozenset({"p.base"}), "p.base": frozenset(), "p.a": frozenset({"p.b.c", "json"}), "p.b": frozenset({"p.d"})}
+    known |= {"p.b.c": frozenset({"p.a"}), "p.d": frozenset(), "p.unrelated": frozenset({"p.a"})}
+    assert closure(["p.a"], known) == {"p", "p.base", "p.a", "p.b", "p.b.c", "p.d"}
+    assert closure(["p.missing"], known) == {"p", "p.base"}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, frozenset[str]]:
+    tree = SourceTree(ROOT, "mmrt")
+    assert set(tree.load()) >= {"mmrt", "mmrt.actors", "mmrt.actors.gateway.serve", "mmrt.models.families"}
+    assert not tree.errors and not tree.scan()
+    return tree.imports
+
+
+def test_what_actors_import_was_foreseen(graph: dict[str, frozenset[str]]) -> None:
+    script = (
+        "import sys, json, importlib; [importlib.import_module(name) for name in sys.argv[1:]]; print(json.dumps(sorted(sys.modules)))"
+    )
+    for actor in ACTORS:
+        roots = actor_roots(actor, is_forked=True)
+        done = subprocess.run([sys.executable, "-c", script, *roots], capture_output=True, text=True, check=True)
+        imported = {name for name in json.loads(done.stdout) if name.split(".")[0] == "mmrt"}
+        foreseen = closure(roots, graph)
+        assert imported <= foreseen, f"{actor} imports {imported - foreseen}, which was not foreseen"
+
+
+def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str]]) -> None:
+    concerned = {actor: closure(actor_roots(actor, is_forked=True), graph) for actor in ACTORS}
+
+    def importers(module: str) -> set[str]:
+        return {actor for actor in ACTORS if f"mmrt.{module}" in concerned[actor]}
+
+    assert importers("actors.decode") == {"decode"}
+    assert importers("actors.running_set") == {"decode"}
+    assert importers("actors.plans") == {"video", "encoder", "prefill"}
+    assert importers("actors.gateway.chat") == {"gateway"}
+    assert importers("runtime.state") == {"controller"}
+    assert importers("actors.base") == importers("runtime.messages") == set(ACTORS)
+    assert importers("runtime.supervisor") == set()
+    assert "mmrt.runtime.supervised" in closure(SUPERVISOR_ROOTS, graph)

@@ -1,0 +1,163 @@
+"""A real run from the outside: what it listens on, whose its files are, and what it answers without its key."""
+
+import ast
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server
+
+ROOT = Path(__file__).parent.parent.parent
+KEY = "a-key-of-the-test"
+LISTENING = "0A"  # of /proc/net/tcp
+ACCEPTS = 1 << 16  # __SO_ACCEPTCON, of /proc/net/unix
+
+
+@pytest.fixture(scope="module")
+def server(launch: Callable[..., Server]) -> Iterator[Server]:
+    server = launch(settings=f'[server]\napi_key = "{KEY}"\n')
+    # A stream, so that every actor has opened what it opens for work.
+    server.client = server.client.with_options(api_key=KEY)
+    server.chat("Hello")
+    yield server
+    server.down()
+
+
+def processes(server: Server) -> dict[int, str]:
+    """Everything that belongs to the run, by the program's own word or by descent from its supervisor."""
+    status = server.status()
+    names = {int(actor["pid"]): str(actor["name"]) for actor in status["actors"]} | {int(status["supervisor_pid"]): "supervisor"}
+    waiting = [int(status["supervisor_pid"])]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                names.setdefault(child, "zygote")
+                waiting.append(child)
+    return names
+
+
+def inodes(pid: int) -> set[int]:
+    """Of the sockets that the process has open."""
+    links = (os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink())
+    return {int(found[1]) for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
+
+
+def table(name: str) -> list[list[str]]:
+    return [line.split() for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+
+
+def test_nothing_but_the_gateways_socket_listens_on_tcp(server: Server) -> None:
+    """One listening socket, on loopback. Its supervisor may hold it too: it is there before, and after, any one gateway."""
+    owners: dict[int, set[str]] = {}
+    for pid, name in processes(server).items():
+        for inode in inodes(pid):
+            owners.setdefault(inode, set()).add(name)
+    addresses = {}
+    for protocol in ("tcp", "tcp6", "udp", "udp6"):
+        for fields in table(protocol):
+            inode = int(fields[9])
+            if inode in owners and (fields[3] == LISTENING or protocol.startswith("udp")):
+                addresses[fields[1]] = owners[inode]
+    ((address, names),) = addresses.items()
+    host, port = address.split(":")
+    assert host == "0100007F" and int(port, 16) == int(server.url.rpartition(":")[2])
+    assert "gateway" in names and names <= {"gateway", "supervisor"}
+
+
+def test_unix_sockets_lie_in_the_run_directory(server: Server) -> None:
+    """No abstract names, which have no mode; what listens, or takes datagrams, has a file of mode 0600."""
+    own = {inode for pid in processes(server) for inode in inodes(pid)}
+    paths = set()
+    for fields in table("unix"):
+        if int(fields[6]) in own and len(fields) > 7:
+            assert not fields[7].startswith("@"), fields
+            paths.add(Path(fields[7]).parent)
+    assert paths == {server.run_path}
+    sockets = [entry for entry in server.run_path.iterdir() if entry.is_socket()]
+    assert {"bus", "control", "notify"} <= {entry.name for entry in sockets}
+    assert {stat.S_IMODE(entry.stat().st_mode) for entry in sockets} == {0o600}
+
+
+def test_the_run_directory_is_its_users_and_on_this_host_alone(server: Server) -> None:
+    assert stat.S_IMODE(server.run_path.stat().st_mode) == 0o700
+    for entry in server.run_path.rglob("*"):
+        found = entry.lstat()
+        assert found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077, entry
+        assert not entry.is_symlink(), entry
+    kind = subprocess.run(["stat", "-f", "-c", "%T", str(server.run_path)], capture_output=True, text=True, check=True)
+    assert kind.stdout.strip() in ("tmpfs", "ramfs")  # memory of this machine, never a network file system
+
+
+def test_segments_have_a_token_in_their_names(server: Server) -> None:
+    token = str(server.status()["run_id"])
+    assert re.fullmatch(r"[0-9a-f]{12}", token)
+    large = [entry.name for entry in server.run_path.iterdir() if entry.is_file() and entry.stat().st_size >= 1 << 16]
+    segments = [name for name in large if name != "journal"]
+    assert len(segments) > 5 and all(name.endswith(f".{token}") for name in segments)
+    for name in ("health", "ready", "v1/models", "metrics", "version"):
+        answer = httpx2.get(f"{server.url}/{name}", headers={"Authorization": f"Bearer {KEY}"})
+        assert token not in answer.text and str(server.run_path) not in answer.text
+
+
+def routes() -> list[tuple[str, str]]:
+    """Every (method, path) that the application has, by its source: a new one is tested without anybody thinking of it."""
+    found = []
+    for node in ast.walk(ast.parse((ROOT / "actors/gateway/app.py").read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            if node.func.value.id == "web" and node.func.attr in ("get", "post", "put", "delete", "patch", "head", "options", "route"):
+                assert isinstance(node.args[0], ast.Constant)
+                found.append((node.func.attr.upper(), str(node.args[0].value)))
+    assert len(found) >= 7
+    return found
+
+
+@pytest.mark.parametrize("method, path", [*routes(), ("GET", "/"), ("GET", "/nothing"), ("DELETE", "/v1/models"), ("GET", "/health/x")])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Bearer {KEY}x"},
+        {"Authorization": f"Bearer {KEY[:-1]}"},
+        {"Authorization": KEY},
+        {"Authorization": f"bearer {KEY.upper()}"},
+        {"Authorization": "Bearer"},
+        {"Api-Key": KEY},
+    ],
+    ids=range(8),
+)
+def test_every_route_but_health_wants_the_key(server: Server, method: str, path: str, headers: dict[str, str]) -> None:
+    answer = httpx2.request(method, server.url + path.replace("{model:.+}", "x"), headers=headers)
+    if path in ("/health", "/ready"):
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        assert KEY not in answer.text
+
+
+@pytest.mark.parametrize("method, path", routes())
+def test_the_key_opens_them(server: Server, method: str, path: str) -> None:
+    answer = httpx2.request(method, server.url + path.replace("{model:.+}", "x"), headers={"Authorization": f"Bearer {KEY}"})
+    assert answer.status_code != 401
+
+
+def test_the_key_is_compared_in_constant_time() -> None:
+    """Whatever compares something with the key uses compare_digest: no ==, no `in`, no startswith on it anywhere in the gateway."""
+    compared = 0
+    for path in (ROOT / "actors/gateway").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            source = ast.unparse(node)
+            if isinstance(node, ast.Compare):
+                names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+                names |= {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+                secret = {"api_key", "Authorization"} | ({"expected", "given"} if path.name == "app.py" else set())
+                assert not secret & names, f"{path.name}: {source}"
+            elif isinstance(node, ast.Call) and source.startswith("hmac.compare_digest("):
+                compared += 1
+    assert compared == 1
