@@ -266,6 +266,7 @@ def test_what_is_known_after_crashes(launch: Callable[..., Server]) -> None:
     server.client.close()
     server.up()
     request = ask(server, "Say something.")
+    wait_for(lambda: inspect(server, request)["stage"] == "over", "the gateway notes that it is over")
     for pid in ours(server.run_path):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not RunDirectory.is_alive(server.run_path), "everybody is dead")
