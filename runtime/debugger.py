@@ -57,9 +57,11 @@ class DebugSession:
         self._name = name
         self._stops_first = stops_first
         self._debugger = Debugger(commands)
+        self._actor: Any = None
 
     def run(self, main: Callable[..., None], actor: Any) -> None:
         """Call the actor's ``main(actor)``, under pdb unless it was told not to stop there."""
+        self._actor = actor
         self._hook()
         self.guard_prompt()
         if self._stops_first:
@@ -92,6 +94,12 @@ class DebugSession:
         debugger.reset()
         debugger.interaction(None, traceback)
 
+    def leave(self) -> NoReturn:
+        """End the process from where an exception does not: an event loop's callback, which swallows ``SystemExit``."""
+        self._actor.close()
+        say_over(self._name)
+        os._exit(0)
+
     def _hook(self) -> None:
         def stop_here(*_: object, **__: object) -> None:
             self._debugger.set_trace(sys._getframe(1))
@@ -108,6 +116,8 @@ class _OnException(logging.Handler):
         self._session = session
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], SystemExit):
+            self._session.leave()
         traceback = record.exc_info[2] if record.exc_info else None
         if traceback is not None and threading.current_thread() is threading.main_thread():
             self._session.post_mortem(traceback)
@@ -125,8 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = run_actor(options.actor, session)
     finally:
-        print(f"{options.actor}: the supervised process takes over", flush=True)
+        say_over(options.actor)
     return status
+
+
+def say_over(name: str) -> None:
+    print(f"{name}: the supervised process takes over", flush=True)
 
 
 if __name__ == "__main__":
