@@ -24,7 +24,7 @@ _BESIDE: dict[str, tuple[Medium, ...]] = {
     OUT_OF_SCOPE: ("image", "two_images", "video", "audio", "image_audio", "video_audio"),
 }
 ROWS: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
-COMBINED = frozenset(row for row, media in ROWS.items() if not {*media}.isdisjoint({"image_audio", "video_audio"}))
+COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
 _TRIES = 200  # samples looked at per question that is wanted
 
 

@@ -7,7 +7,7 @@ sample ``index`` of ``seed`` is the same whatever was made before it.
 from .codecs import decode_frames, encode, encode_frames, roundtrip
 from .drawing import COLOURS, SHAPES
 from .kinds import SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Sound, Thing, normalised
-from .samples import MEDIA, TASKS, sample
+from .samples import MEDIA, TASKS, crowded, sample
 
 __all__ = [
     "COLOURS",
@@ -23,6 +23,7 @@ __all__ = [
     "Sample",
     "Sound",
     "Thing",
+    "crowded",
     "decode_frames",
     "encode",
     "encode_frames",

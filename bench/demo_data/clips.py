@@ -67,6 +67,10 @@ class _Stage:
     def lay(self, canvas: Canvas, thing: int, left: int, top: int) -> None:
         lay(canvas, self.masks[thing], left, top, self.rgb[thing])
 
+    def scenes(self, scenes: list[tuple[tuple[int, int, int], ...]]) -> tuple[tuple[Placed, ...], ...]:
+        """The same with names and boxes."""
+        return tuple(tuple(self.placed(*thing) for thing in scene) for scene in scenes)
+
     def film(self, scenes: list[tuple[tuple[int, int, int], ...]]) -> Pixels:
         """Frames uint8 [T, H, W, 3] of scenes of (thing, left, top). Equal scenes in a row are drawn once."""
         rng = self._rng
@@ -132,7 +136,8 @@ def moves(rng: Rng, degraded: bool) -> tuple[Clip, str]:
     for position in along.tolist():
         scenes.append((*other, (0, position, across) if axis == 0 else (0, across, position)))
     objects = [stage.placed(*scenes[0][-1])] + [stage.placed(*thing) for thing in other]
-    return Clip(stage.film(scenes), stage.fps, "moves", tuple(objects), direction, float(speed)), pace
+    film, known = stage.film(scenes), stage.scenes(scenes)
+    return Clip(film, stage.fps, "moves", tuple(objects), known, direction, float(speed)), pace
 
 
 def _beside(rng: Rng, stage: _Stage, axis: int, across: int) -> tuple[int, int]:
@@ -162,7 +167,7 @@ def appears(rng: Rng, degraded: bool) -> Clip:
         seen = (first_s <= number / stage.fps, second_s <= number / stage.fps)
         scenes.append(tuple((thing, *places[thing]) for thing in (0, 1) if seen[thing]))
     objects = tuple(stage.placed(thing, *places[thing]) for thing in (0, 1))
-    return Clip(stage.film(scenes), stage.fps, "appears", objects, times_s=(first_s, second_s))
+    return Clip(stage.film(scenes), stage.fps, "appears", objects, stage.scenes(scenes), times_s=(first_s, second_s))
 
 
 def blinks(rng: Rng, degraded: bool, count: int) -> Clip:
@@ -185,7 +190,8 @@ def blinks(rng: Rng, degraded: bool, count: int) -> Clip:
         phase = sum(number / stage.fps >= time for time in times) - 1
         scenes.append(((0, *place),) if (phase % 2 == 0) == lit_first else ())
     objects = (stage.placed(0, *place),)
-    return Clip(stage.film(scenes), stage.fps, "blinks", objects, count=count, times_s=tuple(times), lit_first=lit_first)
+    film, known = stage.film(scenes), stage.scenes(scenes)
+    return Clip(film, stage.fps, "blinks", objects, known, count=count, times_s=tuple(times), lit_first=lit_first)
 
 
 def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
@@ -197,7 +203,9 @@ def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
         thing = clip.objects[0]
         words = {"shape": thing.label, "colour": thing.colour}
         direction = clip.direction if clip.direction in ("up", "down") else f"to the {clip.direction}"
+        absent = [ask("video_absent", "It does not blink.", phrase="blinks", naming="blink", **words)] if chance(rng, 0.2) else []
         return clip, [
+            *absent,
             ask("moving", sentence(name(thing, True))),
             ask("direction", sentence(clip.direction), **words),
             ask("speed", sentence(pace), **words),
@@ -207,12 +215,22 @@ def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
         clip = appears(rng, degraded)
         first, second = (name(thing, True) for thing in clip.objects)
         return clip, [
+            *_still(rng, clip.objects[0]),
             ask("first", sentence(first), nth="first"),
             ask("first", sentence(second), nth=pick(rng, ("second", "last"))),
             _described(rng, sentence(f"{first} appears, then {second}")),
         ]
     clip = blinks(rng, degraded, int(rng.integers(1, 5)))
     return clip, blink_questions(rng, clip)
+
+
+def _still(rng: Rng, thing: Placed) -> list[Question]:
+    """At times somebody asks about a move that there is not."""
+    if not chance(rng, 0.3):
+        return []
+    ask = phrases.asker(rng)
+    phrase = pick(rng, ("direction", "speed"))
+    return [ask("video_absent", "It does not move.", phrase=phrase, shape=thing.label, colour=thing.colour)]
 
 
 def _described(rng: Rng, answer: str) -> Question:
@@ -224,6 +242,7 @@ def blink_questions(rng: Rng, clip: Clip) -> list[Question]:
     thing = clip.objects[0]
     times = counted(clip.count, "time")
     return [
+        *_still(rng, thing),
         ask("blinks", sentence(NUMBERS[clip.count]), shape=thing.label, colour=thing.colour),
         _described(rng, sentence(f"{name(thing, True)} blinks {times}")),
     ]

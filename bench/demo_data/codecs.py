@@ -2,6 +2,7 @@
 
 import io
 import wave
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
@@ -40,13 +41,10 @@ def roundtrip(thing: T, rng: Rng) -> T:
     """The same thing with what a decoder gives back of its file. A clip loses its odd last row or column."""
     data, _ = encode(thing, rng)
     if isinstance(thing, Picture):
-        return Picture(decode_image(io.BytesIO(data), MediaLimits()), thing.objects)
+        return replace(thing, pixels=decode_image(io.BytesIO(data), MediaLimits()))
     if isinstance(thing, Clip):
-        frames = decode_frames(data)
-        return Clip(
-            frames, thing.fps, thing.kind, thing.objects, thing.direction, thing.speed, thing.count, thing.times_s, thing.lit_first
-        )
-    return Sound(decode_audio(io.BytesIO(data), SOUND_RATE, MediaLimits()), thing.kind, thing.frequencies_hz, thing.count)
+        return replace(thing, frames=decode_frames(data))
+    return replace(thing, pcm=decode_audio(io.BytesIO(data), SOUND_RATE, MediaLimits()))
 
 
 def _encode_picture(picture: Picture, rng: Rng) -> tuple[bytes, str]:

@@ -16,16 +16,15 @@ NUMBERS = ("no", "one", "two", "three", "four", "five")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about a sample. ``answer`` is the one style that is taught; ``accepted`` are other phrasings that are right too."""
+    """One question about a sample."""
 
     task: str
     text: str
     answer: str
-    accepted: tuple[str, ...] = ()
 
     def is_right(self, reply: str) -> bool:
         """Whether a reply is the answer, but for case, spaces and the full stop."""
-        return normalised(reply) in {normalised(answer) for answer in (self.answer, *self.accepted)}
+        return normalised(reply) == normalised(self.answer)
 
 
 def normalised(text: str) -> str:
@@ -56,7 +55,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """frames uint8 [T, H, W, 3]. The objects stand where they are first seen.
+    """frames uint8 [T, H, W, 3]. The objects stand where they are first seen; scenes: what is in each frame, perhaps in part outside.
 
     kind: moves, appears or blinks. direction and speed (heights or widths of the picture per second along the way) belong to moves;
     times_s (when each object appears) to appears; count and times_s (starts of phases, the first one lit if ``lit_first``) to blinks.
@@ -66,11 +65,21 @@ class Clip:
     fps: float
     kind: str
     objects: tuple[Placed, ...]
+    scenes: tuple[tuple[Placed, ...], ...]
     direction: str = ""
     speed: float = 0.0
     count: int = 0
     times_s: tuple[float, ...] = ()
     lit_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What sounds from one second to another. hz: one frequency per millisecond or so, evenly spaced; none for noise."""
+
+    start_s: float
+    end_s: float
+    hz: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Sound:
 
     pcm: npt.NDArray[np.float32]
     kind: str
+    notes: tuple[Note, ...]
     frequencies_hz: tuple[float, ...] = ()
     count: int = 0
 

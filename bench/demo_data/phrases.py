@@ -436,10 +436,11 @@ def plural(shape: str) -> str:
 
 
 def asker(rng: Rng) -> Callable[..., Question]:
-    """ask(task, answer, phrase=task, **slots): a question in one of its phrasings."""
+    """ask(task, answer, phrase=task, naming="", **slots): a question in one of its phrasings, in one with ``naming`` in it."""
 
-    def ask(task: str, answer: str, phrase: str = "", **slots: str) -> Question:
-        return Question(task, fill(pick(rng, PHRASES[phrase or task]), **slots), answer)
+    def ask(task: str, answer: str, phrase: str = "", naming: str = "", **slots: str) -> Question:
+        fitting = [text for text in PHRASES[phrase or task] if naming in text]
+        return Question(task, fill(pick(rng, fitting), **slots), answer)
 
     return ask
 

@@ -1,5 +1,6 @@
 """Pictures: one thing, several things, or printed digits; pairs of pictures; and what can be asked about them."""
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -160,6 +161,34 @@ def digits(rng: Rng, degraded: bool) -> Picture:
     return _draw(rng, width, height, [_Thing(text, colour, colour_of(rng, colour), mask, left, top)], degraded, brightness=50.0)
 
 
+def crowd(rng: Rng, degraded: bool) -> Picture:
+    """Six to fifteen things and numbers in rows: too many to ask about, and much to learn to see from."""
+    width, height = picture_size(rng)
+    rows = int(rng.integers(2, 4))
+    columns = max(3, min(5, round(rows * width / height)))
+    wide, tall = width / columns, height / rows
+    colours = [pick(rng, COLOURS) for _ in range(3)]
+    things = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        size = _at_least(width, height, rng.uniform(0.4, 0.85) * min(wide, tall))
+        colour = pick(rng, colours)
+        if chance(rng, 0.4):
+            thing = _thing(rng, pick(rng, SHAPES), colour, size)
+        else:
+            text = "".join(str(digit) for digit in rng.integers(0, 10, int(rng.integers(1, 3))))
+            size = max(15, size)
+            mask = digits_mask(text, size, pick(rng, DIGIT_STYLES), rng.uniform(0.02, 0.16), rng.uniform(-9, 9))
+            if mask.shape[1] > 0.95 * wide:
+                text = text[0]
+                mask = digits_mask(text, size, pick(rng, DIGIT_STYLES), 0.02, rng.uniform(-9, 9))
+            thing = _Thing(text, colour, colour_of(rng, colour), mask, 0, 0)
+        high, across = thing.mask.shape
+        thing.left = round(column * wide + rng.uniform(0, max(0.0, wide - across)))
+        thing.top = round(row * tall + rng.uniform(0, max(0.0, tall - high)))
+        things.append(thing)
+    return _draw(rng, width, height, things, degraded, gentle=True)
+
+
 def name(thing: Placed, article: bool = False) -> str:
     words = f"{thing.colour} {thing.label}"
     return f"{'an' if article and words[0] == 'o' else 'a'} {words}" if article else words
@@ -180,10 +209,10 @@ def description(objects: tuple[Placed, ...]) -> str:
 def image(rng: Rng, degraded: bool) -> tuple[Picture, list[Question]]:
     """A picture and all questions about it."""
     kind = rng.random()
-    if kind < 0.4:
+    if kind < 0.35:
         picture, size = single(rng, degraded, picture_size(rng))
         return picture, single_questions(rng, picture.objects[0], size)
-    if kind < 0.75:
+    if kind < 0.7:
         picture = several(rng, degraded)
         return picture, several_questions(rng, picture.objects)
     picture = digits(rng, degraded)
@@ -205,6 +234,8 @@ def single_questions(rng: Rng, thing: Placed, size: str) -> list[Question]:
         questions.append(ask("position", sentence(position), **words))
     if chance(rng, 0.35):
         questions.append(ask("count", sentence("one")))
+    if chance(rng, 0.25):
+        questions.append(_absent(rng, (thing,)))
     if chance(rng, 0.15):
         questions.append(ask("digits", "I see no number."))
     return questions
@@ -227,6 +258,17 @@ def _exists(rng: Rng, objects: tuple[Placed, ...]) -> Question:
     return ask("exists", "Yes." if is_there else "No.", phrase=kind, shape=shape, colour=colour, a="an" if colour == "orange" else "a")
 
 
+def _absent(rng: Rng, objects: tuple[Placed, ...]) -> Question:
+    """A question about a shape or a colour that is not there."""
+    ask = phrases.asker(rng)
+    if chance(rng, 0.3):
+        colour = pick(rng, [colour for colour in COLOURS if all(thing.colour != colour for thing in objects)])
+        return ask("absent", f"I see nothing {colour}.", phrase=pick(rng, ("find_shape", "count_colour")), colour=colour)
+    shape = pick(rng, [shape for shape in SHAPES if all(thing.label != shape for thing in objects)])
+    phrase = pick(rng, ("find_colour", "count_shape", "position", "size"))
+    return ask("absent", f"I see no {shape}.", phrase=phrase, naming="{shape", shape=shape, colour=pick(rng, COLOURS))
+
+
 def several_questions(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
     ask = phrases.asker(rng)
     shapes = Counter(thing.label for thing in objects)
@@ -245,6 +287,8 @@ def several_questions(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
         colour = pick(rng, single_colours)
         found = next(t.label for t in objects if t.colour == colour)
         questions.append(ask("find_shape", sentence(f"a {found}"), colour=colour))
+    if chance(rng, 0.35):
+        questions.append(_absent(rng, objects))
     if len(kinds) <= 4:
         questions.append(ask("list", description(objects), phrase="describe"))
     unique = [thing for thing in objects if kinds[thing.label, thing.colour] == 1]

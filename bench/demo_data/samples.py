@@ -24,6 +24,7 @@ TASKS: dict[str, Medium] = {
     "side": "image",
     "describe": "image",
     "list": "image",
+    "absent": "image",
     "pair_more": "two_images",
     "pair_count": "two_images",
     "pair_bigger": "two_images",
@@ -36,11 +37,13 @@ TASKS: dict[str, Medium] = {
     "first": "video",
     "blinks": "video",
     "video_describe": "video",
+    "video_absent": "video",
     "pitch": "audio",
     "glide": "audio",
     "beeps": "audio",
     "tone_noise": "audio",
     "sound_describe": "audio",
+    "audio_absent": "audio",
     "match": "image_audio",
     "video_match": "video_audio",
     "talk": "text",
@@ -82,6 +85,13 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) 
         if chance(rng, 0.1):
             questions.append(talk.greeting(rng) if chance(rng, 0.5) else talk.fact(rng))
     return Sample(media, tuple(replace(question, text=typed(rng, question.text)) for question in questions), hard)
+
+
+def crowded(seed: int, index: int, medium: Medium) -> Sample:
+    """A picture of many things and numbers, for whoever learns what is where; nobody asks about it in words."""
+    rng = np.random.default_rng((seed, index, len(MEDIA)))
+    degraded = chance(rng, 0.5)
+    return Sample((pictures.crowd(rng, degraded),), (talk.greeting(rng),), degraded)
 
 
 def typed(rng: Rng, text: str) -> str:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from . import phrases
 from .degrade import degrade_sound
 from .drawing import Rng
-from .kinds import NUMBERS, SOUND_RATE, Question, Sound, chance, counted, pick, sentence
+from .kinds import NUMBERS, SOUND_RATE, Note, Question, Sound, chance, counted, pick, sentence
 
 LOW_HZ, HIGH_HZ = (130.0, 330.0), (900.0, 2600.0)
 Wave = npt.NDArray[np.float32]
@@ -49,11 +49,16 @@ def _silence(rng: Rng, most_s: float) -> Wave:
     return np.zeros(round(rng.uniform(0, most_s) * SOUND_RATE), np.float32)
 
 
+def _note(start: int, length: int, hz: tuple[float, ...]) -> Note:
+    return Note(start / SOUND_RATE, (start + length) / SOUND_RATE, hz)
+
+
 def tone(rng: Rng, degraded: bool, pitch: str) -> Sound:
     hz = frequency(rng, pitch)
     turns = hz * np.arange(round(rng.uniform(0.8, 3.0) * SOUND_RATE)) / SOUND_RATE
-    wave = np.concatenate([_silence(rng, 0.3), _faded(_oscillate(turns, _timbre(rng)), 0.02), _silence(rng, 0.3)])
-    return Sound(_finish(rng, wave, degraded), "tone", (hz,))
+    before = _silence(rng, 0.3)
+    wave = np.concatenate([before, _faded(_oscillate(turns, _timbre(rng)), 0.02), _silence(rng, 0.3)])
+    return Sound(_finish(rng, wave, degraded), "tone", (_note(len(before), len(turns), (hz,)),), (hz,))
 
 
 def glide(rng: Rng, degraded: bool) -> Sound:
@@ -65,8 +70,10 @@ def glide(rng: Rng, degraded: bool) -> Sound:
     along = np.linspace(0, 1, num)
     hz = start * (end / start) ** along if chance(rng, 0.5) else start + (end - start) * along
     wave = _faded(_oscillate(np.cumsum(hz) / SOUND_RATE, _timbre(rng)), 0.02)
-    wave = np.concatenate([_silence(rng, 0.3), wave, _silence(rng, 0.3)])
-    return Sound(_finish(rng, wave, degraded), "glide", (float(start), float(end)))
+    before = _silence(rng, 0.3)
+    wave = np.concatenate([before, wave, _silence(rng, 0.3)])
+    notes = (_note(len(before), num, tuple(hz[:: SOUND_RATE // 1000].tolist())),)
+    return Sound(_finish(rng, wave, degraded), "glide", notes, (float(start), float(end)))
 
 
 def beeps(rng: Rng, degraded: bool, count: int, pitch: str = "") -> Sound:
@@ -74,19 +81,20 @@ def beeps(rng: Rng, degraded: bool, count: int, pitch: str = "") -> Sound:
     length_s, gap_s, timbre = rng.uniform(0.08, 0.3), rng.uniform(0.2, 0.45), _timbre(rng)
     changing = not pitch and chance(rng, 0.5)
     hz = frequency(rng, pitch)
-    parts, frequencies = [_silence(rng, 0.4)], []
+    parts, frequencies, notes = [_silence(rng, 0.4)], [], []
     for number in range(count):
         if changing and number:
             hz = frequency(rng, "") if chance(rng, 0.5) else min(3000.0, hz * rng.uniform(1.1, 1.5))
         frequencies.append(hz)
         turns = hz * np.arange(round(length_s * SOUND_RATE)) / SOUND_RATE
+        notes.append(_note(sum(len(part) for part in parts), len(turns), (hz,)))
         parts.append(_faded(_oscillate(turns, timbre), 0.01))
         if number < count - 1:
             parts.append(np.zeros(round(gap_s * rng.uniform(1, 1.25) * SOUND_RATE), np.float32))
     parts.append(_silence(rng, 0.4))
     short = round(0.5 * SOUND_RATE) - sum(len(part) for part in parts)
     parts.append(np.zeros(max(0, short), np.float32))
-    return Sound(_finish(rng, np.concatenate(parts), degraded), "beeps", tuple(frequencies), count)
+    return Sound(_finish(rng, np.concatenate(parts), degraded), "beeps", tuple(notes), tuple(frequencies), count)
 
 
 def noise(rng: Rng, degraded: bool) -> Sound:
@@ -96,7 +104,7 @@ def noise(rng: Rng, degraded: bool) -> Sound:
         width = int(rng.integers(2, 12))
         wave = np.convolve(wave, np.full(width, width**-0.5, np.float32), "same").astype(np.float32)
     wave = _faded(wave * np.float32(0.33), 0.02)
-    return Sound(np.clip(_finish(rng, wave, degraded, is_noise=True), -1, 1), "noise")
+    return Sound(np.clip(_finish(rng, wave, degraded, is_noise=True), -1, 1), "noise", (_note(0, len(wave), ()),))
 
 
 def audio(rng: Rng, degraded: bool) -> tuple[Sound, list[Question]]:
@@ -121,11 +129,15 @@ def sound_questions(rng: Rng, sound: Sound, pitch: str) -> list[Question]:
     if pitch:
         questions.append(ask("pitch", sentence(pitch)))
     if sound.kind == "noise":
-        return [ask("tone_noise", "Noise."), ask("sound_describe", "Noise.")]
+        if chance(rng, 0.5):
+            questions.append(ask("audio_absent", "It is noise.", phrase=pick(rng, ("pitch", "glide"))))
+        return [*questions, ask("tone_noise", "Noise."), ask("sound_describe", "Noise.")]
     if sound.kind == "beeps":
         questions.append(ask("beeps", sentence(NUMBERS[sound.count])))
         questions.append(ask("sound_describe", sentence(counted(sound.count, "beep"))))
         return questions
+    if chance(rng, 0.25):
+        questions.append(ask("audio_absent", "I hear no beeps.", phrase="beeps"))
     change = "steady"
     if sound.kind == "glide":
         change = "rising" if sound.frequencies_hz[1] > sound.frequencies_hz[0] else "falling"

@@ -18,6 +18,7 @@ def main(
     recipe: Annotated[Path, typer.Option(help="The recipe.")] = RECIPE,
     workers: Annotated[int, typer.Option(help="Processes that make batches.", min=0)] = 1,
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: as many as torch takes.", min=0)] = 0,
+    compiled: Annotated[bool, typer.Option("--compile", help="A minute more to start, then faster; needs a C++ compiler.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Train the demo model and write its checkpoint."""
@@ -36,7 +37,7 @@ def main(
             text = ", ".join(f"{name} {share:.0%}" for name, share in worst)
             bar.update(task, completed=step, total=steps, description=f"loss {loss:.3f}; hardest: {text}")
 
-        network = train(checked, out / "work", workers=workers, device=device, progress=show)
+        network = train(checked, out / "work", workers=workers, device=device, progress=show, compiled=compiled)
     export(network, out / "work", out)
     print(f"wrote {out}")
 

@@ -18,14 +18,15 @@ from ...media.preprocess import image_rows, video_rows
 from ...models.architecture import Item, ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
-from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, roundtrip, sample
-from .hints import hints_of
+from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
+from .hints import heard, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
 
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are mmrt.", "Answer briefly.", "You are a helpful assistant. Answer briefly.")
 
 EMPTY_TASK = "empty"
+MOST_TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,15 @@ class MediaRows:
 
     Vision: rows uint8 [groups, patches, row bytes], positions [groups, patches, 2], one group per temporal patch.
     Audio: rows float32 [windows, bins, frames]. ``lengths`` patches or frames, ``num_tokens`` per group or window.
-    ``hints`` [tokens, 2] of vision.
+    ``hints`` [tokens, parts, questions]: hints.py.
     """
 
     rows: Tensor
     lengths: Tensor
     num_tokens: Tensor
     where: Tensor  # bool [batch, length]: the tokens that they become
+    hints: Tensor
     positions: Tensor | None = None
-    hints: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,14 @@ class Batches(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         recipe = self._recipe
         rng = np.random.default_rng((recipe.seed, step))
-        names = sorted(recipe.mixture)
-        shares = np.array([recipe.mixture[name] for name in names])
+        alone = step < recipe.towers.steps
+        mixture, batch = (recipe.towers.mixture, recipe.towers.batch) if alone else (recipe.mixture, recipe.batch)
+        names = sorted(mixture)
+        shares = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
         # Sample numbers of a step are its own: no step needs to know how many samples others took.
-        samples = [sample(recipe.seed, step * 1000 + i, medium) for i in range(recipe.batch[medium])]
+        make = crowded if alone and medium == "image" else sample
+        samples = [make(recipe.seed, step * 1000 + i, medium) for i in range(batch[medium])]
         return self.collate(medium, samples, rng)
 
     def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:
@@ -108,18 +112,16 @@ class Batches(Dataset[Batch]):
         augment = self._recipe.augment
         style = rng.random()
         sequences: list[TokenRow] = []
-        hints: list[Tensor] = []
         items: list[list[Item]] = []
-        rows: list[list[Any]] = []
+        rows: list[list[tuple[Any, Tensor]]] = []
         for one in samples:
             if rng.random() < augment.empty:
                 unasked = replace(self._choose(one.questions, rng)[0], task=EMPTY_TASK, text="")
                 one = replace(one, media=(), questions=(unasked,))
             media = [roundtrip(thing, rng) if rng.random() < augment.roundtrip else thing for thing in one.media]
             prepared = [self._prepare(thing) for thing in media]
-            items.append([item for item, _ in prepared])
-            rows.append([data for _, data in prepared])
-            hints += [hints_of(thing, item) for thing, item in zip(media, items[-1], strict=True) if not isinstance(thing, Sound)]
+            items.append([item for item, *_ in prepared])
+            rows.append([(data, hints) for _, data, hints in prepared])
             chosen = self._choose(one.questions, rng)
             system = ""
             if rng.random() < augment.system:
@@ -127,35 +129,37 @@ class Batches(Dataset[Batch]):
             if style < augment.question_first:
                 sequences.append(self._builder.conversation(items[-1], chosen[:2], system, True))
             elif style < augment.question_first + augment.turns:
-                sequences.append(self._builder.conversation(items[-1], chosen, system, False))
+                sequences.append(self._builder.conversation(items[-1], chosen[:MOST_TURNS], system, False))
             else:
-                sequences.append(self._builder.shared(items[-1], chosen, system))
-        batch = self._pad(medium, sequences, items, rows)
-        if batch.vision is not None:
-            batch = replace(batch, vision=replace(batch.vision, hints=torch.cat(hints)))
-        return batch
+                sequences.append(self._builder.shared(items[-1], chosen, system, self._recipe.row_tokens[medium]))
+        return self._pad(medium, sequences, items, rows)
 
     def _choose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Question]:
-        order = rng.permutation(len(questions))[: self._recipe.batch["questions"]]
-        return [questions[i] for i in order]
+        return [questions[i] for i in rng.permutation(len(questions))]
 
-    def _prepare(self, thing: Picture | Clip | Sound) -> tuple[Item, Any]:
+    def _prepare(self, thing: Picture | Clip | Sound) -> tuple[Item, Any, Tensor]:
+        """The item, its rows and its hints."""
         config = self._config
         rules = config.vision_rules
         assert rules is not None
         if isinstance(thing, Sound):
             mel = self._log_mel(thing.pcm)
-            return qwen2_5_omni.audio_item(config, len(mel)), mel
+            item = qwen2_5_omni.audio_item(config, len(mel))
+            return item, mel, heard(thing, item.num_tokens)
         if isinstance(thing, Picture):
             item = qwen2_5_omni.image_item(config, *thing.pixels.shape[:2])
-            return item, image_rows(thing.pixels, item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules)[None]
+            rows = image_rows(thing.pixels, item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules)[None]
+            return item, rows, seen([thing.objects], item.grid)
         wanted = qwen2_5_omni.sample_frames(config, len(thing.frames), thing.fps)
         _, height, width, _ = thing.frames.shape
         item = qwen2_5_omni.video_item(config, len(wanted), height, width, rules.fps)
         height, width = item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size
-        return item, np.stack(list(video_rows((thing.frames[i] for i in wanted), height, width, rules)))
+        rows = np.stack(list(video_rows((thing.frames[i] for i in wanted), height, width, rules)))
+        return item, rows, seen([thing.scenes[i] for i in wanted], item.grid)
 
-    def _pad(self, medium: Medium, sequences: Sequence[TokenRow], items: list[list[Item]], rows: list[list[Any]]) -> Batch:
+    def _pad(
+        self, medium: Medium, sequences: Sequence[TokenRow], items: list[list[Item]], rows: list[list[tuple[Any, Tensor]]]
+    ) -> Batch:
         size, length = len(sequences), max(len(one.ids) for one in sequences)
         ids = np.zeros((size, length), np.int64)
         positions = np.zeros((size, 3, length), np.int64)
@@ -169,9 +173,9 @@ class Batches(Dataset[Batch]):
         mask = same & np.tri(length, dtype=bool)
         mask |= np.eye(length, dtype=bool)
         config = self._config
-        flat = [(item, data) for mine, theirs in zip(items, rows, strict=True) for item, data in zip(mine, theirs, strict=True)]
-        vision = [pair for pair in flat if pair[0].kind != "audio"]
-        audio = [pair for pair in flat if pair[0].kind == "audio"]
+        flat = [(item, *data) for mine, theirs in zip(items, rows, strict=True) for item, data in zip(mine, theirs, strict=True)]
+        vision = [one for one in flat if one[0].kind != "audio"]
+        audio = [one for one in flat if one[0].kind == "audio"]
         seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
         heard = torch.from_numpy(ids == config.audio_token_id)
         return Batch(
@@ -187,21 +191,22 @@ class Batches(Dataset[Batch]):
         )
 
 
-def _vision(pairs: Sequence[tuple[Item, npt.NDArray[np.uint8]]], where: Tensor) -> MediaRows:
-    groups = sum(item.grid[0] for item, _ in pairs)
-    most = max(item.grid[1] * item.grid[2] for item, _ in pairs)
-    rows = np.zeros((groups, most, pairs[0][1].shape[-1]), np.uint8)
+def _vision(media: Sequence[tuple[Item, npt.NDArray[np.uint8], Tensor]], where: Tensor) -> MediaRows:
+    groups = sum(item.grid[0] for item, *_ in media)
+    most = max(item.grid[1] * item.grid[2] for item, *_ in media)
+    rows = np.zeros((groups, most, media[0][1].shape[-1]), np.uint8)
     positions = np.zeros((groups, most, 2), np.int64)
     lengths = np.zeros(groups, np.int64)
     at = 0
-    for item, data in pairs:
+    for item, data, _ in media:
         t, h, w = item.grid
         rows[at : at + t, : h * w] = data
         positions[at : at + t, : h * w] = patch_positions(h, w)
         lengths[at : at + t] = h * w
         at += t
     counts = torch.from_numpy(lengths)
-    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, torch.from_numpy(positions))
+    hints = torch.cat([hints for *_, hints in media])
+    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions))
 
 
 def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
@@ -210,12 +215,13 @@ def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
     return grid.reshape(h // 2, 2, w // 2, 2, 2).transpose(0, 2, 1, 3, 4).reshape(-1, 2)
 
 
-def _audio(pairs: Sequence[tuple[Item, npt.NDArray[np.float32]]], where: Tensor, config: ModelConfig) -> MediaRows:
+def _audio(media: Sequence[tuple[Item, npt.NDArray[np.float32], Tensor]], where: Tensor, config: ModelConfig) -> MediaRows:
     assert config.audio_rules is not None
     step = config.audio_rules.window_frames
-    windows = [mel[at : at + step] for _, mel in pairs for at in range(0, len(mel), step)]
+    windows = [mel[at : at + step] for _, mel, _ in media for at in range(0, len(mel), step)]
     lengths = np.array([len(window) for window in windows])
     rows = np.zeros((len(windows), windows[0].shape[1], lengths.max()), np.float32)
     for row, window in zip(rows, windows, strict=True):
         row[:, : len(window)] = window.T
-    return MediaRows(torch.from_numpy(rows), torch.from_numpy(lengths), torch.from_numpy((lengths + 1) // 2 // 2), where)
+    hints = torch.cat([hints for *_, hints in media])
+    return MediaRows(torch.from_numpy(rows), torch.from_numpy(lengths), torch.from_numpy((lengths + 1) // 2 // 2), where, hints)

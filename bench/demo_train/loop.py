@@ -1,6 +1,6 @@
 """The training loop: batches in, weights out; what it needs to go on after an interruption lies beside them.
 
-``train`` is called by the command. bfloat16 arithmetic on float32 weights; Muon for matrices, AdamW for the rest.
+``train`` is called by the command. float32 weights, arithmetic in bfloat16 where that is faster; Muon for matrices, AdamW for the rest.
 """
 
 import json
@@ -13,14 +13,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon
+from torch.optim import AdamW
 from torch.utils.data import DataLoader
 
 from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...models.tokenizer import Tokenizer
 from .batches import Batch, Batches, MediaRows
-from .hints import IGNORED, HintHead
+from .hints import sound_heads, vision_heads
+from .muon import Muon
 from .network import Network
 from .recipe import Recipe
 from .skeleton import LAST_FILE, write_skeleton
@@ -38,30 +39,36 @@ class Learner:
         self.recipe = recipe
         self.device = device
         self.network = Network(config).to(device)
-        self.hint_head = HintHead(config.language.hidden_size).to(device)
+        hidden = config.language.hidden_size
+        self.hint_heads = nn.ModuleList([vision_heads(hidden), sound_heads(hidden)]).to(device)
+        self.dtype = fast_dtype(device)
         rules = config.vision_rules
         assert rules is not None
         frame = rules.temporal_patch_size * rules.patch_size**2
         self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         matrices, others = _split(self.network)
-        muon = Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
-        others += self.hint_head.parameters()
+        muon = Muon(matrices, recipe.matrix_rate, recipe.weight_decay, self.dtype)
+        others += self.hint_heads.parameters()
         adam = AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.matrix_rate), (adam, recipe.other_rate)]
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch, towers_alone: bool = False) -> tuple[Tensor, Tensor]:
         """What to descend; and for each question whether every token of its answer is the likeliest.
 
-        The mean cross-entropy over the answers' tokens, plus that of the hints.
+        The mean cross-entropy over the answers' tokens, plus that of the hints; or that of the hints alone, and of no question.
         """
         hint = torch.zeros((), device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            media = [(rows.where, self.embed(rows)) for rows in (batch.vision, batch.audio) if rows is not None]
+        media = []
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            for rows, head in zip((batch.vision, batch.audio), self.hint_heads, strict=True):
+                if rows is not None:
+                    media.append((rows.where, self.embed(rows)))
+                    hint = hint + head(media[-1][1], rows.hints)
+            if towers_alone:
+                return hint, torch.zeros(0, device=self.device)
             hidden = self.network(batch.ids, batch.positions, batch.mask, media)
             logits = self.network.logits(hidden.flatten(0, 1)[batch.learned - 1])
-            if batch.vision is not None and batch.vision.hints is not None and (batch.vision.hints != IGNORED).any():
-                hint = self.hint_head(media[0][1], batch.vision.hints)
         targets = batch.ids.flatten()[batch.learned]
         right = (logits.argmax(-1) == targets).int()
         all_right = torch.ones(len(batch.tasks), dtype=torch.int32, device=self.device)
@@ -84,7 +91,7 @@ class Learner:
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
         with torch.enable_grad():
-            loss, right = self.loss(batch.to(self.device))
+            loss, right = self.loss(batch.to(self.device), number < self.recipe.towers.steps)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
         for optimizer, _ in self.optimizers:
@@ -93,10 +100,28 @@ class Learner:
         return loss.item(), right
 
 
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where its products take less time than float32's, as measured; some processors have no units for it."""
+    times = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.ones(2048, 256, dtype=dtype, device=device), torch.ones(256, 512, dtype=dtype, device=device)
+        best = math.inf
+        for _ in range(8):
+            began_s = time.perf_counter()
+            (a @ b).sum().item()
+            best = min(best, time.perf_counter() - began_s)
+        times[dtype] = best
+    return min(times, key=lambda dtype: times[dtype])
+
+
 def rate_scale(recipe: Recipe, step: int) -> float:
-    """Learning rate at a step, as a share of the full one: a linear rise, a plateau, a linear fall to nothing."""
+    """Learning rate at a step, as a share of the full one: a linear rise, a plateau, a linear fall to nothing.
+
+    It rises once for the towers and once more when the language model begins.
+    """
     decay = recipe.decay_fraction * recipe.steps
-    return max(0.0, min(1.0, (step + 1) / recipe.warmup_steps, (recipe.steps - step) / decay))
+    begun = step if step < recipe.towers.steps else step - recipe.towers.steps
+    return max(0.0, min(1.0, (begun + 1) / recipe.warmup_steps, (recipe.steps - step) / decay))
 
 
 def _split(network: Network) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -110,15 +135,27 @@ def _split(network: Network) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 
 def train(
-    recipe: Recipe, work: Path, *, workers: int, device: str, progress: Callable[[int, int, float, dict[str, float]], None]
+    recipe: Recipe,
+    work: Path,
+    *,
+    workers: int,
+    device: str,
+    progress: Callable[[int, int, float, dict[str, float]], None],
+    compiled: bool = False,
 ) -> Network:
-    """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps."""
+    """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps.
+
+    Raises: ValueError if what is there was made by another recipe.
+    """
     work.mkdir(parents=True, exist_ok=True)
     if not (work / LAST_FILE).exists():
         write_skeleton(work, recipe)
     config = load_model_config(work)
     learner = Learner(recipe, config, torch.device(device))
     first = _resume(learner, work / STATE)
+    if compiled:
+        for layer in (*learner.network.model.layers, *learner.network.visual.blocks):
+            layer.compile(dynamic=True)
     _cut_curve(work / CURVE, first)
     batches = Batches(recipe, config, Tokenizer.load(work))
     loader = DataLoader(
@@ -166,7 +203,7 @@ def _quiet_worker(_: int) -> None:
 
 def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
     sums: dict[str, list[int]] = defaultdict(list)
-    for task, one in zip(tasks, right.tolist(), strict=True):
+    for task, one in zip(tasks, right.tolist(), strict=False):  # none while the towers learn alone
         sums[task].append(one)
     return {task: round(sum(ones) / len(ones), 4) for task, ones in sums.items()}
 
@@ -174,8 +211,8 @@ def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
 def _save(learner: Learner, step: int, file: Path) -> None:
     partial = file.with_suffix(".partial")
     optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
-    modules = {"network": learner.network.state_dict(), "hints": learner.hint_head.state_dict()}
-    torch.save({"step": step, **modules, "optimizers": optimizers}, partial)
+    modules = {"network": learner.network.state_dict(), "hints": learner.hint_heads.state_dict()}
+    torch.save({"step": step, "recipe": repr(learner.recipe), **modules, "optimizers": optimizers}, partial)
     partial.rename(file)
 
 
@@ -183,8 +220,10 @@ def _resume(learner: Learner, file: Path) -> int:
     if not file.exists():
         return 0
     state = torch.load(file, weights_only=True, map_location=learner.device)
+    if state["recipe"] != repr(learner.recipe):
+        raise ValueError(f"{file} was made by another recipe; train in another directory")
     learner.network.load_state_dict(state["network"])
-    learner.hint_head.load_state_dict(state["hints"])
+    learner.hint_heads.load_state_dict(state["hints"])
     for (optimizer, _), saved in zip(learner.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     return int(state["step"])

@@ -51,23 +51,26 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id, "audio": config.audio_token_id}
 
-    def shared(self, items: Sequence[Item], questions: Sequence[Question], system: str) -> TokenRow:
-        """Media first; every question for itself behind them."""
+    def shared(self, items: Sequence[Item], questions: Sequence[Question], system: str, most_tokens: int) -> TokenRow:
+        """Media first; behind them, each for itself, the first question and those others that fit into a row of ``most_tokens``."""
         prefix, spans = self._expand(system + USER + "".join(MARKS[item.kind] for item in items), items)
         positions, delta = qwen2_5_omni.positions(self._config, len(prefix), spans)
         parts, blocks, learned = [prefix], [np.zeros(len(prefix), np.int64)], []
+        tasks: list[str] = []
         all_positions = [positions]
         length = len(prefix)
-        for number, question in enumerate(questions, 1):
+        for question in questions:
             asked, answer = self._question(question)
             ids = np.concatenate([asked, answer])
+            if tasks and length + len(ids) > most_tokens:
+                continue
+            tasks.append(question.task)
             first = len(prefix) + delta
             all_positions.append(np.broadcast_to(np.arange(first, first + len(ids)), (3, len(ids))))
             learned.append(np.arange(length + len(asked), length + len(ids)))
             parts.append(ids)
-            blocks.append(np.full(len(ids), number))
+            blocks.append(np.full(len(ids), len(tasks)))
             length += len(ids)
-        tasks = [question.task for question in questions]
         return TokenRow(np.concatenate(parts), np.concatenate(all_positions, 1), np.concatenate(blocks), learned, tasks)
 
     def conversation(self, items: Sequence[Item], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:

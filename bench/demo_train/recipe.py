@@ -36,6 +36,14 @@ class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     empty: float
 
 
+class Towers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the towers learn from alone, at first."""
+
+    steps: int
+    batch: dict[str, int]
+    mixture: dict[str, float]
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one training is."""
 
@@ -49,7 +57,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_norm: float
     hint_weight: float
     batch: dict[str, int]
+    row_tokens: dict[str, int]
     mixture: dict[str, float]
+    towers: Towers
     augment: Augment
     model: Shape
 
@@ -57,7 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_recipe(file: Path = RECIPE) -> Recipe:
     """Raises: ValueError (msgspec's) for a key that is missing, unknown or of a wrong type."""
     recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
-    unknown = set(recipe.mixture) - set(get_args(Medium))
+    unknown = (set(recipe.mixture) | set(recipe.towers.mixture)) - set(get_args(Medium))
     if unknown:
         raise ValueError(f"{file}: mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
     return recipe

@@ -8,22 +8,32 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from mmrt.bench.demo_data import sample
+from mmrt.bench.demo_data import Clip, Placed, Sound, sample
+from mmrt.bench.demo_data.kinds import Note
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
+from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
 from mmrt.bench.demo_train.loop import CURVE, Learner, rate_scale, train
-from mmrt.bench.demo_train.recipe import RECIPE, Recipe, load_recipe
+from mmrt.bench.demo_train.muon import Muon
+from mmrt.bench.demo_train.recipe import RECIPE, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
 from mmrt.models.tokenizer import Tokenizer
 
 
+def towers(steps: int) -> Towers:
+    return Towers(steps, {"image": 2}, {"image": 1.0})
+
+
 def small_recipe(**changes: Any) -> Recipe:
     recipe = load_recipe()
-    batch = dict.fromkeys(recipe.batch, 2) | {"questions": 3}
+    batch = dict.fromkeys(recipe.batch, 2)
     model = msgspec.structs.replace(recipe.model, text={**recipe.model.text, "num_hidden_layers": 2})
-    return msgspec.structs.replace(recipe, **{"batch": batch, "model": model, "steps": 4, "warmup_steps": 1, **changes})
+    return msgspec.structs.replace(
+        recipe, **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "warmup_steps": 1, **changes}
+    )
 
 
 class Prepared:
@@ -66,7 +76,7 @@ def reference_inputs(prepared: Prepared, batch: Batch, row: int, media: list[Any
     pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
     grids: dict[str, list[tuple[int, ...]]] = {"image": [], "video": []}
     for thing in media:
-        item, rows = prepared.batches._prepare(thing)
+        item, rows, _ = prepared.batches._prepare(thing)
         if item.kind == "audio":
             inputs |= {
                 "input_features": torch.from_numpy(rows.T.copy())[None],
@@ -91,9 +101,9 @@ def test_logits_equal_transformers(prepared: Prepared, reference: Any, medium: A
     samples = [sample(5, i, medium) for i in range(2)]
     rows, items, sequences = [], [], []
     for one in samples:
-        pairs = [batches._prepare(thing) for thing in one.media]
-        items.append([item for item, _ in pairs])
-        rows.append([data for _, data in pairs])
+        prepared_media = [batches._prepare(thing) for thing in one.media]
+        items.append([item for item, *_ in prepared_media])
+        rows.append([data for _, *data in prepared_media])
         sequences.append(batches._builder.conversation(items[-1], one.questions[:2], "", question_first))
     batch = batches._pad(medium, sequences, items, rows)
     with torch.no_grad():
@@ -108,10 +118,10 @@ def test_logits_equal_transformers(prepared: Prepared, reference: Any, medium: A
 def test_questions_with_one_prefix_are_conversations_of_their_own(prepared: Prepared) -> None:
     batches, learner = prepared.batches, prepared.learner
     one = sample(6, 0, "image_audio")
-    pairs = [batches._prepare(thing) for thing in one.media]
-    items, rows = [item for item, _ in pairs], [data for _, data in pairs]
+    media = [batches._prepare(thing) for thing in one.media]
+    items, rows = [item for item, *_ in media], [data for _, *data in media]
     questions = one.questions[:3]
-    together = batches._pad("image_audio", [batches._builder.shared(items, questions, "")], [items], [rows])
+    together = batches._pad("image_audio", [batches._builder.shared(items, questions, "", 1000)], [items], [rows])
     with torch.no_grad():
 
         def hidden(batch: Batch) -> torch.Tensor:
@@ -134,12 +144,21 @@ def test_a_prompt_is_what_the_chat_template_makes_of_it(prepared: Prepared) -> N
     question = one.questions[0]
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}]
     expected = prepared.tokenizer.encode(template.render(messages))
-    row = prepared.batches._builder.shared(items, [question], "")
+    row = prepared.batches._builder.shared(items, [question], "", 0)
     prompt = row.ids[: row.answers[0][0]]
     placeholders = (prepared.config.image_token_id, prepared.config.audio_token_id)
     kept = [token for i, token in enumerate(prompt) if token not in placeholders or token != prompt[i - 1]]
     assert kept == expected
     assert prepared.tokenizer.decode(row.ids[row.answers[0]].tolist()).startswith(question.answer)
+
+
+def test_a_row_takes_the_questions_that_fit(prepared: Prepared) -> None:
+    questions = sample(7, 2, "text").questions
+    everything = prepared.batches._builder.shared([], questions, "", 1000)
+    assert everything.tasks == [question.task for question in questions]
+    row = prepared.batches._builder.shared([], questions, "", len(everything.ids) - 1)
+    assert len(row.ids) < len(everything.ids) and row.tasks[0] == everything.tasks[0]
+    assert row.block.max() == len(row.tasks) == len(row.answers) < len(everything.tasks)
 
 
 def test_a_batch_depends_on_seed_and_step_alone(prepared: Prepared) -> None:
@@ -150,13 +169,13 @@ def test_a_batch_depends_on_seed_and_step_alone(prepared: Prepared) -> None:
 
 def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     recipe = small_recipe(mixture={"text": 1.0}, steps=6)
-    seen: list[int] = []
+    steps: list[int] = []
 
     class Interrupted(Exception):
         pass
 
     def interrupt(step: int, *_: Any) -> None:
-        seen.append(step)
+        steps.append(step)
         if step == 3:
             raise Interrupted
 
@@ -177,6 +196,67 @@ def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path) ->
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:
+    recipe = small_recipe(towers=towers(2), mixture={"text": 1.0}, steps=3)
+    train(recipe, tmp_path, workers=0, device="cpu", progress=lambda *_: None)
+    lines = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]
+    assert [(line["medium"], bool(line["accuracy"])) for line in lines] == [("image", False), ("image", False), ("text", True)]
+    with pytest.raises(ValueError, match="another recipe"):
+        train(msgspec.structs.replace(recipe, steps=5), tmp_path, workers=0, device="cpu", progress=lambda *_: None)
+
+
+def test_muon_does_what_torchs_does() -> None:
+    generator = torch.Generator().manual_seed(1)
+    ours = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((8, 24), (24, 8), (8, 24))]
+    theirs = [nn.Parameter(one.detach().clone()) for one in ours]
+    optimizers = [
+        Muon(ours, 0.01, 0.1, torch.bfloat16),
+        torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
+
+
+def test_what_a_picture_hints_at() -> None:
+    things = (Placed("star", "red", (0.0, 0.0, 0.5, 0.5)), Placed("12", "black", (0.5, 0.75, 1.0, 1.0)))
+    hints = seen([things], (1, 4, 4))
+    by_patch = torch.empty(4, 4, 5, dtype=torch.int64)
+    for token, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
+        by_patch[row : row + 2, column : column + 2] = hints[token].view(2, 2, 5)
+    star, one, two = LABELS.index("star"), LABELS.index("1"), LABELS.index("2")
+    assert by_patch[..., 0].tolist() == [[star, star, 0, 0], [star, star, 0, 0], [0, 0, 0, 0], [0, 0, one, two]]
+    assert by_patch[0, 0, 1] == INKS.index("red") and by_patch[3, 3, 1] == INKS.index("black")
+    assert (by_patch[..., 2] == IGNORED).sum() == 10 and by_patch[0, 0, 2] > by_patch[3, 3, 2]
+    assert by_patch[..., 3].nonzero().tolist() == by_patch[..., 4].nonzero().tolist() == [[1, 1], [3, 3]]
+
+
+def test_what_a_clip_hints_at() -> None:
+    left, right = (Placed("heart", "blue", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.75))
+    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 5)
+    first, last = hints[..., 3], hints[..., 4]
+    assert first[0].nonzero().tolist() == [[0, 0, 0, 0]] and last[0].nonzero().tolist() == [[0, 1, 0, 1]]
+    assert not first[1].any() and last[1].any()
+    assert not hints[2, ..., 0].any()
+    clip = sample(3, 0, "video_audio", False).media[0]
+    assert isinstance(clip, Clip) and len(clip.scenes) == len(clip.frames)
+    assert {bool(scene) for scene in clip.scenes} == {True, False} or clip.count == 1
+
+
+def test_what_a_sound_hints_at() -> None:
+    notes = (Note(0.1, 0.3, (440.0,)), Note(0.5, 0.7, (880.0, 440.0)))
+    hints = heard(Sound(np.zeros(16000, np.float32), "beeps", notes), 25)[:, 0]
+    assert hints[:, 0].tolist() == [0] * 2 + [1] * 5 + [0] * 5 + [1] * 5 + [0] * 8
+    assert hints[:, 2].nonzero().flatten().tolist() == [2, 12]
+    assert hints[12, 1] - hints[16, 1] == 5 and hints[5, 1] == hints[16, 1] and hints[0, 1] == IGNORED
+    assert heard(Sound(np.zeros(16000, np.float32), "noise", (Note(0.0, 1.0),)), 25)[:, 0, 0].unique().tolist() == [2]
+
+
 def test_rates_rise_stay_and_fall() -> None:
     recipe = small_recipe(steps=100, warmup_steps=10)
     scales = [rate_scale(recipe, step) for step in range(101)]
@@ -184,6 +264,7 @@ def test_rates_rise_stay_and_fall() -> None:
     assert scales[50] == 1.0
     assert scales[100] == 0.0
     assert all(np.diff(scales[65:]) <= 0)
+    assert rate_scale(small_recipe(steps=100, towers=towers(20), warmup_steps=10), 20) == pytest.approx(0.1), "once more"
 
 
 def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
