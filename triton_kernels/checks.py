@@ -1,0 +1,39 @@
+"""What wrappers ask of a tensor before a kernel trusts it. A refusal names the value and the limit."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes of a wide load; and the multiple of strides, in elements, that Triton knows how to use
+
+
+def check_tensor(name: str, tensor: Tensor, shape: Sequence[int | None], dtypes: Collection[torch.dtype], device: torch.device) -> None:
+    """``shape``: None allows any size. Raises: ValueError."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, not on {device} as the others")
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} is {tensor.dtype}, not one of {', '.join(str(dtype) for dtype in dtypes)}")
+    sizes = list(tensor.shape)
+    if len(sizes) != len(shape) or any(want is not None and size != want for size, want in zip(sizes, shape, strict=True)):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise ValueError(f"{name} has shape {sizes}, not [{wanted}]")
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Kernels run on CUDA devices, and on the CPU in Triton's interpreter. Raises: ValueError."""
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"{name} is on {device}: kernels need a CUDA device")
+
+
+def check_aligned(name: str, tensor: Tensor) -> None:
+    """The last axis dense, the others in multiples of 16 elements, the start at a multiple of 16 bytes: otherwise a kernel would lose
+    its wide and asynchronous loads. Raises: ValueError."""
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1")
+    for axis in range(tensor.dim() - 1):
+        if tensor.stride(axis) % ALIGNMENT:
+            raise ValueError(f"{name} has stride {tensor.stride(axis)} in axis {axis}, not a multiple of {ALIGNMENT}")
+    if tensor.data_ptr() % ALIGNMENT:
+        raise ValueError(f"{name} starts {tensor.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}")

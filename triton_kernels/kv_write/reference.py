@@ -1,0 +1,53 @@
+"""What the kernels must do, in plain torch; ``models.lm`` does the same on the CPU (its ``_project``)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..paged_kv import PagedKV
+from .op import LARGEST, QkNorm, Rotary
+
+SMALLEST_SCALE = 1e-8
+
+
+def quantize(heads: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """heads [..., head_dim] -> (values of ``dtype``, scales float32 [...]): each head's largest magnitude becomes LARGEST[dtype]."""
+    scales = (heads.float().abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
+    values = heads.float() / scales.unsqueeze(-1)
+    if dtype == torch.int8:
+        values = values.round()
+    return values.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype), scales
+
+
+def write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
+    """As ``op.write_kv``."""
+    page_tokens = kv.k_pages.shape[1]
+    for values, target, scales in ((k, kv.k_pages, kv.k_scales), (v, kv.v_pages, kv.v_scales)):
+        for heads, slot in zip(torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), slots.tolist(), strict=True):
+            if slot < 0:
+                continue
+            place = divmod(slot, page_tokens)
+            if scales is None:
+                target[place] = heads
+            else:
+                target[place], scales[place] = quantize(heads, target.dtype)
+
+
+def rotate_and_write_kv(
+    heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
+) -> None:
+    """As ``op.rotate_and_write_kv``."""
+    num_kv_heads, head_dim = kv.k_pages.shape[2:]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    queries, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 1)
+    if norm is not None:
+        queries.copy_(F.rms_norm(queries, (head_dim,), norm.q, norm.epsilon))
+        k.copy_(F.rms_norm(k, (head_dim,), norm.k, norm.epsilon))
+    section = torch.tensor(rotary.section or (head_dim // 2,))
+    axis = torch.repeat_interleave(torch.arange(len(section)), section).to(heads.device)
+    angle = (positions[axis].T * rotary.frequencies).unsqueeze(1)
+    turning = heads[:, : num_heads + num_kv_heads]
+    low, high = turning.float().chunk(2, -1)
+    turned = low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()
+    turning.copy_(torch.cat(turned, -1))
+    write_kv(k, v, slots, kv)

@@ -1,0 +1,18 @@
+"""How a kernel is launched: what each operation's ``config`` returns for a shape. Pure; tables ship with the package, nothing is tuned
+while serving."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """``tiles``: block sizes by the names of the kernel's ``tl.constexpr`` parameters."""
+
+    tiles: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+
+    def arguments(self) -> dict[str, int]:
+        """Keyword arguments of ``kernel[grid](...)``."""
+        return {**self.tiles, "num_warps": self.num_warps, "num_stages": self.num_stages}

@@ -1,0 +1,17 @@
+"""Tile sizes of paged extend, by shape. Pure."""
+
+from ..launch import Launch
+
+_SHORT_ROWS = 64
+
+
+def extend_launch(head_dim: int, group: int, longest_chunk: int, num_bytes: int) -> Launch:
+    """``longest_chunk`` tokens times ``group`` query heads of a KV head are the rows of tiles; ``num_bytes`` is a query value's size.
+
+    128 rows and 64 tokens fill Hopper's matrix units with two groups of four warps; with one group they spill. Few rows take half.
+    """
+    if num_bytes == 4:
+        return Launch({"BLOCK_M": _SHORT_ROWS, "TILE": 32 if head_dim <= 128 else 16}, num_warps=8, num_stages=2)
+    if longest_chunk * group <= _SHORT_ROWS or head_dim > 128:
+        return Launch({"BLOCK_M": _SHORT_ROWS, "TILE": 64 if head_dim <= 128 else 32}, num_warps=4, num_stages=5)
+    return Launch({"BLOCK_M": 128, "TILE": 64}, num_warps=8, num_stages=5)

@@ -1,0 +1,181 @@
+"""Attention of a chunk's tokens over the pages before it, and causally over the chunk itself. ``op`` launches and has checked.
+
+The rows of a tile are the query heads of one KV head for consecutive tokens. Whole tiles that every row may see carry no mask; in a
+long context nearly all are such. Running maxima are in log2 units.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _absorb(scores, scale, v_scales, v, m, total, acc, QUANTIZED: tl.constexpr):
+    """One tile of scores and values into the running softmax."""
+    new_m = tl.maximum(m, tl.max(scores, 1) * scale)
+    p = tl.exp2(scores * scale - new_m[:, None])
+    shrink = tl.exp2(m - new_m)
+    total = total * shrink + tl.sum(p, 1)
+    if QUANTIZED:
+        p *= v_scales[None, :]
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_m, total, acc
+
+
+@triton.jit
+def _absorb_pages(
+    tile,
+    end,
+    q,
+    scale,
+    kv_head,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    stride_kp,
+    stride_kt,
+    stride_kh,
+    stride_sp,
+    stride_st,
+    stride_sh,
+    m,
+    total,
+    acc,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Tokens [tile, tile + TILE) of the pages; MASKED: only those before ``end``."""
+    token = tile + tl.arange(0, TILE)
+    d = tl.arange(0, HEAD_DIM)
+    live = token < end if MASKED else tl.full([TILE], True, tl.int1)
+    page = tl.load(table_ptr + token // PAGE_TOKENS, mask=live, other=0).to(tl.int64)
+    slot = token % PAGE_TOKENS
+    at = page * stride_kp + slot * stride_kt + kv_head * stride_kh
+    # A masked load gives 0 for what other sequences have left in a page, NaN among it.
+    k = tl.load(k_ptr + at[None, :] + d[:, None], mask=live[None, :], other=0.0).to(q.dtype)
+    v = tl.load(v_ptr + at[:, None] + d[None, :], mask=live[:, None], other=0.0).to(q.dtype)
+    scores = tl.dot(q, k, input_precision="ieee")
+    v_scales = None
+    if k_scales_ptr is not None:
+        scale_at = page * stride_sp + slot * stride_st + kv_head * stride_sh
+        scores *= tl.load(k_scales_ptr + scale_at, mask=live, other=0.0)[None, :]
+        v_scales = tl.load(v_scales_ptr + scale_at, mask=live, other=0.0)
+    if MASKED:
+        scores = tl.where(live[None, :], scores, float("-inf"))
+    return _absorb(scores, scale, v_scales, v, m, total, acc, QUANTIZED=k_scales_ptr is not None)
+
+
+@triton.jit
+def _absorb_chunk(
+    tile,
+    end,
+    query,
+    q,
+    scale,
+    k_ptr,
+    v_ptr,
+    stride_nt,
+    m,
+    total,
+    acc,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Tokens [tile, tile + TILE) of the chunk, whose first token the pointers name; MASKED: each row up to its ``query``."""
+    token = tile + tl.arange(0, TILE)
+    d = tl.arange(0, HEAD_DIM)
+    live = token < end if MASKED else tl.full([TILE], True, tl.int1)
+    at = token.to(tl.int64) * stride_nt
+    k = tl.load(k_ptr + at[None, :] + d[:, None], mask=live[None, :], other=0.0)
+    v = tl.load(v_ptr + at[:, None] + d[None, :], mask=live[:, None], other=0.0)
+    scores = tl.dot(q, k, input_precision="ieee")
+    if MASKED:
+        scores = tl.where(token[None, :] <= query[:, None], scores, float("-inf"))
+    return _absorb(scores, scale, None, v, m, total, acc, QUANTIZED=False)
+
+
+@triton.jit(do_not_specialize=["stride_bt"], do_not_specialize_on_alignment=["table_ptr"])
+def extend_kernel(
+    q_ptr,
+    k_new_ptr,
+    v_new_ptr,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    table_ptr,
+    blocks_ptr,
+    out_ptr,
+    scale,
+    stride_qn: tl.int64,
+    stride_qh: tl.int64,
+    stride_on: tl.int64,
+    stride_oh: tl.int64,
+    stride_nt: tl.int64,
+    stride_nh: tl.int64,
+    stride_kp: tl.int64,
+    stride_kt: tl.int64,
+    stride_kh: tl.int64,
+    stride_sp: tl.int64,
+    stride_st: tl.int64,
+    stride_sh: tl.int64,
+    stride_bt: tl.int64,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program (KV head, block): the head's query heads of a block's tokens."""
+    kv_head = tl.program_id(0)
+    block = blocks_ptr + 5 * tl.program_id(1)
+    sequence = tl.load(block).to(tl.int64)
+    first_row = tl.load(block + 1).to(tl.int64)
+    num_queries = tl.load(block + 2)
+    offset = tl.load(block + 3)
+    prefix = tl.load(block + 4)
+
+    lane = tl.arange(0, BLOCK_M)
+    query = offset + lane // GROUP
+    present = lane // GROUP < num_queries
+    d = tl.arange(0, HEAD_DIM)
+    row = first_row + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    q = tl.load(q_ptr + (row * stride_qn + head * stride_qh)[:, None] + d[None, :], mask=present[:, None], other=0.0)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    scale *= LOG2E
+
+    table_ptr += sequence * stride_bt
+    whole = prefix // TILE * TILE
+    for tile in range(0, whole, TILE):
+        m, total, acc = _absorb_pages(
+            tile, prefix, q, scale, kv_head, table_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr,
+            stride_kp, stride_kt, stride_kh, stride_sp, stride_st, stride_sh, m, total, acc, HEAD_DIM, PAGE_TOKENS, TILE, False,
+        )  # fmt: skip
+    for tile in tl.range(whole, prefix, TILE, num_stages=1):
+        m, total, acc = _absorb_pages(
+            tile, prefix, q, scale, kv_head, table_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr,
+            stride_kp, stride_kt, stride_kh, stride_sp, stride_st, stride_sh, m, total, acc, HEAD_DIM, PAGE_TOKENS, TILE, True,
+        )  # fmt: skip
+
+    chunk = (first_row - offset) * stride_nt + kv_head * stride_nh
+    k_new_ptr += chunk
+    v_new_ptr += chunk
+    end = offset + num_queries
+    whole = (offset + 1) // TILE * TILE
+    # As many buffers as the loop over pages gets from 5 stages: page indirection costs it two.
+    for tile in tl.range(0, whole, TILE, num_stages=3):
+        m, total, acc = _absorb_chunk(tile, end, query, q, scale, k_new_ptr, v_new_ptr, stride_nt, m, total, acc, HEAD_DIM, TILE, False)
+    for tile in tl.range(whole, end, TILE, num_stages=1):
+        m, total, acc = _absorb_chunk(tile, end, query, q, scale, k_new_ptr, v_new_ptr, stride_nt, m, total, acc, HEAD_DIM, TILE, True)
+
+    at = (row * stride_on + head * stride_oh)[:, None] + d[None, :]
+    tl.store(out_ptr + at, acc / total[:, None], mask=present[:, None])

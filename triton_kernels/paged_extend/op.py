@@ -1,0 +1,124 @@
+"""The checked entry to paged extend. A prefill step calls ``plan_extend`` once and ``paged_extend`` in each layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..checks import check_aligned, check_device, check_tensor
+from ..launch import Launch
+from ..paged_decode.op import check_shape
+from ..paged_kv import FLOATS, PagedKV
+from .config import extend_launch
+from .kernel import extend_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    """Which tokens a program takes. ``blocks`` int32 [X, 5], longest work first: sequence, row of the block's first token in the batch,
+    number of tokens, index of the first one in its chunk, and tokens before the chunk."""
+
+    blocks: Tensor
+    num_tokens: int
+    num_sequences: int
+    longest_prefix: int
+    group: int
+    launch: Launch
+
+
+def plan_extend(
+    spans: Sequence[tuple[int, int]],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    launch: Launch | None = None,
+) -> ExtendPlan:
+    """Cut chunks into blocks. ``spans``: (start, end) of each sequence's chunk, as ``Attention.begin_prefill`` has them; ``dtype`` of
+    queries. ``launch`` replaces the table's choice in sweeps. Raises: ValueError."""
+    for start, end in spans:
+        if not 0 <= start <= end < 2**31:
+            raise ValueError(f"span ({start}, {end}) is no range of tokens below 2**31")
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} heads are no multiple of {num_kv_heads} KV heads")
+    group = num_heads // num_kv_heads
+    check_shape(head_dim, group)
+    lengths = [end - start for start, end in spans]
+    launch = launch or extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize)
+    step = launch.tiles["BLOCK_M"] // group
+    blocks = []
+    row = 0
+    for sequence, ((start, _), length) in enumerate(zip(spans, lengths, strict=True)):
+        blocks += [(sequence, row + offset, min(step, length - offset), offset, start) for offset in range(0, length, step)]
+        row += length
+    blocks.sort(key=lambda block: block[3] + block[4], reverse=True)
+    table = torch.tensor(blocks, dtype=torch.int32).view(-1, 5).to(device)
+    return ExtendPlan(table, row, len(spans), max((start for start, _ in spans), default=0), group, launch)
+
+
+def paged_extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: PagedKV,
+    block_table: Tensor,
+    plan: ExtendPlan,
+    *,
+    out: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of each chunk's tokens over all tokens before the chunk, from pages, and over the chunk's own up to themselves.
+
+    q [N, num_heads, head_dim], and k, v [N, num_kv_heads, head_dim] with equal strides: the chunks of all sequences one after another,
+    in bfloat16, float16 or float32, before any quantization. block_table int32 [S, W]: pages in the order of a sequence's tokens, at
+    least those before its chunk; beyond, anything may stand. out as q, made where it is not given. ``scale`` of the scores, above 0,
+    is 1 / sqrt(head_dim) by default. The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
+    """
+    check_device("q", q.device)
+    check_tensor("q", q, (plan.num_tokens, None, None), FLOATS, plan.blocks.device)
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    _, num_heads, head_dim = q.shape
+    kv.check(q)
+    _, page_tokens, num_kv_heads, _ = kv.k_pages.shape
+    if num_heads != num_kv_heads * plan.group:
+        raise ValueError(f"{num_heads} heads of q for {num_kv_heads} of k_pages are not the {plan.group} per KV head of the plan")
+    check_shape(head_dim, plan.group)
+    check_tensor("k", k, (plan.num_tokens, num_kv_heads, head_dim), (q.dtype,), q.device)
+    check_tensor("v", v, k.shape, (q.dtype,), q.device)
+    check_tensor("out", out, q.shape, (q.dtype,), q.device)
+    check_tensor("block_table", block_table, (plan.num_sequences, None), (torch.int32,), q.device)
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        check_aligned(name, tensor)
+    if k.stride() != v.stride():
+        raise ValueError(f"k has strides {list(k.stride())} and v {list(v.stride())}; they must be equal")
+    if block_table.stride(1) != 1:
+        raise ValueError(f"block_table has stride {block_table.stride(1)} in its last axis, not 1")
+    if plan.longest_prefix > block_table.shape[1] * page_tokens:
+        raise ValueError(f"{plan.longest_prefix} tokens before a chunk are more than {block_table.shape[1]} pages of {page_tokens}")
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale {scale} is not above 0")
+    extend_kernel[(num_kv_heads, plan.blocks.shape[0])](
+        q,
+        k,
+        v,
+        *kv,
+        block_table,
+        plan.blocks,
+        out,
+        1 / math.sqrt(head_dim) if scale is None else scale,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        *k.stride()[:2],
+        *kv.k_pages.stride()[:3],
+        *kv.scale_strides(),
+        block_table.stride(0),
+        GROUP=plan.group,
+        HEAD_DIM=head_dim,
+        PAGE_TOKENS=page_tokens,
+        **plan.launch.arguments(),
+    )
+    return out

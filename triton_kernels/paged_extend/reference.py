@@ -1,0 +1,38 @@
+"""What the kernel computes, in torch and float32, sequence by sequence and head by head."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..paged_decode.reference import gather
+from ..paged_kv import PagedKV
+
+
+def paged_extend_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: PagedKV,
+    block_table: Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float | None = None,
+) -> Tensor:
+    """As ``paged_extend`` for these ``spans``; float32 [N, num_heads, head_dim]."""
+    _, num_heads, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    row = 0
+    for sequence, (start, end) in enumerate(spans):
+        rows = slice(row, row + end - start)
+        row = rows.stop
+        earlier_k, earlier_v = gather(kv, block_table[sequence], start)
+        all_k, all_v = torch.cat((earlier_k, k[rows].float())), torch.cat((earlier_v, v[rows].float()))
+        index = torch.arange(end, device=q.device)
+        hidden = index > index[start:, None]
+        for head in range(num_heads):
+            kv_head = head // (num_heads // all_k.shape[1])
+            scores = q[rows, head].float() @ all_k[:, kv_head].T * scale
+            out[rows, head] = torch.softmax(scores.masked_fill(hidden, -math.inf), 1) @ all_v[:, kv_head]
+    return out

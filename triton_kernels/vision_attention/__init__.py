@@ -1,0 +1,5 @@
+"""Attention of vision towers: many sequences one behind the other, frames (full attention) or windows (Qwen2.5-VL)."""
+
+from .op import attend
+
+__all__ = ["attend"]

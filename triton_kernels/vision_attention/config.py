@@ -1,0 +1,23 @@
+"""How heads are cut, and tiles and warps by size of the head and type. Pure."""
+
+from ..launch import Launch
+
+PARTS = {16: (16, 0), 32: (32, 0), 64: (64, 0), 80: (64, 16), 128: (128, 0)}  # head size: its two parts, powers of two
+MAX_WINDOW = 64  # tokens of a sequence that a program takes at once
+_MIN_BLOCK = 16  # rows of a product
+
+
+def sequences_launch(head_dim: int, itemsize: int) -> Launch:
+    """``itemsize``: bytes of an element; float32 has no tensor cores and takes small tiles."""
+    first, second = PARTS[head_dim]
+    tiles = {"D0": first, "D1": second}
+    if itemsize == 4:
+        return Launch({**tiles, "BLOCK_M": 16, "TILE": 16}, num_warps=8, num_stages=1)
+    return Launch({**tiles, "BLOCK_M": 128, "TILE": 64}, num_warps=4 if head_dim <= 32 else 8, num_stages=3)
+
+
+def windows_launch(head_dim: int, itemsize: int, max_length: int) -> Launch:
+    """``max_length`` up to ``MAX_WINDOW``."""
+    first, second = PARTS[head_dim]
+    block = max(_MIN_BLOCK, 1 << (max_length - 1).bit_length())
+    return Launch({"D0": first, "D1": second, "BLOCK_M": block}, num_warps=8 if itemsize == 4 else 4, num_stages=1)

@@ -1,0 +1,66 @@
+"""The checked entrance: attention of a vision tower's block, within frames or within windows. The encoder actor's GPU path calls it."""
+
+import torch
+from torch import Tensor
+
+from ..checks import check_aligned, check_device, check_tensor
+from . import config, kernel
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    *,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale q k') v within each sequence, every token over all tokens of its sequence.
+
+    ``q``, ``k``, ``v`` [T, H, D] bfloat16, float16 or float32, D of 16, 32, 64, 80 or 128, the last dimension dense: views of a fused
+    projection will do. ``cu_seqlens`` int32 [S + 1] from 0, not falling, as Qwen2.5-VL's for frames (full attention) and for
+    windows; empty sequences are allowed. ``max_length`` of a sequence, known where ``cu_seqlens`` is made: up to 64 a program takes
+    a whole sequence. ``scale``: 1 / sqrt(D) if not given. -> [T, H, D] in ``out`` where given, sums in float32; tokens behind the
+    last sequence are left as they are. The values of ``cu_seqlens`` are not checked: they lie on the device.
+
+    Raises: ValueError for tensors that do not fit together.
+    """
+    num_tokens, num_heads, head_dim = _check(q, k, v, cu_seqlens, max_length)
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    check_tensor("out", out, q.shape, (q.dtype,), q.device)
+    check_aligned("out", out)
+    scale = head_dim**-0.5 if scale is None else scale
+    num_sequences = cu_seqlens.numel() - 1
+    if not num_tokens or not num_sequences:
+        return out
+    strides = [tensor.stride(i) for tensor in (q, k, v, out) for i in (0, 1)]
+    if max_length <= config.MAX_WINDOW:
+        launch = config.windows_launch(head_dim, q.element_size(), max_length)
+        kernel.windows_kernel[(num_sequences, num_heads)](q, k, v, out, cu_seqlens, scale, *strides, **launch.arguments())
+    else:
+        launch = config.sequences_launch(head_dim, q.element_size())
+        grid = (num_tokens // launch.tiles["BLOCK_M"] + num_sequences, num_heads)
+        kernel.sequences_kernel[grid](q, k, v, out, cu_seqlens, num_sequences, scale, *strides, **launch.arguments())
+    return out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int) -> tuple[int, int, int]:
+    check_device("q", q.device)
+    check_tensor("q", q, (None, None, None), _DTYPES, q.device)
+    num_tokens, num_heads, head_dim = q.shape
+    if head_dim not in config.PARTS:
+        raise ValueError(f"q has heads of {head_dim}, not one of {', '.join(map(str, config.PARTS))}")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, tensor, q.shape, (q.dtype,), q.device)
+        check_aligned(name, tensor)
+    check_tensor("cu_seqlens", cu_seqlens, (None,), (torch.int32,), q.device)
+    if not cu_seqlens.numel() or not cu_seqlens.is_contiguous():
+        raise ValueError(f"cu_seqlens has {cu_seqlens.numel()} elements at stride {cu_seqlens.stride(0)}, not at least 1 at stride 1")
+    if max_length < 1:
+        raise ValueError(f"max_length is {max_length}, not at least 1")
+    return num_tokens, num_heads, head_dim

@@ -1,0 +1,15 @@
+"""The same in plain torch, one sequence at a time in float32. For tests."""
+
+import torch
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    """As ``op.attend``: [T, H, D] -> float32 [T, H, D]; NaN where no sequence is."""
+    out = torch.full(q.shape, float("nan"), device=q.device)
+    bounds = cu_seqlens.tolist()
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        here = slice(start, stop)
+        scores = torch.einsum("mhd,nhd->hmn", q[here].float(), k[here].float()) * scale
+        out[here] = torch.einsum("hmn,nhd->mhd", scores.softmax(-1), v[here].float())
+    return out
