@@ -20,7 +20,7 @@ class Chunk:
 
 
 class Decoder(Protocol):
-    """What the actors need of a language model."""
+    """What the actors need of a language model. Arguments may lie on the CPU whatever the model's device; results lie on that."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids int64 [n] -> [n, H] in the model's dtype."""

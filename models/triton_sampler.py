@@ -1,0 +1,78 @@
+"""Tokens from logits on a CUDA device: ``sampler``'s guidance, temperature and filters in Triton's kernels. Loaded for CUDA alone.
+
+A step sends the rows' parameters to the device in one copy and brings back their tokens, which is where it waits for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..triton_kernels import sampling
+from .sampler import SamplingRows
+
+_MAX_TOP_K = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Guidance pairs among a step's rows: ``row`` int64 [P] of the conditional logits, ``companion_row`` int64 [P] of the others, and
+    ``scale`` float32 [P]."""
+
+    row: NDArray[np.int64]
+    companion_row: NDArray[np.int64]
+    scale: NDArray[np.float32]
+
+
+class TritonSampler:
+    """``sampler.combine_guidance`` and ``sampler.sample`` for logits of one vocabulary on one device."""
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary, self._device = vocabulary, device
+        self._rows: dict[int, tuple[sampling.SamplingRows, sampling.SamplingRows]] = {}
+        self._workspace: sampling.SamplingWorkspace | None = None
+
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
+        """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
+
+        Returns int64 [B], B <= L being the number of ``rows``: what the CPU draws but where a draw falls within about 1e-6 of a border.
+        Raises: ValueError for more rows than logits.
+        """
+        num_rows = rows.temperature.shape[0]
+        if num_rows > logits.shape[0]:
+            raise ValueError(f"{num_rows} rows draw from {logits.shape[0]} rows of logits")
+        if not num_rows:
+            return np.empty(0, np.int64)
+        size = 1 << (num_rows - 1).bit_length()
+        if size not in self._rows:
+            self._rows[size] = sampling.SamplingRows(size, "cpu"), sampling.SamplingRows(size, self._device)
+        if self._workspace is None or self._workspace.max_rows < size:
+            self._workspace = sampling.SamplingWorkspace.allocate(size, self._vocabulary, self._device)
+        staged, sent = self._rows[size]
+        _fill(staged, rows, pairs)
+        sent.copy_(staged)
+        tokens: NDArray[np.int64] = sampling.sample(logits, sent, self._workspace)[:num_rows].cpu().numpy()
+        return tokens
+
+
+def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None) -> None:
+    """The rest of ``target`` is padding."""
+    num_rows = rows.temperature.shape[0]
+    target.clear()
+    target.logits_row[:num_rows] = torch.arange(num_rows)
+    columns = {
+        "temperature": rows.temperature,
+        "top_k": np.minimum(rows.top_k, _MAX_TOP_K),
+        "top_p": rows.top_p,
+        "min_p": rows.min_p,
+        "seed": rows.seed.view(np.int64),
+        "index": rows.index,
+    }
+    for name, values in columns.items():
+        getattr(target, name)[:num_rows] = torch.from_numpy(values)
+    if pairs is not None:
+        at = torch.from_numpy(pairs.row)
+        target.companion_row[at] = torch.from_numpy(pairs.companion_row).int()
+        target.guidance[at] = torch.from_numpy(pairs.scale)
