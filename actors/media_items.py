@@ -11,23 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..media.audio import decode_audio
+from ..media.decoding import DecodingPool, analyse_bitstream
+from ..media.dispatch import Request
+from ..media.engines import upright_rgb
 from ..media.errors import MediaError
 from ..media.image import decode_image
 from ..media.limits import MediaLimits, Reader, TimeBudget
 from ..media.mel import LogMel
-from ..media.preprocess import patch_rows, resize, video_rows
-from ..media.video import VideoDecoder
-from ..media.video_info import analyse
+from ..media.preprocess import patch_rows, resize, temporal_rows
 from ..models.config import Item, ModelConfig, family_of
 
-_FRAMES_IN_A_DECODER = 24  # reference and reordered pictures, roughly, for the cache's accounts
+_INDEX_BYTES = 32  # for each packet of a video
 
 
 class OpenItem(Protocol):
-    """An item that has been analysed: ``item`` is its shape, ``num_bytes`` about what holding it costs."""
+    """An item that has been analysed: ``item`` is its shape."""
 
     item: Item
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """About what holding it costs now."""
+        ...
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
         """The rows of one segment, in order, in pieces [num_rows, ...]. Raises MediaError."""
@@ -57,29 +62,60 @@ class OpenImage:
 
 
 class OpenVideo:
-    """A video and the decoder that stands where the last segment ended."""
+    """A video and, once rows are asked for, the request that decodes it: all engines work ahead of the segment that is asked for."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget) -> None:
+    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> None:
         assert config.vision_rules is not None
         self._rules = config.vision_rules
+        self._pool = pool
         family = family_of(config)
-        info = analyse(reader, limits, budget)
-        wanted = family.sample_frames(config, info.num_frames, info.fps).tolist()
-        self._num_wanted = len(wanted)
-        sampled_fps = len(wanted) / info.num_frames * info.fps
-        self.item = family.video_item(config, len(wanted), info.height, info.width, sampled_fps)
-        self._decoder = VideoDecoder(reader, info, wanted, limits, budget)
-        self.num_bytes = info.height * info.width * 3 // 2 * _FRAMES_IN_A_DECODER
+        self._bitstream = analyse_bitstream(reader, limits, budget)
+        info = self._bitstream.info
+        self._wanted = family.sample_frames(config, info.num_frames, info.fps).tolist()
+        sampled_fps = len(self._wanted) / info.num_frames * info.fps
+        self.item = family.video_item(config, len(self._wanted), info.height, info.width, sampled_fps)
+        self._upright = upright_rgb(limits)
+        self._request: Request | None = None
+        self._position = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Little until it is decoded: an item that is only analysed pushes out none that is."""
+        info = self._bitstream.info
+        return _INDEX_BYTES * info.num_frames + (self._pool.max_bytes(info) if self._request is not None else 0)
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        """Target height and width."""
+        _, h, w = self.item.grid
+        return h * self._rules.patch_size, w * self._rules.patch_size
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
-        patch, temporal = self._rules.patch_size, self._rules.temporal_patch_size
+        temporal = self._rules.temporal_patch_size
         first = temporal * sum(part.grid[0] for part in self.item.segments[:segment])
-        num_patches, h, w = self.item.segments[segment].grid
-        count = min(temporal * num_patches, self._num_wanted - first)
-        yield from video_rows(self._decoder.frames(first, count), h * patch, w * patch, self._rules)
+        count = min(temporal * self.item.segments[segment].grid[0], len(self._wanted) - first)
+        yield from temporal_rows(self._planes(first, count), self._rules)
+
+    def _planes(self, first: int, count: int) -> Iterator[NDArray[Any]]:
+        """Frames of the target size; goes on where the last call stopped, or anew."""
+        if self._request is None or first != self._position:
+            self.close()
+            temporal = self._rules.temporal_patch_size
+            self._request = self._pool.add_decoding_request(self._bitstream, self._wanted[first:], self._resized, temporal)
+            self._position = first
+        for _ in range(count):
+            planes = self._pool.get_decoding_output(self._request)
+            assert planes is not None
+            self._position += 1
+            yield planes
+
+    def _resized(self, frame: Any, reformatter: Any) -> NDArray[Any]:
+        return np.ascontiguousarray(resize(self._upright(frame, reformatter), *self._size))
 
     def close(self) -> None:
-        self._decoder.close()
+        if self._request is not None:
+            self._pool.cancel(self._request)
+            self._request = None
 
 
 class OpenAudio:
@@ -100,10 +136,12 @@ class OpenAudio:
         pass
 
 
-def open_item(kind: str, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget) -> OpenItem:
-    """Analyse an item. Raises MediaError, or UnsupportedMediaError if the model cannot take it."""
+def open_item(kind: str, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> OpenItem:
+    """Analyse an item; videos are decoded by the pool. Raises MediaError, or UnsupportedMediaError if the model cannot take it."""
     if kind not in config.media_kinds:
         raise MediaError(f"this model takes no {kind}", 400)
+    if kind == "video":
+        return OpenVideo(reader, config, limits, budget, pool)
     kinds: dict[str, Callable[[Reader, ModelConfig, MediaLimits, TimeBudget], OpenItem]]
-    kinds = {"image": OpenImage, "video": OpenVideo, "audio": OpenAudio}
+    kinds = {"image": OpenImage, "audio": OpenAudio}
     return kinds[kind](reader, config, limits, budget)

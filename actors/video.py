@@ -3,32 +3,42 @@
 Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError`` that says what is wrong and no more.
 """
 
-import ctypes
 import logging
-import resource
+import os
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import TypeVar
 
 import msgspec
 
+from ..media.decoding import DECODER_BYTES, DecodingPool
+from ..media.engines import cpu_engines
 from ..media.errors import MediaError
 from ..media.limits import MediaLimits, TimeBudget
-from ..models.config import Item, ModelConfig
+from ..models.config import Item, MediaKind, ModelConfig
 from ..models.errors import UnsupportedMediaError
-from ..runtime.config import MediaSection
+from ..runtime.config import MediaSection, read_environment
 from ..runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .base import Actor
 from .media_items import OpenItem, open_item
+from .plan_work import still_wanted
 from .plans import serve_plans
+from .sandbox import allow_cpu_time, enter_sandbox, memory_left
 
 log = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20
-PR_SET_NO_NEW_PRIVS = 38
+CACHE_BYTES = 128 << 20  # of open items, for each engine
+BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each engine
+THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
+BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent one (measured: 31.7); a decoder's frames are smaller
+SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
+ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
+RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
 
@@ -36,24 +46,38 @@ Key = tuple[int, int, int]  # row, row generation, item
 
 
 def main(actor: Actor) -> None:
-    """Entry of the video process."""
-    renounce_privileges()
+    """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
+    num_engines = len(os.sched_getaffinity(0))
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media"), PagePool.attach(actor.run, "patch")
-    worker = VideoWorker(media, patches, actor.model, actor.config.media)
-    serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False))
+    enter_sandbox(
+        actor.run.path,
+        read_environment().state_home / actor.run.path.name,
+        memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES)
+        + DECODER_BYTES
+        + SPARE_BYTES
+        + BYTES_PER_PIXEL * actor.config.media.max_pixels,
+        file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
+    )
+    rows = SequenceTable.attach(actor.run, writable=False)
+    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES)
+    num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
+    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
 
+    def execute(plan: Plan) -> Result:
+        allow_cpu_time(step_cpu_s)
+        worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
+        return worker.execute(plan)
 
-def renounce_privileges() -> None:
-    """No core dumps of other people's media, and no program started from here gains rights."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    with closing(worker):
+        serve_plans(actor, execute, rows)
 
 
 @dataclass
 class _Entry:
     opened: OpenItem
     budget: TimeBudget
+    plan: Analyse | DecodeSegment  # the first that named it
 
 
 class VideoWorker:
@@ -77,6 +101,18 @@ class VideoWorker:
         self._timeout_s = media_config.item_timeout_s
         self._cache_bytes = cache_bytes
         self._open: OrderedDict[Key, _Entry] = OrderedDict()
+        engines = cpu_engines()
+        self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
+
+    def close(self) -> None:
+        """End the threads that decode, wherever they are. Nothing more can be done."""
+        self._pool.close()
+        self._open.clear()
+
+    def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
+        """Close items whose plans nobody wants any more: engines would go on with the oldest of them first."""
+        for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
+            self._close(key)
 
     def execute(self, plan: Plan) -> Result:
         """Analyse or decode. Never raises because of a medium."""
@@ -112,21 +148,16 @@ class VideoWorker:
         key = _key(plan)
         entry = self._open.get(key)
         if entry is None:
-            self._forget_earlier_requests(plan.row, plan.row_generation)
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
             budget = TimeBudget(self._timeout_s)
             with budget.running():
-                entry = _Entry(open_item(plan.media.kind, reader, self._model, self._limits, budget), budget)
+                entry = _Entry(open_item(plan.media.kind, reader, self._model, self._limits, budget, self._pool), budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
         while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
             self._close(next(iter(self._open)))
         return entry
-
-    def _forget_earlier_requests(self, row: int, row_generation: int) -> None:
-        for key in [key for key in self._open if key[0] == row and key[1] != row_generation]:
-            self._close(key)
 
     def _close(self, key: Key) -> None:
         entry = self._open.pop(key, None)
@@ -136,17 +167,35 @@ class VideoWorker:
     def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError:
         try:
             return work()
-        except MemoryError:
-            raise  # this process ends: see ``plans``
-        except MediaError as error:
-            failure = ItemError(error.status, f"media item {plan.item + 1}: {error.message}")
-        except UnsupportedMediaError as error:
-            failure = ItemError(400, f"media item {plan.item + 1}: {error}")
-        except Exception:
-            log.exception("cannot decode item %d of row %d (%s)", plan.item, plan.row, plan.media.kind)
-            failure = ItemError(422, f"media item {plan.item + 1}: the {plan.media.kind} cannot be decoded")
-        self._close(_key(plan))
-        return failure
+        except Exception as error:
+            self._close(_key(plan))
+            status, message = _explain(error, plan.media.kind)
+        return ItemError(status, f"media item {plan.item + 1}: {message}")
+
+
+def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
+    """The status and the words for what went wrong with an item.
+
+    Raises: MemoryError where it is not the item that takes too much, but this process that has come to: it ends, see ``plans``.
+    """
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch's words for it
+        _let_go(error)
+        if (left := memory_left()) < ROOM_BYTES:
+            raise MemoryError from None
+        return 400, f"decoding the {kind} takes more memory than the limit of {left >> 20} MiB"
+    if isinstance(error, MediaError):
+        return error.status, error.message
+    if isinstance(error, UnsupportedMediaError):
+        return 400, str(error)
+    log.exception("a %s cannot be decoded", kind)
+    return 422, f"the {kind} cannot be decoded"
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the functions held that an exception has come through."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _key(plan: Analyse | DecodeSegment) -> Key:

@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 
-from .container import BROKEN, broken, demux, open_container, pick_stream
+from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .mel import Waveform
@@ -48,8 +48,8 @@ def _resampled(container: Any, stream: Any, sample_rate: int, limits: MediaLimit
             if frame is not None:
                 frame.pts = None
             try:
-                pieces = resampler.resample(frame)
-            except BROKEN:
+                pieces = ffmpeg(resampler.resample, frame)
+            except BrokenData:
                 raise broken("audio") from None
             for piece in pieces:
                 yield piece.to_ndarray().reshape(-1, num_channels)
@@ -66,10 +66,8 @@ def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudge
     context = stream.codec_context
     for packet in _with_end(demux(container, stream, limits, budget)):
         try:
-            frames = context.decode(packet)
-        except MediaError:
-            raise
-        except BROKEN:
+            frames = ffmpeg(context.decode, packet)
+        except BrokenData:
             num_failed += 1
             continue
         for frame in frames:

@@ -1,35 +1,54 @@
-"""Opening video and audio containers with PyAV, restricted to formats and codecs on the allow-lists. Used by video.py and audio.py.
+"""Opening video and audio containers with PyAV, restricted to allow-lists of formats and codecs. Used by video_info, packets and audio.
 
 FFmpeg never gets a name or an address, only a Python reader: playlist formats are off the list and no protocol is allowed, so that
 a file cannot make it open another (an ffconcat text did, see tests).
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import av
 import av.error
 import av.logging
 import av.stream
 
-from .errors import MediaError
+from .errors import MediaError, MediaMemoryError
 from .formats import refuse
 from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
 
 av.logging.set_level(None)
 
-_VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg"
+_VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg,gif"
 _AUDIO_FORMATS = "wav,mp3,flac,ogg,aac,mov,matroska,mpegts"
 _VIDEO_CODECS = frozenset(
-    "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv".split()
+    "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv gif".split()
 )
 _AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
 _ACCEPTED = {
-    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG and MPEG-TS files with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4",
+    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS and GIF files with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4",
     "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
 }
 
 BROKEN = (av.error.FFmpegError, IndexError, ValueError)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BrokenData(Exception):
+    """What FFmpeg was given is not what it should be."""
+
+
+def ffmpeg(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call into PyAV. Raises: BrokenData; MediaMemoryError; MediaError as the reader raises it."""
+    try:
+        return call(*args, **kwargs)
+    except MediaError:
+        raise
+    except MemoryError:
+        raise MediaMemoryError from None
+    except BROKEN:
+        raise BrokenData from None
 
 
 def broken(kind: str) -> MediaError:
@@ -39,7 +58,7 @@ def broken(kind: str) -> MediaError:
 def open_container(reader: Reader, kind: Literal["video", "audio"], limits: MediaLimits, budget: TimeBudget) -> Any:
     """An open PyAV container over the reader's bytes; the caller closes it.
 
-    Raises: MediaError (422) when it is empty, of another kind, of a format that is not on the list, or broken.
+    Raises: MediaError, 422 when it is empty, of another kind, of a format that is not on the list, or broken, 400 for limits.
     """
     guarded = GuardedReader(reader, budget)
     if guarded.num_bytes == 0:
@@ -47,15 +66,16 @@ def open_container(reader: Reader, kind: Literal["video", "audio"], limits: Medi
     options = {
         "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
         "protocol_whitelist": "none",
-        "max_pixels": str(limits.max_frame_pixels),
-        "max_streams": "64",
+        **limits.codec_options,
     }
     try:
-        return av.open(guarded, mode="r", options=options, metadata_errors="ignore")
-    except MediaError:
-        raise
-    except BROKEN:
+        container = ffmpeg(av.open, guarded, mode="r", options=options, metadata_errors="ignore")
+    except BrokenData:
         raise refuse(reader, kind, _ACCEPTED[kind]) from None
+    if (num_streams := len(container.streams)) > limits.max_streams:
+        container.close()
+        raise MediaError(f"the file of {num_streams} streams exceeds the limit of {limits.max_streams}", 400)
+    return container
 
 
 def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
@@ -93,10 +113,8 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
     packets = container.demux(stream)
     while True:
         try:
-            packet = next(packets, None)
-        except MediaError:
-            raise
-        except BROKEN:
+            packet = ffmpeg(next, packets, None)
+        except BrokenData:
             return
         if packet is None:
             return

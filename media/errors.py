@@ -8,3 +8,10 @@ class MediaError(ValueError):
         super().__init__(message)
         self.message = message
         self.status = status
+
+
+class MediaMemoryError(MediaError, MemoryError):
+    """A decoder got no memory: the medium asks for too much, or this process has too little left, which the caller can tell."""
+
+    def __init__(self) -> None:
+        super().__init__("decoding takes more memory than there is", 400)

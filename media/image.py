@@ -21,7 +21,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from .errors import MediaError
+from .errors import MediaError, MediaMemoryError
 from .formats import refuse
 from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
 
@@ -43,7 +43,6 @@ _BROKEN = (
     TypeError,
     AttributeError,
     OverflowError,
-    MemoryError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -87,6 +86,8 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
                 return np.array(_to_rgb(_turned_upright(image)))
             except MediaError:
                 raise
+            except MemoryError:
+                raise MediaMemoryError from None
             except _BROKEN:
                 raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 

@@ -29,8 +29,14 @@ class MediaLimits:
     max_video_s: float = 3600.0
     max_audio_s: float = 600.0
     max_packets: int = 500_000  # compressed packets walked per item
+    max_streams: int = 64  # of a container
     max_channels: int = 16  # of sound
     max_sample_rate: int = 768_000
+
+    @property
+    def codec_options(self) -> dict[str, str]:
+        """Of FFmpeg's video decoders. They count a frame's padding too, so what is but a little too large is ours to refuse by name."""
+        return {"max_pixels": str(2 * self.max_frame_pixels + (1 << 20))}
 
 
 class TimeBudget:
@@ -54,7 +60,8 @@ class TimeBudget:
 
     @property
     def spent_s(self) -> float:
-        return self._spent_s + (self._clock() - self._since if self._since is not None else 0.0)
+        since = self._since  # read once: threads that decode look while the taker's block ends
+        return self._spent_s + (self._clock() - since if since is not None else 0.0)
 
     def check(self) -> None:
         """Raises MediaError (400) when the budget is spent."""

@@ -56,10 +56,15 @@ def image_rows(frame: Pixels, height: int, width: int, rules: PatchRules) -> Pix
 
 
 def video_rows(frames: Iterable[Pixels], height: int, width: int, rules: PatchRules) -> Iterator[Pixels]:
-    """The rows of each temporal patch in turn; a last one that is short of frames repeats the last frame."""
+    """The rows of each temporal patch of a video in turn, at this target size."""
+    yield from temporal_rows((resize(frame, height, width) for frame in frames), rules)
+
+
+def temporal_rows(planes: Iterable[Pixels], rules: PatchRules) -> Iterator[Pixels]:
+    """The same of frames that have the target size; a last temporal patch that is short of frames repeats the last one."""
     pending: list[Pixels] = []
-    for frame in frames:
-        pending.append(resize(frame, height, width))
+    for frame in planes:
+        pending.append(frame)
         if len(pending) == rules.temporal_patch_size:
             yield patch_rows(np.stack(pending), rules)
             pending.clear()

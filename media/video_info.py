@@ -1,6 +1,6 @@
 """What is in a video file, found by decoding a single frame of it: frames, rate, size, and the order in which its packets show.
 
-``analyse`` is called by the video actor; ``video.py`` decodes by what it returns.
+``decoding`` calls ``analyse`` and decodes by what it returns.
 """
 
 from contextlib import closing
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .container import BROKEN, broken, demux, open_container, pick_stream
+from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 
@@ -20,6 +20,7 @@ class PacketIndex:
     """The packets of a video stream in decode order."""
 
     pts: npt.NDArray[np.int64]  # [packets], unique
+    num_bytes: npt.NDArray[np.int64]  # [packets], compressed, at least 1
     is_disposable: npt.NDArray[np.bool_]  # [packets]
     keys: npt.NDArray[np.int64]  # [groups] packet numbers, ascending; the first is 0
     timeline: npt.NDArray[np.int64]  # [num_frames] pts of the frames shown, ascending
@@ -67,9 +68,10 @@ class _Walk:
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
         self._context = stream.codec_context
-        self._context.options = {"max_pixels": str(limits.max_frame_pixels)}
+        self._context.options = limits.codec_options
         self._frame: Any = None
         self._pts: list[int | None] = []
+        self._num_bytes: list[int] = []
         self._keys: list[int] = []
         self._disposable: list[bool] = []
         self._hidden: list[bool] = []
@@ -80,6 +82,7 @@ class _Walk:
         if self._frame is None and len(self._pts) < self._MAX_FIRST_FRAME_PACKETS:
             self._try(packet)
         self._pts.append(packet.pts)
+        self._num_bytes.append(packet.size)
         self._disposable.append(packet.is_disposable)
         self._hidden.append(packet.is_discard)
 
@@ -97,10 +100,8 @@ class _Walk:
 
     def _try(self, packet: Any) -> None:
         try:
-            frames = self._context.decode(packet)
-        except MediaError:
-            raise
-        except BROKEN:
+            frames = ffmpeg(self._context.decode, packet)
+        except BrokenData:
             return
         self._frame = next(iter(frames), None)
 
@@ -114,15 +115,18 @@ class _Walk:
         return sorted(pts) if len(pts) == self.num_shown else []
 
     def packet_index(self) -> PacketIndex | None:
-        """None when time stamps are missing or repeated, or key frames are out of order."""
+        """None when time stamps are missing, repeated or not those of the frames, or key frames are out of order."""
         if not self._keys or None in self._pts:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         keys = np.array(self._keys if self._keys[0] == 0 else [0, *self._keys], dtype=np.int64)
         if len(np.unique(pts)) != len(pts) or np.any(np.diff(pts[keys]) <= 0):
             return None
+        if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
+            return None  # AVI has no time stamps of its own: packets are numbered as they lie, whatever order frames come out in
         timeline = np.array(self.shown_pts(), dtype=np.int64)
-        return PacketIndex(pts, np.array(self._disposable, dtype=np.bool_), keys, timeline)
+        num_bytes = np.array(self._num_bytes, dtype=np.int64)
+        return PacketIndex(pts, num_bytes, np.array(self._disposable, dtype=np.bool_), keys, timeline)
 
 
 def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:

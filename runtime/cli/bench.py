@@ -15,6 +15,7 @@ BENCHES = {
     "startup": "How long a user waits, and what an idle run takes.",
     "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
     "accuracy": "How far reduced precision is from float32, beside transformers.",
+    "media": "Decoding beside PyAV, OpenCV and torchcodec.",
     "quality": "How many answers about held-out demo data are right, beside transformers.",
 }
 

@@ -1,8 +1,8 @@
-"""Media files made on the spot with PyAV and Pillow, small enough to encode in a fraction of a second each."""
+"""Media files made on the spot with PyAV and Pillow, small enough to encode in a fraction of a second each, and their decoding."""
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.media.decoding import DecodingPool, analyse_bitstream
+from mmrt.media.engines import CpuEngine
+from mmrt.media.limits import MediaLimits, TimeBudget
+from mmrt.media.packets import Bitstream
+
 torch.set_num_threads(1)
+
+WAIT_S = 20.0
 
 Frames = list[np.ndarray]
 
@@ -79,16 +86,39 @@ def decode_all(data: bytes) -> Frames:
     return frames
 
 
+def bitstream_of(data: bytes, budget: TimeBudget | None = None) -> Bitstream:
+    return analyse_bitstream(io.BytesIO(data), MediaLimits(), budget or TimeBudget(1e9))
+
+
+def outputs(pool: DecodingPool, request: Any) -> Frames:
+    frames = []
+    while (frame := pool.get_decoding_output(request, WAIT_S)) is not None:
+        frames.append(frame)
+    return frames
+
+
+def decode_on(num_engines: int, data: bytes, wanted: Sequence[int]) -> Frames:
+    """The wanted frames from a pool of so many engines that cuts the video into small segments."""
+    with DecodingPool([CpuEngine()] * num_engines, packets_per_segment=8) as pool:
+        return outputs(pool, pool.add_decoding_request(bitstream_of(data), wanted, temporal_patch_size=2))
+
+
+def assert_frames(frames: Frames, expected: Frames) -> None:
+    assert len(frames) == len(expected)
+    for number, (frame, other) in enumerate(zip(frames, expected, strict=True)):
+        assert np.array_equal(frame, other), f"frame {number}"
+
+
 def encode_audio(
     waveform: np.ndarray, rate: int = 16000, codec: str = "pcm_s16le", container: str = "wav", format: str = "s16"
 ) -> bytes:
     """waveform float [channels, samples] in ±1."""
     buffer = io.BytesIO()
-    layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(waveform)]
+    layout = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[len(waveform)]
     with av.open(buffer, "w", format=container) as output:
         stream: Any = output.add_stream(codec, rate=rate, layout=layout)
-        planar = np.ascontiguousarray(waveform, dtype=np.float32)
-        whole = av.AudioFrame.from_ndarray(planar, format="fltp", layout=layout)
+        interleaved = np.ascontiguousarray(waveform.T, dtype=np.float32).reshape(1, -1)
+        whole = av.AudioFrame.from_ndarray(interleaved, format="flt", layout=layout)
         whole.sample_rate, whole.pts = rate, 0
         resampler = av.AudioResampler(format=format, layout=layout, rate=rate, frame_size=stream.codec_context.frame_size)
         for frame in [*resampler.resample(whole), *resampler.resample(None)]:

@@ -49,6 +49,12 @@ def test_stereo_is_the_mean_of_its_channels(make_audio):
         (44100, "libmp3lame", "mp3", "fltp", 2),
         (44100, "aac", "mp4", "fltp", 2),
         (48000, "aac", "adts", "fltp", 1),
+        (48000, "aac", "mpegts", "fltp", 2),
+        (48000, "flac", "flac", "s32", 8),
+        (48000, "libopus", "ogg", "flt", 8),
+        (48000, "pcm_s16le", "mov", "s16", 8),
+        (44100, "alac", "mp4", "s16p", 2),
+        (192000, "pcm_f64le", "wav", "dbl", 1),
     ],
 )
 def test_rates_codecs_and_channels(make_audio, rate, codec, container, format, channels):
@@ -81,6 +87,13 @@ def test_wild_channel_counts_and_rates(channels, rate, says):
     with pytest.raises(MediaError, match=says) as caught:
         decoded(buffer.getvalue())
     assert caught.value.status == 400
+
+
+def test_planar_frames_of_eight_channels(make_audio):
+    """PyAV crashes when it is asked for their planes. The fourth channel is low frequencies alone: the tone is not in it."""
+    amplitudes = tuple(0.6 - 0.05 * channel for channel in range(8))
+    middle = decoded(make_audio(tone(48000, amplitudes=amplitudes), 48000, "aac", "mp4", "fltp"))[4000:12000]
+    assert np.sqrt(2 * (middle**2).mean()) == pytest.approx((sum(amplitudes) - amplitudes[3]) / 8, rel=0.02)
 
 
 def test_silence_is_sound(make_audio):

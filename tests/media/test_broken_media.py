@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmrt.media.audio import decode_audio
-from mmrt.media.errors import MediaError
+from mmrt.media.errors import MediaError, MediaMemoryError
 from mmrt.media.image import decode_image
 from mmrt.media.limits import GuardedReader, MediaLimits, TimeBudget
 from mmrt.media.video import decode_frames
@@ -42,9 +42,9 @@ def refusal(kind: str, data: bytes, limits: MediaLimits = LIMITS, budget: TimeBu
     return caught.value
 
 
-def image_file(picture: np.ndarray, format: str = "PNG") -> bytes:
+def image_file(picture: np.ndarray, format: str = "PNG", **options: object) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format)
+    Image.fromarray(picture).save(buffer, format, **options)
     return buffer.getvalue()
 
 
@@ -53,6 +53,17 @@ def with_scans(jpeg: bytes, num_scans: int) -> bytes:
     start = jpeg.index(b"\xff\xda")
     length = 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big")
     return jpeg[:start] + jpeg[start : start + length] * (num_scans - 1) + jpeg[start:]
+
+
+def many_tracks(count: int) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as output:
+        streams = [output.add_stream("aac", rate=16000, layout="mono") for _ in range(count)]
+        for stream in streams:
+            samples = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            samples.sample_rate = 16000
+            output.mux([*stream.encode(samples), *stream.encode(None)])
+    return buffer.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +76,13 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
         "image": image_file(picture),
         "jpeg": image_file(picture, "JPEG"),
         "gif": image_file(picture, "GIF"),
+        "animated webp": image_file(picture, "WEBP", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
         "scans": with_scans(image_file(picture, "JPEG"), 101),
         "audio": make_audio(tone),
         "mp3": make_audio(tone, 44100, "libmp3lame", "mp3", "fltp"),
         "sound in mp4": make_audio(tone, 48000, "aac", "mp4", "fltp"),
+        "video with sound": make_video(num_frames=12, audio=True),
+        "70 tracks": many_tracks(70),
         "text": b"Once upon a time\n" * 20,
         "noise": np.random.default_rng(1).bytes(5000),
         "empty": b"",
@@ -80,7 +94,7 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
     [
         ("video", "image", "a PNG image, not a video: send it as image_url"),
         ("video", "jpeg", "a JPEG image, not a video"),
-        ("video", "gif", "a GIF image, not a video"),
+        ("video", "animated webp", "a WebP image, not a video: send it as image_url"),
         ("video", "audio", "a WAV audio file, not a video: send it as input_audio"),
         ("video", "sound in mp4", "holds no video stream; it holds sound"),
         ("video", "text", "this is text, not a video"),
@@ -184,6 +198,10 @@ def test_a_video_with_broken_packets_keeps_its_timeline(files, decode_sequential
         ("image", "scans", MediaLimits(), "101 scans exceeds the limit of 100"),
         ("audio", "audio", MediaLimits(max_audio_s=0.9), "longer than the limit of 0.9 s"),
         ("audio", "mp3", MediaLimits(max_packets=3), "more than 3 packets"),
+        ("audio", "video with sound", MediaLimits(max_audio_s=0.9), "longer than the limit of 0.9 s"),
+        ("audio", "video with sound", MediaLimits(max_packets=9), "more than 9 packets"),
+        ("audio", "70 tracks", MediaLimits(), "70 streams exceeds the limit of 64"),
+        ("video", "70 tracks", MediaLimits(), "70 streams exceeds the limit of 64"),
     ],
 )
 def test_limits_name_the_value(files, kind, name, limits, says):
@@ -221,3 +239,18 @@ def test_a_pixel_bomb_is_refused_before_it_is_decoded():
     error = refusal("image", data)
     assert "pixels" in error.message
     assert error.status == 400
+
+
+def test_a_decoder_without_memory_says_so(files, monkeypatch):
+    """It is not taken for broken data: whether the medium or the process is to blame is for the actor to say."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(av, "open", fail)
+        assert isinstance(refusal("video", files["video"]), MediaMemoryError)
+        assert isinstance(refusal("audio", files["audio"]), MemoryError)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", fail)
+        assert isinstance(refusal("image", files["gif"]), MediaMemoryError)

@@ -1,16 +1,22 @@
-"""Every wanted frame equals the one that decoding in sequence gives, for each codec, container and structure that hurts."""
+"""On any number of engines, every wanted frame equals the one that PyAV gives when it decodes the whole file in sequence: for each
+codec, container and structure that hurts.
+"""
 
 import io
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mmrt.media import engines
+from mmrt.media.engines import CpuDecoder
 from mmrt.media.limits import MediaLimits
-from mmrt.media.video import VideoDecoder, decode_frames
-from mmrt.media.video_info import VideoInfo, analyse
+from mmrt.media.video import decode_frames
+from mmrt.media.video_info import analyse
+from mmrt.tests.media.conftest import Frames, assert_frames, decode_on
 
 LIMITS = MediaLimits()
 X265 = {"preset": "ultrafast"}
@@ -24,6 +30,7 @@ CASES: dict[str, dict] = {
     "h264 intra refresh": {"options": {"x264-params": "intra-refresh=1:keyint=12"}},
     "h264 interlaced": {"options": {"x264-params": "tff=1:keyint=12"}},
     "h264 in one GOP": {"gop": 300},
+    "h264 in odd GOPs": {"gop": 5},
     "h264 of 10 bits": {"pix_fmt": "yuv420p10le"},
     "h264 4:4:4, odd size": {"pix_fmt": "yuv444p", "height": 61, "width": 97},
     "h264 Matroska": {"container": "matroska"},
@@ -50,18 +57,22 @@ CASES: dict[str, dict] = {
 
 
 class Video:
-    def __init__(self, data: bytes, frames: list[np.ndarray]) -> None:
+    def __init__(self, data: bytes, frames: Frames) -> None:
         self.data = data
         self.frames = frames
         self.info = analyse(io.BytesIO(data), LIMITS)
 
-    def decoder(self, wanted: list[int], info: VideoInfo | None = None) -> VideoDecoder:
-        return VideoDecoder(io.BytesIO(self.data), info or self.info, wanted, LIMITS)
+    def decode(self, wanted: Sequence[int]) -> Frames:
+        """On one engine, in large segments."""
+        taken = dict(decode_frames(io.BytesIO(self.data), self.info, wanted))
+        assert list(taken) == list(dict.fromkeys(wanted))
+        return [taken[index] for index in wanted]
 
-    def assert_equal(self, taken: list[np.ndarray], indices: list[int]) -> None:
-        assert len(taken) == len(indices)
-        for frame, index in zip(taken, indices, strict=True):
-            assert np.array_equal(frame, self.frames[index]), f"frame {index}"
+    def assert_exact(self, wanted: Sequence[int]) -> None:
+        due = [self.frames[index] for index in wanted]
+        assert_frames(self.decode(wanted), due)
+        for num_engines in (1, 2, 3):
+            assert_frames(decode_on(num_engines, self.data, wanted), due)
 
 
 @pytest.fixture(scope="module")
@@ -83,51 +94,36 @@ def test_wanted_frames_equal_sequential_decoding(open_video, name):
     num_frames = len(video.frames)
     assert video.info.num_frames == num_frames
     assert (video.info.height, video.info.width) == video.frames[0].shape[:2]
-    for wanted in (range(num_frames), range(0, num_frames, 5), [num_frames - 1], [7, 8, 30]):
-        indices = [index for index in wanted if index < num_frames]
-        taken = dict(decode_frames(io.BytesIO(video.data), video.info, indices))
-        assert list(taken) == indices
-        video.assert_equal(list(taken.values()), indices)
+    for wanted in (range(num_frames), range(0, num_frames, 5), [num_frames - 1], [7, 8, 8, 8, 30]):
+        video.assert_exact([index for index in wanted if index < num_frames])
 
 
-@pytest.mark.parametrize("name", ["h264 open GOP", "h264 without time stamps", "h264 intra refresh", "av1"])
-def test_segments_go_on_where_the_last_one_stopped_or_anew(open_video, name):
-    video = open_video(name)
-    wanted = list(range(0, 48, 3))
-    decoder = video.decoder(wanted)
-    video.assert_equal([*decoder.frames(0, 5), *decoder.frames(5, 3), *decoder.frames(8, 8)], wanted)
-    video.assert_equal(list(decoder.frames(8, 4)), wanted[8:12])
-    video.assert_equal(list(decoder.frames(2, 2)), wanted[2:4])
-    decoder.close()
-    video.assert_equal(list(decoder.frames(4, 4)), wanted[4:8])
-    decoder.close()
-
-
-@given(wanted=st.lists(st.integers(0, 47), min_size=1, max_size=20).map(sorted), cut=st.integers(0, 20))
+@given(wanted=st.lists(st.integers(0, 47), min_size=1, max_size=20).map(sorted), num_engines=st.integers(1, 3))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_choice_of_frames_in_any_two_parts(open_video, wanted, cut):
+def test_any_choice_of_frames(open_video, wanted, num_engines):
     video = open_video("hevc open GOP")
-    cut = min(cut, len(wanted))
-    decoder, other = video.decoder(wanted), video.decoder(wanted)
-    video.assert_equal([*decoder.frames(0, cut), *other.frames(cut, len(wanted) - cut)], wanted)
-    decoder.close()
-    other.close()
+    assert_frames(decode_on(num_engines, video.data, wanted), [video.frames[index] for index in wanted])
 
 
 def test_decoding_skips_what_nobody_wants(open_video, monkeypatch):
     """Of 48 frames in 4 groups, the last frame of the second group costs that group at most, and one conversion."""
     video = open_video("h264")
-    fed = []
-    from mmrt.media import video as module
-
-    feed = module._PacketCursor.decode
-    monkeypatch.setattr(module._PacketCursor, "decode", lambda self, packet: fed.append(packet) or feed(self, packet))
-    upright = VideoDecoder._upright
-    converted = []
-    monkeypatch.setattr(VideoDecoder, "_upright", lambda self, frame: converted.append(frame) or upright(self, frame))
-    video.assert_equal([frame for _, frame in decode_frames(io.BytesIO(video.data), video.info, [20])], [20])
-    assert len(converted) == 1
+    fed, turned = [], []
+    feed, quarter_turns = CpuDecoder.decode, engines.quarter_turns
+    monkeypatch.setattr(CpuDecoder, "decode", lambda self, *packet: fed.append(packet) or feed(self, *packet))
+    monkeypatch.setattr(engines, "quarter_turns", lambda frame: turned.append(frame) or quarter_turns(frame))
+    assert_frames(video.decode([20]), [video.frames[20]])
+    assert len(turned) == 1
     assert len(fed) <= 13
+
+
+def test_who_stops_taking_leaves_no_thread(open_video):
+    video = open_video("h264")
+    before = threading.active_count()
+    frames = decode_frames(io.BytesIO(video.data), video.info, range(48))
+    assert next(frames)[0] == 0 and threading.active_count() == before + 1
+    frames.close()
+    assert threading.active_count() == before
 
 
 def test_the_size_may_change_in_mid_stream(make_video, decode_sequentially):
@@ -136,8 +132,7 @@ def test_the_size_may_change_in_mid_stream(make_video, decode_sequentially):
     video = Video(small + large, decode_sequentially(small + large))
     assert {frame.shape for frame in video.frames} == {(64, 96, 3), (128, 96, 3)}
     assert video.info.index is None
-    wanted = range(0, len(video.frames), 3)
-    video.assert_equal([frame for _, frame in decode_frames(io.BytesIO(video.data), video.info, wanted)], list(wanted))
+    video.assert_exact(range(0, len(video.frames), 3))
 
 
 def test_rate_and_duration(open_video):
@@ -158,8 +153,6 @@ def test_rotation_turns_the_way_the_file_says(make_video, make_picture):
 def test_wanted_indices_are_checked(open_video):
     video = open_video("h264")
     with pytest.raises(ValueError, match="ascend"):
-        video.decoder([3, 2])
+        video.decode([3, 2])
     with pytest.raises(ValueError, match=r"0\.\.47"):
-        video.decoder([48])
-    with pytest.raises(ValueError, match="of 2 wanted"):
-        list(video.decoder([1, 2]).frames(1, 2))
+        video.decode([48])

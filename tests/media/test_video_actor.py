@@ -1,6 +1,7 @@
 """The video actor's worker on real pools: plans in, rows in pages out, whatever is cached, restarted or broken."""
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrt.actors import video as video_actor
 from mmrt.actors.video import VideoWorker
 from mmrt.media.audio import decode_audio
 from mmrt.media.limits import MediaLimits
@@ -107,11 +109,15 @@ def picture(make_picture) -> np.ndarray:
     return make_picture(0, 150, 211)
 
 
+def encoded(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 @pytest.fixture(scope="module")
 def png(picture) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(picture))
 
 
 @pytest.fixture(scope="module")
@@ -256,9 +262,40 @@ def test_another_shape_than_analysed_before_is_an_error(bench, png):
     assert bench.refusal(command).status == 500
 
 
-def test_the_process_renounces_privileges():
-    code = "from mmrt.actors.video import renounce_privileges as r; r(); print(open('/proc/self/status').read()); import resource"
-    code += "; print(resource.getrlimit(resource.RLIMIT_CORE))"
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert "NoNewPrivs:\t1" in output
-    assert "(0, 0)" in output
+def test_a_lack_of_memory_is_the_items_fault_or_the_process_ends(bench, png, monkeypatch):
+    """Where there is room again once the item has been let go, it alone was too large."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    plan = bench.analyse_plan("image", png)
+    monkeypatch.setattr(video_actor, "open_item", fail)
+    monkeypatch.setattr(video_actor, "memory_left", lambda: 700 << 20)
+    error = bench.refusal(plan)
+    assert (error.status, error.message) == (400, "media item 1: decoding the image takes more memory than the limit of 700 MiB")
+    monkeypatch.setattr(video_actor, "memory_left", lambda: 1 << 20)
+    with pytest.raises(MemoryError):
+        bench.worker.execute(plan)
+
+
+def test_an_item_too_large_for_the_sandbox_is_refused_and_the_next_one_is_not(bench, tmp_path):
+    """In a process of its own, with 128 MiB to spare: 3000 x 3000 transparent pixels take Pillow more than that."""
+    for size in (3000, 30):
+        (tmp_path / f"{size}.png").write_bytes(encoded(Image.new("RGBA", (size, size))))
+    code = f"""
+from pathlib import Path
+from mmrt.actors.sandbox import enter_sandbox
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.media.test_video_actor import Bench
+run, folder = Path({str(bench.run.path)!r}), Path({str(tmp_path)!r})
+bench = Bench(RunDirectory.create(run / "of its own", {{}}))
+enter_sandbox(run, folder, memory_bytes=128 << 20, file_bytes=1 << 20)
+for size in (3000, 3000, 30):
+    plan = bench.analyse_plan("image", (folder / f"{{size}}.png").read_bytes())
+    print(getattr(bench.worker.execute(plan), "message", "analysed"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    *refused, analysed = done.stdout.splitlines()
+    assert analysed == "analysed", done.stderr
+    pattern = r"media item 1: decoding the image takes more memory than the limit of \d+ MiB"
+    assert len(refused) == 2 and all(re.fullmatch(pattern, line) for line in refused), refused

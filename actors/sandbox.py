@@ -1,0 +1,162 @@
+"""What the video actor gives up before it looks at anybody's media: whoever takes it over through a decoder gains little.
+
+Nothing here can be taken back, and all threads that begin later have it too. Left: to read what its user may read, to write below
+the run directory and that of its logs, and unix sockets, which the bus is made of.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from .system_calls import forbid_system_calls
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_FILES = 256
+# Less than any core has, so that no file is made; and other than 0 it keeps the kernel from piping a core to a program, too.
+NO_CORE_BYTES = 1
+
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int) -> None:
+    """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
+
+    It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; it may take
+    ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one line.
+    """
+    measures: dict[str, Callable[[], None]] = {
+        "new privileges": _renounce_new_privileges,
+        "capabilities": _drop_capabilities,
+        "resources": lambda: _limit_resources(memory_bytes, file_bytes),
+        "where it writes": lambda: _confine_writing(run, logs),
+        "system calls": forbid_system_calls,
+    }
+    missing = []
+    for what, measure in measures.items():
+        try:
+            measure()
+        except OSError as error:
+            missing.append(f"{what} ({error.strerror})")
+    if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+        missing.append(f"the {num_threads - 1} threads that it has already")
+    if missing:
+        log.warning("media are decoded with more rights than needed: this system does not restrict %s", ", ".join(missing))
+
+
+def allow_cpu_time(seconds: float) -> None:
+    """From now on this process may compute for ``seconds``, rounded up; then the kernel ends it by SIGXCPU.
+
+    The kernel counts from a process's beginning, so a process that lives for long moves its limit before each piece of work.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(time.process_time() + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (_lesser(soft, hard), hard))
+
+
+def memory_left() -> int:
+    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 where it has none, and nobody can tell."""
+    fields = Path("/proc/self/statm").read_text().split()
+    used = {resource.RLIMIT_AS: int(fields[0]), resource.RLIMIT_DATA: int(fields[5])}
+    limits = {kind: resource.getrlimit(kind)[0] for kind in used}
+    left = [limit - used[kind] * resource.getpagesize() for kind, limit in limits.items() if limit != resource.RLIM_INFINITY]
+    return min(left, default=0)
+
+
+def _renounce_new_privileges() -> None:
+    _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))))
+
+
+def _drop_capabilities() -> None:
+    """What root has beyond other users; nobody else has any."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc().capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
+    """RLIMIT_DATA counts private memory alone, unlike RLIMIT_AS neither the pools nor what libraries reserve and never touch.
+
+    RLIMIT_NPROC counts all processes of the user: that there will be none of this one is the filter's to see to.
+    """
+    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limits = {
+        resource.RLIMIT_CORE: NO_CORE_BYTES,
+        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
+        resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_DATA: data_pages * resource.getpagesize() + memory_bytes,
+    }
+    for kind, limit in limits.items():
+        lowered = _lesser(limit, resource.getrlimit(kind)[1])
+        resource.setrlimit(kind, (lowered, lowered))
+
+
+def _lesser(limit: int, hard: int) -> int:
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+
+
+# Landlock: rights over files, as bits; its system calls have the same numbers on all machines.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 0, 1 << 1, 1 << 4, 1 << 5
+_MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
+_MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
+_REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("rights", ctypes.c_uint64), ("directory_fd", ctypes.c_int32))
+
+
+def _confine_writing(run: Path, logs: Path) -> None:
+    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs; reading is free."""
+    version = _syscall(_CREATE_RULESET, None, 0, _VERSION)
+    writing = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
+    handled = writing | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0)
+    ruleset = _syscall(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(handled)), 8, 0)
+    try:
+        for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
+            _allow(ruleset, device, writing & (_WRITE_FILE | _TRUNCATE))
+        with suppress(OSError):  # somebody without a home has no logs
+            logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for directory in (run, logs):
+            if directory.is_dir():
+                _allow(ruleset, directory, writing)
+        # The last process of a run removes the run directory, and its parent if that has become empty.
+        _allow(ruleset, run.parent.parent, _REMOVE_DIR)
+        _syscall(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_PathBeneath(rights, fd)), 0)
+    finally:
+        os.close(fd)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    call = _libc().syscall
+    call.restype = ctypes.c_long
+    words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return _check(call(ctypes.c_long(number), *words))
+
+
+def _check(status: int) -> int:
+    if status < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, errno.errorcode.get(number, str(number)) + ": " + os.strerror(number))
+    return status

@@ -1,0 +1,234 @@
+"""Decoding videos on all engines at once: ``analyse_bitstream``, ``add_decoding_request``, ``get_decoding_output`` (FC10). For the
+video actor.
+
+One thread per engine. All that is decided, ``dispatch`` decides, under one lock, which is never held while anything is demuxed, decoded
+or converted. One video is decoded by all engines together (FC1); frames come in order as they become ready, and are bit for bit those
+that a single engine gives.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+
+from .decoding_job import Job, Outputs
+from .dispatch import Absent, Dispatch, Request, Run, State
+from .engines import CPU, Convert, Engine, FrameNotDelivered, Output, choose_kind, cpu_engines, decoder_bytes, upright_rgb
+from .errors import MediaError
+from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
+from .packets import Bitstream
+from .segments import Segment
+from .video_info import VideoInfo, analyse
+
+log = logging.getLogger(__name__)
+
+PACKETS_PER_SEGMENT = 64
+BYTES_AHEAD = 128 << 20
+DECODER_BYTES = 2 << 30
+
+
+def analyse_bitstream(reader: Reader, limits: MediaLimits | None = None, budget: TimeBudget = UNLIMITED) -> Bitstream:
+    """What is in a video, found by demuxing it and decoding one frame. The engines use the reader until its requests have ended.
+
+    Raises: MediaError, 422 for files that are not videos or hold no frame, 400 for limits.
+    """
+    limits = limits or MediaLimits()
+    return Bitstream(reader, analyse(reader, limits, budget), limits, budget)
+
+
+class DecodingPool:
+    """Engines, a thread for each from the first request on, and the requests. All methods may be called by any thread.
+
+    A segment holds about ``packets_per_segment`` packets, or one group of pictures if that is more: short, so that the first frames
+    come soon and the engines end together. A request keeps at most ``max_bytes_ahead`` bytes of frames for its taker, and one frame
+    more per engine; it has as many engines as its decoders take ``max_decoder_bytes`` together, or one.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine] | None = None,
+        *,
+        packets_per_segment: int = PACKETS_PER_SEGMENT,
+        max_bytes_ahead: int = BYTES_AHEAD,
+        max_decoder_bytes: int = DECODER_BYTES,
+    ) -> None:
+        self._engines = list(engines) if engines is not None else cpu_engines()
+        self._kinds = list(dict.fromkeys(engine.kind for engine in self._engines))
+        self._packets_per_segment = packets_per_segment
+        self._max_bytes_ahead = max_bytes_ahead
+        self._max_decoder_bytes = max_decoder_bytes
+        self._dispatch = Dispatch(2 * len(self._engines), max_bytes_ahead)
+        self._jobs: dict[Request, Job] = {}
+        self._parked: dict[Run, Outputs] = {}
+        self._is_closing = False
+        self._lock = threading.Lock()
+        self._has_work = threading.Condition(self._lock)
+        self._has_output = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+
+    def max_bytes(self, info: VideoInfo) -> int:
+        """About what a request for such a video takes at most: frames for its taker, and decoders."""
+        return self._max_bytes_ahead + self._max_running(info) * decoder_bytes(info)
+
+    def _max_running(self, info: VideoInfo) -> int:
+        return min(len(self._engines), max(1, self._max_decoder_bytes // decoder_bytes(info)))
+
+    def __enter__(self) -> "DecodingPool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def add_decoding_request(
+        self, bitstream: Bitstream, wanted: Sequence[int], convert: Convert | None = None, temporal_patch_size: int = 1
+    ) -> Request:
+        """Begin to decode the frames with these ascending indices, repetitions allowed. Returns what ``get_decoding_output`` takes.
+
+        Each frame goes through ``convert`` in an engine's thread and comes out as an array, by default RGB uint8 [height, width, 3],
+        upright.
+
+        Raises: ValueError for indices out of order or range, and once the pool is closed.
+        """
+        info = bitstream.info
+        if any(a > b for a, b in itertools.pairwise(wanted)):
+            raise ValueError("wanted frame indices must ascend")
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < info.num_frames:
+            raise ValueError(f"wanted frames {wanted[0]}..{wanted[-1]} outside 0..{info.num_frames - 1}")
+        repeats = {index: len(list(same)) for index, same in itertools.groupby(wanted)}
+        num_engines = self._max_running(info)
+        convert = convert or upright_rgb(bitstream.limits)
+        job = Job(bitstream, list(repeats), convert, temporal_patch_size, num_engines, self._packets_per_segment)
+        segments = job.plan()
+        with self._lock:
+            if self._is_closing:
+                raise ValueError("the decoding pool is closed")
+            request = self._dispatch.add(segments, list(repeats.values()), choose_kind(info, self._kinds), num_engines)
+            self._jobs[request] = job
+            if not self._threads:
+                self._start()
+            self._has_work.notify_all()
+        return request
+
+    def _start(self) -> None:
+        for number, engine in enumerate(self._engines):
+            self._threads.append(threading.Thread(target=self._serve, args=(engine,), name=f"decode {number}", daemon=True))
+            self._threads[-1].start()
+
+    def get_decoding_output(self, request: Request, timeout_s: float | None = None) -> Output | None:
+        """The next frame in order, as soon as it is there; None after the last one. Waits without the GIL. One taker per request.
+
+        A frame that the decoder does not deliver (broken data) is replaced by the one before it, or by the first that follows.
+
+        The end of a request releases it; one that fails or is not taken to its end is to be cancelled.
+
+        Raises: MediaError (422) if nothing at all can be decoded, 400 for limits; ValueError once cancelled; TimeoutError.
+        """
+        with self._lock:
+            while (frame := self._dispatch.take(request)) is Absent.PENDING:
+                if not self._has_output.wait(timeout_s):
+                    raise TimeoutError(f"no frame within {timeout_s} s")
+            self._has_work.notify_all()
+        if not isinstance(frame, Absent):
+            return frame
+        self.cancel(request)
+        return None
+
+    def cancel(self, request: Request) -> None:
+        """End a request at whatever point it is. When this returns no engine works on it, and its reader is used no more."""
+        with self._lock:
+            dropped = self._dispatch.cancel(request)
+            job = self._jobs.get(request)
+            self._has_output.notify_all()
+        if job is None:
+            return
+        self._release(job, dropped)
+        with self._lock:
+            while request.num_running:
+                self._has_output.wait()
+            job = self._jobs.pop(request, None)
+        if job is not None:
+            job.close()
+
+    def close(self) -> None:
+        """Cancel everything and end the threads. Takes as long as an engine is busy with one packet."""
+        with self._lock:
+            self._is_closing = True
+            requests = self._dispatch.requests
+            self._has_work.notify_all()
+        for request in requests:
+            self.cancel(request)
+        for thread in self._threads:
+            thread.join()
+        for engine in self._engines:
+            engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        """The life of an engine's thread."""
+        while self._serve_next(engine):
+            pass
+
+    def _serve_next(self, engine: Engine) -> bool:
+        """Wait for a segment and do what can be done of it; nothing is held between two. Returns False once the pool closes."""
+        with self._lock:
+            while not self._is_closing and (run := self._dispatch.next_run(engine.kind)) is None:
+                self._has_work.wait()
+            if self._is_closing:
+                return False
+            job = self._jobs[run.request]
+            outputs = self._parked.pop(run, None)
+        try:
+            self._advance(engine, job, run, outputs if outputs is not None else job.outputs(engine, run.segment))
+        except Exception as error:  # whatever it is, the taker gets it, and this thread lives on
+            with self._lock:
+                dropped = self._dispatch.fail(run, error)
+            self._release(job, dropped)
+        finally:
+            with self._lock:
+                self._dispatch.leave(run)
+                self._has_work.notify_all()
+                self._has_output.notify_all()
+        return True
+
+    def _advance(self, engine: Engine, job: Job, run: Run, outputs: Outputs) -> None:
+        """Decode a segment until it is done, parked or dropped. Raises: what decoding it raises, if no other engine can do better."""
+        is_parked = False
+        try:
+            for position, frame in outputs:
+                with self._lock:
+                    goes_on = self._dispatch.deliver(run, position, frame)
+                    is_parked = run.state is State.PARKED
+                    if is_parked:
+                        self._parked[run] = outputs
+                    self._has_output.notify_all()
+                if not goes_on:
+                    break
+            else:
+                with self._lock:
+                    self._dispatch.finish(run)
+        except FrameNotDelivered:
+            self._replan(job, run, job.plan_from_first_key(run.due), run.request.kind)
+        except MediaError:
+            raise
+        except Exception as error:
+            if engine.kind == CPU or CPU not in self._kinds:
+                raise
+            log.warning("decoding on %s failed, going on with the processor: %s", engine.kind, error)
+            self._replan(job, run, job.plan(run.due), CPU)
+        finally:
+            if not is_parked:
+                outputs.close()
+                job.forget(run.segment)
+
+    def _replan(self, job: Job, run: Run, segments: Sequence[Segment], kind: str) -> None:
+        with self._lock:
+            dropped = self._dispatch.replan(run, segments, kind)
+        self._release(job, dropped)
+
+    def _release(self, job: Job, dropped: Sequence[Run]) -> None:
+        """Let go of what dropped runs hold. Those that are running find no more packets, and end."""
+        with self._lock:
+            parked = [outputs for run in dropped if (outputs := self._parked.pop(run, None)) is not None]
+        for outputs in parked:
+            outputs.close()
+        for run in dropped:
+            job.forget(run.segment)

@@ -1,0 +1,98 @@
+"""How the segments of one request are cut and decoded. Called by ``decoding``, from the threads of all engines."""
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+from .engines import Convert, Decoder, Engine, Output, decode_in_sequence, decode_segment
+from .packets import Bitstream, PacketCursor
+from .segments import Segment, plan_groups, plan_segments, sequential_segment
+from .video_info import PacketIndex
+
+Outputs = Generator[tuple[int, Output], None, None]
+"""(position among the wanted, converted frame) of one segment, ascending. It holds a decoder until its end, or until it is closed."""
+
+
+class Job:
+    """What engines need to know of a request: how its segments are decoded. Its methods may be called by any thread."""
+
+    def __init__(
+        self,
+        bitstream: Bitstream,
+        wanted: Sequence[int],
+        convert: Convert,
+        temporal_patch_size: int,
+        num_engines: int,
+        packets_per_segment: int,
+    ) -> None:
+        self._bitstream = bitstream
+        self._wanted = wanted
+        self._convert = convert
+        self._temporal_patch_size = temporal_patch_size
+        self._num_engines = num_engines
+        self._packets_per_segment = packets_per_segment
+        self._cursors: dict[Segment, PacketCursor] = {}
+        self._idle: dict[str, deque[Decoder]] = defaultdict(deque)  # by kind of engine
+
+    def plan(self, start: int = 0) -> list[Segment]:
+        """Segments for all wanted frames from ``start`` on."""
+        index = self._bitstream.info.index
+        if index is None:
+            segments = [sequential_segment(start, len(self._wanted))] if start < len(self._wanted) else []
+            return self._with_cursor(segments, None)
+        num_packets = sum(group.last + 1 - group.first for group in plan_groups(index, self._wanted, start))
+        num_parts = max(self._num_engines, num_packets // self._packets_per_segment)
+        return self._with_cursor(self._segments(index, start, num_parts), index)
+
+    def plan_from_first_key(self, start: int) -> list[Segment]:
+        """The same for a file whose later key frames are none to start from: as one segment, decoded from its beginning."""
+        index = self._bitstream.info.index
+        assert index is not None
+        index = replace(index, keys=index.keys[:1])
+        return self._with_cursor(self._segments(index, start, 1), index)
+
+    def _segments(self, index: PacketIndex, start: int, num_parts: int) -> list[Segment]:
+        patch = self._temporal_patch_size
+        return plan_segments(index, self._wanted, num_parts=num_parts, temporal_patch_size=patch, start=start)
+
+    def _with_cursor(self, segments: list[Segment], index: PacketIndex | None) -> list[Segment]:
+        cursor = PacketCursor(self._bitstream, index, [group for segment in segments for group in segment.groups])
+        self._cursors.update(dict.fromkeys(segments, cursor))
+        return segments
+
+    def outputs(self, engine: Engine, segment: Segment) -> Outputs:
+        """(position, converted frame) of one segment, as it is decoded."""
+        cursor = self._cursors[segment]
+        decoder = self._idle_decoder(engine.kind) or engine.open(self._bitstream)
+        is_done = False
+        try:
+            if self._bitstream.info.index is None:
+                frames = decode_in_sequence(decoder, cursor, segment, self._wanted)
+            else:
+                frames = decode_segment(decoder, cursor, segment)
+            for position, frame in frames:
+                self._bitstream.budget.check()
+                yield position, self._convert(frame, decoder.reformatter)
+            is_done = True
+        finally:
+            if is_done and decoder.is_sound:
+                self._idle[engine.kind].append(decoder)
+            else:
+                decoder.close()
+
+    def _idle_decoder(self, kind: str) -> Decoder | None:
+        try:
+            return self._idle[kind].pop()
+        except IndexError:
+            return None
+
+    def forget(self, segment: Segment) -> None:
+        """No more packets for this segment, and no more memory for those that wait."""
+        for group in segment.groups:
+            self._cursors[segment].forget(group)
+
+    def close(self) -> None:
+        """Give up the decoders. Nothing runs any more."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()

@@ -1,0 +1,202 @@
+"""What decodes a segment: the interface of engines, decoding on the processor, and the choice between them.
+
+An engine is a slot: a processor core, or one of a GPU's decoding units. It opens decoders, and a decoder is used by one thread at a
+time. Called by ``decoding``; ``nvdec`` implements the interface on a GPU.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from av.video.reformatter import VideoReformatter
+
+from .container import BrokenData, ffmpeg
+from .errors import MediaError
+from .limits import MediaLimits
+from .packets import Bitstream, PacketCursor
+from .segments import Segment
+from .video_info import VideoInfo, check_frame_size, quarter_turns
+
+Output = npt.NDArray[Any]
+Convert = Callable[[Any, VideoReformatter], Output]
+"""What a request makes of each wanted frame, a PyAV frame as decoded. It runs in the threads of several engines at once."""
+
+CPU = "cpu"
+
+_SKIPPING_CODECS = frozenset(("h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
+_PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
+_PIXELS_FOR_HARDWARE = {"h264": 1280 * 720, "hevc": 0, "vp9": 0, "av1": 0, "libdav1d": 0}
+"""Codec -> pixels of a frame from which a GPU's units are used where there are any. Other codecs and smaller frames stay on the
+processor, which is the faster for small H.264 (FC13). The figures are the paper's, not measured here.
+"""
+
+
+class EngineError(Exception):
+    """This engine cannot do it: hardware does not support it, or failed. Another kind of engine may do better."""
+
+
+class FrameNotDelivered(Exception):
+    """A group did not give all its wanted frames: its key frame is none to start from (intra refresh), or data are broken."""
+
+
+class Decoder(Protocol):
+    """Decodes groups of one bitstream, one after another. ``is_sound`` is False once anything went wrong: it is then used no more."""
+
+    reformatter: VideoReformatter
+    is_sound: bool
+
+    def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
+        """Frames that come out when ``packet`` goes in, as PyAV frames in the order in which they are shown; broken data gives none.
+
+        A frame that is not wanted need not come out, nor be decoded if no other needs it. Raises: EngineError, MediaError.
+        """
+        ...
+
+    def drain(self) -> list[Any]:
+        """The frames that are still inside."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything; the next packet is a key frame."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """A slot that one thread decodes on. Engines of one ``kind`` do the same work in the same way."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def open(self, bitstream: Bitstream) -> Decoder:
+        """Raises: EngineError if it cannot decode this, MediaError if nothing can."""
+        ...
+
+    def close(self) -> None:
+        """Give up what it keeps. Its decoders are closed already."""
+        ...
+
+
+class CpuEngine:
+    """A processor core. A decoder is one PyAV codec context with one thread; opening it reads the file's head, some 16 ms."""
+
+    kind = CPU
+
+    def open(self, bitstream: Bitstream) -> "CpuDecoder":
+        with bitstream.opened() as (_, stream):
+            return CpuDecoder(stream.codec_context)
+
+    def close(self) -> None:
+        pass
+
+
+class CpuDecoder:
+    """A PyAV codec context. It releases the GIL while it decodes."""
+
+    def __init__(self, context: Any) -> None:
+        self.reformatter = VideoReformatter()
+        self.is_sound = True
+        self._context = context
+        self._can_skip = context.name in _SKIPPING_CODECS
+
+    def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
+        if self._can_skip:
+            self._context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+        return self._decode(packet)
+
+    def drain(self) -> list[Any]:
+        return self._decode(None)
+
+    def _decode(self, packet: Any) -> list[Any]:
+        try:
+            frames: list[Any] = ffmpeg(self._context.decode, packet)
+        except BrokenData:
+            self.is_sound = False
+            return []
+        return frames
+
+    def reset(self) -> None:
+        self._context.flush_buffers()
+
+    def close(self) -> None:
+        pass
+
+
+def cpu_engines() -> list[Engine]:
+    """One for each processor that this process may use."""
+    return [CpuEngine() for _ in os.sched_getaffinity(0)]
+
+
+def decoder_bytes(info: VideoInfo) -> int:
+    """About what a decoder of this video takes, at 8 bits and 4:2:0: pictures for reference and those not yet shown."""
+    return _PICTURES_IN_A_DECODER * info.height * info.width * 3 // 2
+
+
+def choose_kind(info: VideoInfo, kinds: list[str]) -> str:
+    """The kind of engine to decode this on, of those at hand."""
+    hardware = [kind for kind in kinds if kind != CPU]
+    suits_hardware = info.height * info.width >= _PIXELS_FOR_HARDWARE.get(info.codec, 1 << 62)
+    return hardware[0] if hardware and (suits_hardware or CPU not in kinds) else CPU
+
+
+def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment) -> Iterator[tuple[int, Any]]:
+    """(position among the wanted, frame) in ascending order: Algorithm 1's inner loop, frames matched by time stamp (FC3).
+
+    Frames that a group from the file's start does not deliver are left out: there is nothing before it to start from.
+
+    Raises: FrameNotDelivered for any other group; EngineError, MediaError.
+    """
+    for group in segment.groups:
+        due = group.start
+        position_of = {pts: group.start + offset for offset, pts in enumerate(group.pts)}
+        for frame in _frames(decoder, cursor.packets(group)):
+            position = position_of.get(frame.pts, -1)
+            if position < due:
+                continue
+            if position > due and group.first > 0:
+                raise FrameNotDelivered
+            yield position, frame
+            due = position + 1
+            if due == group.stop:
+                break
+        if due < group.stop and group.first > 0:
+            raise FrameNotDelivered
+        cursor.forget(group)
+        decoder.reset()
+
+
+def decode_in_sequence(decoder: Decoder, cursor: PacketCursor, segment: Segment, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """The same for a file without an index, whose frames are counted as they come out. ``wanted`` are their indices."""
+    (group,) = segment.groups
+    positions = {wanted[position]: position for position in range(group.start, group.stop)}
+    for num_out, frame in enumerate(_frames(decoder, cursor.packets(group))):
+        if num_out in positions:
+            yield positions[num_out], frame
+            if num_out == wanted[-1]:
+                break
+    cursor.forget(group)
+    decoder.reset()
+
+
+def _frames(decoder: Decoder, packets: Iterator[tuple[Any, bool]]) -> Iterator[Any]:
+    for packet, is_wanted in packets:
+        yield from decoder.decode(packet, is_wanted)
+    yield from decoder.drain()
+
+
+def upright_rgb(limits: MediaLimits) -> Convert:
+    """RGB uint8 [height, width, 3], turned as the file asks. Raises: MediaError for sizes beyond the limits and formats of no use."""
+
+    def convert(frame: Any, reformatter: VideoReformatter) -> Output:
+        check_frame_size(frame.width, frame.height, limits)
+        try:
+            rgb = np.asarray(ffmpeg(reformatter.reformat, frame, format="rgb24", threads=1).to_ndarray(), np.uint8)
+        except BrokenData:
+            raise MediaError(f"video frames of format {frame.format.name} are not supported") from None
+        turns = quarter_turns(frame)
+        return np.ascontiguousarray(np.rot90(rgb, turns)) if turns else rgb
+
+    return convert

@@ -1,0 +1,144 @@
+"""The compressed bytes of one video, read by several threads: containers over one reader, and a cursor that demuxes the file once.
+
+Called by ``engines`` and ``decoding``.
+"""
+
+import io
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .container import demux, open_container, pick_stream
+from .limits import MediaLimits, Reader, TimeBudget
+from .segments import Group
+from .video_info import PacketIndex, VideoInfo
+
+
+@dataclass(frozen=True, eq=False)
+class Bitstream:
+    """A video that has been analysed: its bytes and what is in them. ``reader`` belongs to it from here on."""
+
+    reader: Reader
+    info: VideoInfo
+    limits: MediaLimits
+    budget: TimeBudget
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Any, Any]]:
+        """An open container and its video stream, with a position of its own. Its codec context outlives it. Any thread.
+
+        Raises: MediaError as ``open_container`` and ``pick_stream`` do.
+        """
+        container = open_container(_SharedReader(self.reader, self._reading), "video", self.limits, self.budget)
+        try:
+            stream = pick_stream(container, "video")
+            stream.codec_context.options = self.limits.codec_options
+            yield container, stream
+        finally:
+            container.close()
+
+
+class _SharedReader(io.RawIOBase):
+    """One of several positions in the same bytes."""
+
+    def __init__(self, reader: Reader, reading: threading.Lock) -> None:
+        super().__init__()
+        self._reader = reader
+        self._reading = reading
+        self._position = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._reading:
+            self._reader.seek(self._position)
+            data = self._reader.read(size) or b""
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END:
+            with self._reading:
+                self._position = self._reader.seek(offset, whence)
+        else:
+            self._position = offset + (self._position if whence == io.SEEK_CUR else 0)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+class PacketCursor:
+    """The packets of several groups, demuxed once and forward only, whichever group's engine asks next.
+
+    What it reads on the way to a packet that is asked for is kept for the groups that it belongs to, and for no longer than they are
+    waited for: in memory are only packets of groups under way, and of those that a group under way reaches into (open GOP). All methods
+    may be called by any thread; the packets of one group by one thread at a time.
+    """
+
+    def __init__(self, bitstream: Bitstream, index: PacketIndex | None, groups: Sequence[Group]) -> None:
+        self._bitstream = bitstream
+        self._index = index
+        self._held: dict[Group, deque[tuple[Any, bool]]] = {group: deque() for group in groups}
+        self._wanted: dict[Group, frozenset[int]] = {group: frozenset(group.pts) for group in groups}
+        self._lock = threading.Lock()
+        self._packets: Generator[Any, None, None] | None = None
+        self._next = 0
+
+    def packets(self, group: Group) -> Iterator[tuple[Any, bool]]:
+        """(packet, whether its own frame is wanted) in decode order, without those that no wanted frame needs.
+
+        Raises: MediaError (400) for limits.
+        """
+        while True:
+            self._bitstream.budget.check()  # also where all packets have been read for another group
+            with self._lock:
+                held = self._held.get(group)
+                while held is not None and not held and self._next <= group.last and self._read():
+                    pass
+                if not held:
+                    return
+                item = held.popleft()
+            yield item
+
+    @property
+    def num_held(self) -> int:
+        """Packets in memory, those of two groups counted twice."""
+        with self._lock:
+            return sum(len(held) for held in self._held.values())
+
+    def forget(self, group: Group) -> None:
+        """Nobody will ask for this group's packets any more. The container is closed with the last group."""
+        with self._lock:
+            self._held.pop(group, None)
+            if not self._held and self._packets is not None:
+                self._packets.close()
+
+    def _read(self) -> bool:
+        """Take one packet from the file. Returns False at its end."""
+        if self._packets is None:
+            self._packets = self._demux()
+        packet = next(self._packets, None)
+        if packet is None:
+            return False
+        number = self._next
+        self._next += 1
+        for group, held in self._held.items():
+            if group.first > number:
+                break  # groups ascend
+            if number <= group.last and (is_wanted := self._is_wanted(group, number)) is not None:
+                held.append((packet, is_wanted))
+        return True
+
+    def _is_wanted(self, group: Group, number: int) -> bool | None:
+        """None if the packet need not be fed."""
+        if self._index is None:
+            return True
+        is_wanted = int(self._index.pts[number]) in self._wanted[group]
+        return None if self._index.is_disposable[number] and not is_wanted else is_wanted
+
+    def _demux(self) -> Generator[Any, None, None]:
+        with self._bitstream.opened() as (container, stream):
+            yield from demux(container, stream, self._bitstream.limits, self._bitstream.budget)

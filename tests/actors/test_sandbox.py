@@ -1,0 +1,187 @@
+"""What the video process cannot do any more, tried in a real process, and what it still can."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import zmq
+
+from mmrt.actors import video
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.media.conftest import encode_video
+
+SCRIPT = Path(__file__).with_name("sandboxed.py")
+
+
+class Outcome(NamedTuple):
+    status: int
+    warnings: str
+    found: dict[str, Any]
+    left: list[str]  # files where it ran
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """One process that enters the sandbox, tries everything and ends in a crash."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    for name in ("own/run", "logs", "elsewhere", "cwd"):
+        (folder / name).mkdir(parents=True)
+    (folder / "elsewhere" / "old").write_text("old")
+    (folder / "video.mp4").write_bytes(encode_video(options={"bf": "2"}))
+    with tempfile.TemporaryDirectory() as short, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        bus = f"ipc://{short}/bus"
+        router.bind(bus)
+        arguments = [folder / "own" / "run", folder / "logs", folder / "elsewhere", bus, folder / "video.mp4"]
+        child = subprocess.Popen(
+            [sys.executable, SCRIPT, *map(str, arguments)],
+            cwd=folder / "cwd",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if router.poll(30_000):
+            router.send_multipart(router.recv_multipart())
+        output, errors = child.communicate(timeout=30)
+    assert output, errors
+    yield Outcome(child.returncode, errors, json.loads(output), [file.name for file in (folder / "cwd").iterdir()])
+
+
+def needs(outcome: Outcome, what: str) -> None:
+    if what in outcome.warnings:
+        pytest.skip(f"not restricted here: {outcome.warnings}")
+
+
+def test_no_network_no_programs_no_other_processes(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    names = ("connect", "udp", "netlink", "execve", "fork", "subprocess", "posix_spawn", "kill", "pidfd", "limits of others", "chown")
+    assert {name: outcome.found["forbidden"][name] for name in names} == dict.fromkeys(names, "EPERM")
+
+
+def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
+    needs(outcome, "where it writes")
+    names = ("write", "overwrite", "remove", "truncate", "link")
+    assert {name: outcome.found["forbidden"][name] for name in names} == dict.fromkeys(names, "EACCES")
+
+
+def test_limits(outcome: Outcome) -> None:
+    found = outcome.found["forbidden"]
+    assert (found["large file"], found["memory"], found["core"]) == ("EFBIG", "MemoryError", "ValueError")
+    assert 0 < outcome.found["memory left"] <= 512 << 20
+
+
+def test_threads_that_begin_later_are_restricted_too(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    found = outcome.found["in a thread"]
+    assert (found["connect"], found["execve"]) == ("EPERM", "EPERM")
+    needs(outcome, "where it writes")
+    assert found["write"] == "EACCES"
+
+
+def test_what_the_actor_needs_goes_on(outcome: Outcome) -> None:
+    assert outcome.found["allowed"] == dict.fromkeys(outcome.found["allowed"], "done")
+
+
+def test_no_privileges_are_left(outcome: Outcome) -> None:
+    status = dict(line.split(":\t", 1) for line in outcome.found["status"].splitlines() if ":\t" in line)
+    assert status["NoNewPrivs"] == "1"
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+
+
+def test_a_crash_leaves_no_core(outcome: Outcome) -> None:
+    assert outcome.status == -signal.SIGSEGV
+    assert outcome.found["core"] in ([1, 1], [0, 0])
+    assert not outcome.left
+
+
+def child(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+
+def test_cpu_time_ends_the_process_unless_it_is_granted_again() -> None:
+    code = """
+from mmrt.actors.sandbox import allow_cpu_time
+import time
+allow_cpu_time(0.1)
+allow_cpu_time(1.1)
+def compute(until_s):
+    while time.process_time() < until_s: pass
+compute(1.5)
+print("granted", flush=True)
+allow_cpu_time(0)
+compute(9)
+"""
+    done = child(code)
+    assert (done.returncode, done.stdout) == (-signal.SIGXCPU, "granted\n")
+
+
+def test_where_the_kernel_refuses_one_line_says_so_and_the_rest_holds(tmp_path: Path) -> None:
+    code = f"""
+import errno, logging, os, platform, sys
+from pathlib import Path
+from mmrt.actors import sandbox
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+platform.machine = lambda: "pdp11"
+def refuse(*paths): raise OSError(errno.EOPNOTSUPP, "no Landlock")
+sandbox._confine_writing = refuse
+sandbox.enter_sandbox(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), memory_bytes=1 << 28, file_bytes=100)
+try:
+    (Path({str(tmp_path)!r}) / "file").write_bytes(bytes(101))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    said = "media are decoded with more rights than needed: this system does not restrict"
+    expected = [f"{said} where it writes (no Landlock), system calls (there is no filter for pdp11)", "EFBIG"]
+    assert child(code).stdout.splitlines() == expected
+
+
+class Actor:
+    """As much of an actor as ``main`` uses before it serves."""
+
+    name = "video"
+    config = RuntimeConfig()
+    model = None
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+
+    def wait_for_layout(self) -> None:
+        pass
+
+
+def test_the_actor_enters_it_before_its_first_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = RunDirectory.create(tmp_path / "run", {})
+    for name in ("media", "patch"):
+        PagePool.create(run, name, 2, 4096)
+    calls: list[tuple[object, ...]] = []
+
+    class Worker:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def execute(self, plan: object) -> object:
+            calls.append(("execute", plan))
+            return "result"
+
+    def serve(actor: Actor, execute: Callable[[object], object], rows: object) -> None:
+        assert [execute("first"), execute("second")] == ["result", "result"]
+
+    monkeypatch.setattr(video, "VideoWorker", Worker)
+    monkeypatch.setattr(video, "serve_plans", serve)
+    monkeypatch.setattr(video.SequenceTable, "attach", lambda *_, **__: None)
+    monkeypatch.setattr(video, "enter_sandbox", lambda *paths, **limits: calls.append(("sandbox", *paths, *limits)))
+    monkeypatch.setattr(video, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
+    video.main(Actor(run))  # type: ignore[arg-type]
+    run.destroy()
+    entered, *rest = calls
+    assert entered == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run", "memory_bytes", "file_bytes")
+    assert rest == [("cpu", 90.0), ("execute", "first"), ("cpu", 90.0), ("execute", "second")]

@@ -1,0 +1,227 @@
+"""Files that decoders get wrong: each is made here, and every frame is the one that plain decoding in sequence gives."""
+
+import io
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+
+import av
+import av.stream
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrt.media.errors import MediaError
+from mmrt.media.limits import MediaLimits
+from mmrt.media.video import decode_frames
+from mmrt.media.video_info import VideoInfo, analyse
+from mmrt.tests.media.conftest import assert_frames, decode_all, decode_on, encode_video, picture
+
+LIMITS = MediaLimits()
+X265 = {"preset": "ultrafast"}
+VP9 = {"codec": "libvpx-vp9", "container": "webm"}
+FAST = {"deadline": "good", "cpu-used": "8"}
+HDR = "log-level=none:colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"
+
+CASES: dict[str, dict] = {
+    "vp9 with hidden reference frames": VP9 | {"options": FAST | {"lag-in-frames": "12", "auto-alt-ref": "1"}},
+    "vp9 of odd size": VP9 | {"options": FAST, "height": 61, "width": 97},
+    "vp9 with alpha": VP9 | {"options": FAST | {"auto-alt-ref": "0"}, "pix_fmt": "yuva420p"},
+    "vp9 IVF": VP9 | {"options": FAST, "container": "ivf"},
+    "vp8 with alpha": {"codec": "libvpx", "container": "webm", "options": FAST | {"auto-alt-ref": "0"}, "pix_fmt": "yuva420p"},
+    "hevc HDR": {"codec": "libx265", "options": X265 | {"x265-params": HDR}, "pix_fmt": "yuv420p10le"},
+    "av1 of 10 bits": {"codec": "libsvtav1", "container": "matroska", "options": {"preset": "12"}, "pix_fmt": "yuv420p10le"},
+    "av1, one frame": {"codec": "libsvtav1", "options": {"preset": "12"}, "num_frames": 1},
+    "av1 without a container": {"codec": "libsvtav1", "container": "obu", "options": {"preset": "12"}},
+    "mpeg2 interlaced": {"codec": "mpeg2video", "container": "mpegts", "options": {"flags": "+ilme+ildct", "bf": "2"}},
+    "mpeg2 program stream": {"codec": "mpeg2video", "container": "mpeg", "options": {"bf": "2"}},
+    "mpeg4 MP4": {"codec": "mpeg4", "options": {"bf": "2"}},
+    "ProRes with alpha": {"codec": "prores_ks", "container": "mov", "pix_fmt": "yuva444p10le"},
+    "FFV1 with alpha": {"codec": "ffv1", "container": "matroska", "pix_fmt": "bgra"},
+    "h264 grey": {"pix_fmt": "gray"},
+    "h264 4:2:2 of 10 bits": {"pix_fmt": "yuv422p10le"},
+    "h264 FLV": {"container": "flv", "options": {"bf": "3"}},
+    "h264 AVI, numbered as it lies": {"container": "avi", "options": {"bf": "3"}},
+    "h264 that begins late": {"times": [25 * i + 3000 for i in range(24)]},
+    "MPEG-TS with sound": {"container": "mpegts", "audio": True, "options": {"bf": "3"}},
+    "motion JPEG of odd size": {"codec": "mjpeg", "container": "avi", "pix_fmt": "yuvj420p", "height": 61, "width": 97},
+    "GIF animation": {"codec": "gif", "container": "gif", "pix_fmt": "rgb8"},
+    "GIF, one frame": {"codec": "gif", "container": "gif", "pix_fmt": "rgb8", "num_frames": 1},
+}
+
+
+def assert_exact(data: bytes) -> VideoInfo:
+    """All frames, some, and the last one are those of decoding in sequence, on any number of engines."""
+    reference = decode_all(data)
+    info = analyse(io.BytesIO(data), LIMITS)
+    assert info.num_frames == len(reference)
+    assert (info.height, info.width) == reference[0].shape[:2]
+    for wanted in (range(len(reference)), range(0, len(reference), 5), [len(reference) - 1]):
+        for num_engines in (1, 2, 3):
+            assert_frames(decode_on(num_engines, data, wanted), [reference[index] for index in wanted])
+    return info
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wanted_frames_equal_sequential_decoding(name):
+    assert_exact(encode_video(**({"num_frames": 24} | CASES[name])))
+
+
+def boxes(mp4: bytes, path: Sequence[bytes]) -> list[tuple[int, int]]:
+    """(offset, size) of each box along the path."""
+    found: list[tuple[int, int]] = []
+    at, end = 0, len(mp4)
+    for name in path:
+        while True:
+            assert at < end, name
+            size, kind = struct.unpack_from(">I4s", mp4, at)
+            if kind == name:
+                break
+            at += size
+        found.append((at, size))
+        at, end = at + 8, at + size
+    return found
+
+
+def with_edits(mp4: bytes, edits: Sequence[tuple[float | None, float]]) -> bytes:
+    """The file with another edit list: (start in the medium or None for nothing, duration), in seconds."""
+    ((_, _), (mvhd, _)), (*_, (mdhd, _)) = boxes(mp4, [b"moov", b"mvhd"]), boxes(mp4, [b"moov", b"trak", b"mdia", b"mdhd"])
+    (movie_rate,), (media_rate,) = (struct.unpack_from(">I", mp4, at + 20) for at in (mvhd, mdhd))
+    *parents, (at, size) = boxes(mp4, [b"moov", b"trak", b"edts", b"elst"])
+    entries = [
+        struct.pack(">IiI", round(s * movie_rate), -1 if start is None else round(start * media_rate), 1 << 16) for start, s in edits
+    ]
+    body = struct.pack(">II", 0, len(edits)) + b"".join(entries)
+    edited = bytearray(mp4[:at] + struct.pack(">I4s", 8 + len(body), b"elst") + body + mp4[at + size :])
+    for parent, parent_size in parents:
+        struct.pack_into(">I", edited, parent, parent_size + 8 + len(body) - size)
+    return bytes(edited)
+
+
+@pytest.fixture(scope="module")
+def h264() -> bytes:
+    return encode_video(options={"bf": "2"})
+
+
+@pytest.mark.parametrize(
+    ("edits", "num_frames"),
+    [
+        ([(10.5 / 24, 1.0)], 24),
+        ([(None, 1.0), (2 / 24, 1.0)], 24),
+        ([(2 / 24, 10 / 24), (20 / 24, 10 / 24)], 22),
+        ([(2 / 24, 10 / 24), (2 / 24, 10 / 24)], 22),
+        ([(24 / 24, 10 / 24), (2 / 24, 10 / 24)], 22),
+    ],
+    ids=["cut at both ends", "nothing first", "two parts", "a part twice", "parts in another order"],
+)
+def test_edit_lists(h264, edits, num_frames):
+    assert assert_exact(with_edits(h264, edits)).num_frames == num_frames
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [([(None, 1.0)], "the video has no frames"), ([(100.0, 1.0)], "no frame of the video can be decoded")],
+    ids=["nothing at all", "behind the end"],
+)
+def test_edit_lists_that_show_nothing(h264, edits, says):
+    with pytest.raises(MediaError, match=says) as caught:
+        analyse(io.BytesIO(with_edits(h264, edits)), LIMITS)
+    assert caught.value.status == 422
+
+
+def with_cover(video: bytes, container: str) -> bytes:
+    """The video with a picture attached that is not part of it: as a track of MP4, as an attachment of Matroska."""
+    cover, buffer = io.BytesIO(), io.BytesIO()
+    Image.fromarray(picture(99, 40, 40)).save(cover, "JPEG")
+    with av.open(io.BytesIO(video)) as source, av.open(buffer, "w", format=container) as output:
+        if container == "matroska":
+            output.add_attachment("cover.jpg", "image/jpeg", cover.getvalue())
+        else:
+            attached = output.add_stream("mjpeg")
+            attached.width = attached.height = 40
+            attached.pix_fmt = "yuvj420p"
+            attached.disposition = av.stream.Disposition.attached_pic
+        stream = output.add_stream_from_template(source.streams.video[0])
+        if container == "mp4":
+            packet = av.Packet(cover.getvalue())
+            packet.stream, packet.pts, packet.dts, packet.is_keyframe = attached, 0, 0, True
+            output.mux(packet)
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                output.mux(packet)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_a_cover_is_not_the_video(h264, container):
+    data = with_cover(h264, container)
+    with av.open(io.BytesIO(data)) as opened:
+        assert any(stream.disposition & av.stream.Disposition.attached_pic for stream in opened.streams.video)
+    info = analyse(io.BytesIO(data), LIMITS)
+    assert (info.codec, info.num_frames) == ("h264", 48)
+    frames = [frame for _, frame in decode_frames(io.BytesIO(data), info, range(48))]
+    assert all(np.array_equal(a, b) for a, b in zip(frames, decode_all(h264), strict=True))
+
+
+def test_a_transport_stream_that_begins_and_ends_anywhere():
+    """What was lost with the first key frame is replaced by what follows; from there on every frame is itself."""
+    whole = encode_video(container="mpegts", options={"bf": "2"})
+    num_packets = len(whole) // 188
+    data = whole[188 * (num_packets // 5) : 188 * (num_packets * 9 // 10)]
+    reference = decode_all(data)
+    info = analyse(io.BytesIO(data), LIMITS)
+    frames = [frame for _, frame in decode_frames(io.BytesIO(data), info, range(info.num_frames))]
+    assert 0 < len(reference) < info.num_frames < 48
+    lost = info.num_frames - len(reference)
+    assert all(np.array_equal(frame, reference[0]) for frame in frames[:lost])
+    assert all(np.array_equal(a, b) for a, b in zip(frames[lost:-2], reference[:-2], strict=True))
+
+
+def test_a_size_beyond_the_limit_in_mid_stream():
+    small, large = (encode_video(container="mpegts", num_frames=12, height=height) for height in (64, 128))
+    limits = MediaLimits(max_frame_pixels=96 * 64)
+    info = analyse(io.BytesIO(small + large), limits)
+    frames = decode_frames(io.BytesIO(small + large), info, range(info.num_frames), limits)
+    with pytest.raises(MediaError, match="video frames of 96x128 exceed the limit of 6144 pixels") as caught:
+        list(frames)
+    assert caught.value.status == 400
+
+
+MATRICES = {1: (0.2126, 0.0722), 5: (0.299, 0.114), 9: (0.2627, 0.0593)}  # BT.709, BT.601, BT.2020: red's and blue's part of luma
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuv420p10le"])
+@pytest.mark.parametrize("is_full", [False, True], ids=["limited", "full"])
+@pytest.mark.parametrize("matrix", MATRICES, ids=["BT.709", "BT.601", "BT.2020"])
+def test_colours_are_what_the_tags_say(matrix, is_full, pix_fmt):
+    ycbcr = (150, 90, 170)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as output:
+        stream = output.add_stream("libx264", rate=24, options={"qp": "0"})
+        stream.width = stream.height = 32
+        stream.pix_fmt = pix_fmt
+        frame = av.VideoFrame(32, 32, pix_fmt)
+        for plane, value in zip(frame.planes, ycbcr, strict=True):
+            depth = np.uint16 if "10" in pix_fmt else np.uint8
+            samples = np.full(plane.buffer_size // np.dtype(depth).itemsize, value * 4 if "10" in pix_fmt else value, depth)
+            plane.update(samples.tobytes())
+        for tagged in (stream.codec_context, frame):
+            tagged.colorspace, tagged.color_range = matrix, 2 if is_full else 1
+        output.mux([*stream.encode(frame), *stream.encode(None)])
+    info = analyse(io.BytesIO(buffer.getvalue()), LIMITS)
+    ((_, rgb),) = decode_frames(io.BytesIO(buffer.getvalue()), info, [0])
+    red, blue = MATRICES[matrix]
+    y, cb, cr = ycbcr[0] - 16 * (not is_full), ycbcr[1] - 128, ycbcr[2] - 128
+    y, cb, cr = (y, cb, cr) if is_full else (y * 255 / 219, cb * 255 / 224, cr * 255 / 224)
+    r, b = y + 2 * (1 - red) * cr, y + 2 * (1 - blue) * cb
+    expected = np.clip([r, (y - red * r - blue * b) / (1 - red - blue), b], 0, 255)
+    assert np.abs(rgb - expected).max() <= 3  # swscale's tables for 4:2:0 are that coarse
+
+
+def test_time_stamps_need_not_be_even(h264):
+    """A variable frame rate in which some frames stand for a second: the rate is that of the frames shown."""
+    times = np.cumsum([600 if i % 8 == 0 else 25 for i in range(24)]).tolist()
+    info = assert_exact(encode_video(num_frames=24, times=times))
+    assert info.index is not None and all(a < b for a, b in pairwise(info.index.timeline.tolist()))
+    assert info.fps == pytest.approx(23 / ((times[-1] - times[0]) / 600), rel=0.1)
