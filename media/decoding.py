@@ -170,9 +170,8 @@ class DecodingPool:
     def _serve_next(self, engine: Engine) -> bool:
         """Wait for a segment and do what can be done of it; nothing is held between two. Returns False once the pool closes."""
         with self._lock:
-            while not self._is_closing and (run := self._dispatch.next_run(engine.kind)) is None:
-                self._has_work.wait()
-            if self._is_closing:
+            run = self._next_run(engine)
+            if run is None:
                 return False
             job = self._jobs[run.request]
             outputs = self._parked.pop(run, None)
@@ -188,6 +187,14 @@ class DecodingPool:
                 self._has_work.notify_all()
                 self._has_output.notify_all()
         return True
+
+    def _next_run(self, engine: Engine) -> Run | None:
+        """Wait for it, with the lock held. None once the pool closes."""
+        while not self._is_closing:
+            if (run := self._dispatch.next_run(engine.kind)) is not None:
+                return run
+            self._has_work.wait()
+        return None
 
     def _advance(self, engine: Engine, job: Job, run: Run, outputs: Outputs) -> None:
         """Decode a segment until it is done, parked or dropped. Raises: what decoding it raises, if no other engine can do better."""

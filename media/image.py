@@ -1,8 +1,11 @@
 """Still images: compressed bytes to upright RGB pixels, as transformers and vLLM see them. Pillow decodes formats of an allow-list.
 
-The pixel limit is checked on the header, before any pixel is decoded. EXIF orientation is applied (transformers' ``load_image``),
-transparency is laid on white (transformers' ``convert_to_rgb``), of an animation the first frame counts. Grey images of 16 bits are
-scaled to 8; Pillow's own conversion, and so transformers', clips them to white.
+The pixel limit is checked on the header, before any pixel is decoded. Sound grey and colour JPEGs are then decoded by simplejpeg, which
+hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time.
+
+EXIF orientation is applied (transformers' ``load_image``), transparency is laid on white (transformers' ``convert_to_rgb``), of an
+animation the first frame counts. Grey images of 16 bits are scaled to 8; Pillow's own conversion, and so transformers', clips them to
+white.
 """
 
 import struct
@@ -12,6 +15,7 @@ from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -24,6 +28,9 @@ from PIL import (
 from .errors import MediaError, MediaMemoryError
 from .formats import refuse
 from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
+
+Pixels = npt.NDArray[np.uint8]
+"""RGB [height, width, 3]."""
 
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO), of which the first counts
@@ -47,6 +54,7 @@ _BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
 )
+_MAX_SCANS_AT_ONCE = 16  # encoders make about ten; Pillow looks at the clock between blocks, simplejpeg never
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -59,7 +67,7 @@ _UPRIGHT = {
 }
 
 
-def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> npt.NDArray[np.uint8]:
+def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Pixels:
     """RGB [height, width, 3], upright.
 
     Raises: MediaError, 422 for what is not an image, is broken or cut off, 400 for pixels, aspect ratio or time over the limit.
@@ -79,11 +87,13 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
-            if image.format in ("JPEG", "MPO"):
-                _check_scans(guarded, limits)
+            num_scans = _count_scans(guarded, limits) if image.format in ("JPEG", "MPO") else 0
             try:
-                image.load()
-                return np.array(_to_rgb(_turned_upright(image)))
+                pixels = _decode_at_once(guarded, image) if 0 < num_scans <= _MAX_SCANS_AT_ONCE else None
+                if pixels is None:
+                    image.load()
+                    pixels = np.array(_to_rgb(image))
+                return _turned_upright(pixels, image)
             except MediaError:
                 raise
             except MemoryError:
@@ -92,17 +102,32 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
                 raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 
 
-def _turned_upright(image: Image.Image) -> Image.Image:
+def _decode_at_once(reader: GuardedReader, image: Image.Image) -> Pixels | None:
+    """The pixels of an open JPEG; None for what is Pillow's to decode or to refuse: CMYK, broken files, sizes that the two read otherwise."""
+    if image.mode not in ("RGB", "L"):
+        return None
+    position = reader.tell()
+    reader.seek(0)
+    data = reader.read()
+    reader.seek(position)
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if (width, height) != image.size:
+            return None
+        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError:
+        return None
+    return pixels
+
+
+def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:
+    """``pixels`` as the image's EXIF says."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except _BROKEN:
-        return image
+        return pixels
     method = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    if method is None:
-        return image
-    turned = image.transpose(method)
-    turned.info = image.info
-    return turned
+    return pixels if method is None else np.array(Image.fromarray(pixels).transpose(method))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -115,8 +140,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _check_scans(reader: GuardedReader, limits: MediaLimits) -> None:
-    """Count start-of-scan markers. In compressed data a zero follows every 0xFF, so there are none by chance."""
+def _count_scans(reader: GuardedReader, limits: MediaLimits) -> int:
+    """Start-of-scan markers in the file, thumbnails' included. In compressed data a zero follows every 0xFF: there are none by chance."""
     position = reader.tell()
     reader.seek(0)
     num_scans, tail = 0, b""
@@ -126,6 +151,7 @@ def _check_scans(reader: GuardedReader, limits: MediaLimits) -> None:
     reader.seek(position)
     if num_scans > limits.max_jpeg_scans:
         raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
+    return num_scans
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

@@ -203,7 +203,7 @@ def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
         thing = clip.objects[0]
         words = {"shape": thing.label, "colour": thing.colour}
         direction = clip.direction if clip.direction in ("up", "down") else f"to the {clip.direction}"
-        absent = [ask("video_absent", "It does not blink.", phrase="blinks", naming="blink", **words)] if chance(rng, 0.2) else []
+        absent = [ask("video_absent", "It does not blink.", phrase="blinks", naming="blink", **words)] if chance(rng, 0.45) else []
         return clip, [
             *absent,
             ask("moving", sentence(name(thing, True))),

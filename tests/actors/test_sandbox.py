@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from mmrt.actors import video
+from mmrt.actors.base import Ending
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -157,7 +158,9 @@ class Actor:
         pass
 
 
-def test_the_actor_enters_it_before_its_first_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = RunDirectory.create(tmp_path / "run", {})
     for name in ("media", "patch"):
@@ -168,20 +171,30 @@ def test_the_actor_enters_it_before_its_first_plan(tmp_path: Path, monkeypatch: 
         def __init__(self, *_: object) -> None:
             pass
 
+        def close_unwanted(self, is_unwanted: object) -> None:
+            calls.append(("close unwanted",))
+
         def execute(self, plan: object) -> object:
             calls.append(("execute", plan))
             return "result"
 
+        def close(self) -> None:
+            calls.append(("close",))
+
     def serve(actor: Actor, execute: Callable[[object], object], rows: object) -> None:
         assert [execute("first"), execute("second")] == ["result", "result"]
+        raise Ending
 
     monkeypatch.setattr(video, "VideoWorker", Worker)
     monkeypatch.setattr(video, "serve_plans", serve)
     monkeypatch.setattr(video.SequenceTable, "attach", lambda *_, **__: None)
     monkeypatch.setattr(video, "enter_sandbox", lambda *paths, **limits: calls.append(("sandbox", *paths, *limits)))
     monkeypatch.setattr(video, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
-    video.main(Actor(run))  # type: ignore[arg-type]
+    monkeypatch.setattr(video.os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(Ending):
+        video.main(Actor(run))  # type: ignore[arg-type]
     run.destroy()
     entered, *rest = calls
     assert entered == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run", "memory_bytes", "file_bytes")
-    assert rest == [("cpu", 90.0), ("execute", "first"), ("cpu", 90.0), ("execute", "second")]
+    each = [("cpu", 270.0), ("close unwanted",)]
+    assert rest == [*each, ("execute", "first"), *each, ("execute", "second"), ("close",)]

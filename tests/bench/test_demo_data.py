@@ -395,9 +395,9 @@ def test_phrases_have_variety_and_one_meaning() -> None:
 
 
 def test_judging_forgives_case_spaces_and_the_full_stop() -> None:
-    question = Question("shape", "What shape is it?", "A circle.", ("Circle.",))
-    assert all(question.is_right(reply) for reply in ("A circle.", " a  Circle", "circle"))
-    assert not any(question.is_right(reply) for reply in ("A square.", "", "A circle. A square."))
+    question = Question("shape", "What shape is it?", "A circle.")
+    assert all(question.is_right(reply) for reply in ("A circle.", " a  Circle"))
+    assert not any(question.is_right(reply) for reply in ("A square.", "", "circle", "A circle. A square."))
 
 
 @pytest.mark.parametrize(("medium", "num"), [("image", 8), ("video", 3), ("audio", 16)])

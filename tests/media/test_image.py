@@ -4,6 +4,9 @@ import io
 
 import numpy as np
 import pytest
+import simplejpeg
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from mmrt.media.errors import MediaError
@@ -59,9 +62,68 @@ def test_a_transparent_palette_is_laid_on_white(image):
     assert np.array_equal(decoded(data), expected(data))
 
 
-def test_cmyk_jpeg(image):
-    data = encoded(image.convert("CMYK"), "JPEG")
-    assert np.array_equal(decoded(data), expected(data))
+@pytest.fixture
+def at_once(monkeypatch) -> list[bytes]:
+    """The JPEGs that simplejpeg has decoded."""
+    taken: list[bytes] = []
+    decode = simplejpeg.decode_jpeg
+
+    def noted(data: bytes, colorspace: str) -> np.ndarray:
+        pixels = decode(data, colorspace)
+        taken.append(data)
+        return pixels
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", noted)
+    return taken
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"keep_rgb": True}], ids=str)
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_jpegs_are_decoded_at_once_as_pillow_decodes_them(make_picture, at_once, mode, subsampling, options):
+    for number, (height, width) in enumerate([(1, 1), (7, 3), (8, 16), (37, 52), (65, 129)]):
+        picture = Image.fromarray(make_picture(number, height, width)).convert(mode)
+        data = encoded(picture, "JPEG", quality=30 + 17 * number, subsampling=subsampling, **options)
+        assert np.array_equal(decoded(data), expected(data))
+        assert at_once == [data]
+        at_once.clear()
+
+
+def with_scans(jpeg: bytes, num_scans: int) -> bytes:
+    """The JPEG with so many start-of-scan markers, most of them in a comment."""
+    body = b"\xff\xda" * (num_scans - jpeg.count(b"\xff\xda"))
+    return jpeg[:2] + b"\xff\xfe" + (2 + len(body)).to_bytes(2, "big") + body + jpeg[2:]
+
+
+def test_odd_jpegs_stay_with_pillow(image, at_once):
+    plain = encoded(image, "JPEG")
+    odd = [encoded(image.convert("CMYK"), "JPEG"), plain[:-2], with_scans(plain, 17)]
+    for data in odd:
+        assert np.array_equal(decoded(data), expected(data))
+    assert at_once == []
+    for data in (with_scans(plain, 16), plain + b"\0 what follows the end", plain + plain):
+        assert np.array_equal(decoded(data), expected(plain))
+    assert len(at_once) == 3
+
+
+@given(data=st.data(), progressive=st.booleans(), mode=st.sampled_from(["RGB", "L"]))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_broken_jpegs_come_to_what_pillow_alone_makes_of_them(image, data, progressive, mode):
+    broken = bytearray(encoded(image.convert(mode), "JPEG", progressive=progressive))
+    for position in data.draw(st.lists(st.integers(0, len(broken) - 1), max_size=4)):
+        broken[position] = data.draw(st.integers(0, 255))
+    broken = broken[: data.draw(st.integers(len(broken) // 2, 2 * len(broken)))]
+
+    def outcome() -> tuple[int, str] | list:
+        try:
+            return decoded(bytes(broken)).tolist()
+        except MediaError as error:
+            return error.status, error.message
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmrt.media.image._decode_at_once", lambda *_: None)
+        alone = outcome()
+    assert outcome() == alone
 
 
 def test_grey_of_16_bits_is_scaled():

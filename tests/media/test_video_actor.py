@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +50,11 @@ class Bench:
         self.media = PagePool.create(run, "media", 64, 4096)
         self.patch = PagePool.create(run, "patch", 96, 256 * ROW_BYTES)
         self._random = np.random.default_rng(0)
-        self.worker = self.new_worker()
+        self.worker = VideoWorker(self.media, self.patch, MODEL, MediaSection())
 
     def new_worker(self, model: ModelConfig = MODEL, cache_bytes: int = 1 << 28, **media) -> VideoWorker:
+        """In place of the one before, which ends."""
+        self.worker.close()
         self.worker = VideoWorker(self.media, self.patch, model, MediaSection(**media), cache_bytes)
         return self.worker
 
@@ -98,7 +101,9 @@ def bench() -> Iterator[Bench]:
     path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     run = RunDirectory.create(path / "run", {})
     try:
-        yield Bench(run)
+        bench = Bench(run)
+        yield bench
+        bench.worker.close()
     finally:
         run.destroy()
         shutil.rmtree(path)
@@ -184,7 +189,45 @@ def test_a_row_taken_by_another_request_is_analysed_anew(bench, png, video):
     bench.analyse("image", png, row=3, generation=1)
     _, shape = bench.analyse("video", video, row=3, generation=2)
     assert shape.kind == "video"
-    assert list(bench.worker._open) == [(3, 2, 0)]
+
+
+def test_items_of_requests_that_have_ended_are_let_go(bench, png, video):
+    """A video that nobody wants any more would be decoded ahead of all younger ones."""
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video, row=3, generation=1)
+    bench.rows(plan, shape, 0)
+    bench.analyse("image", png, row=4, generation=1)
+    pool = bench.worker._pool
+    assert len(pool._dispatch.requests) == 1
+    bench.worker.close_unwanted(lambda plan: plan.row == 3)
+    assert list(bench.worker._open) == [(4, 1, 0)] and pool._dispatch.requests == ()
+
+
+def test_analysing_a_video_pushes_out_none_that_is_decoded(bench, video):
+    bench.new_worker(fps=24, cache_bytes=100 << 20)
+    plans = [bench.analyse("video", video, row=row) for row in range(3)]
+    assert len(bench.worker._open) == 3
+    for row in range(2):
+        bench.rows(*plans[row], 0)
+    assert [key[0] for key in bench.worker._open] == [2, 0, 1]
+    bench.analyse("video", video, row=9)
+    held = sum(entry.opened.num_bytes for entry in bench.worker._open.values())
+    assert [key[0] for key in bench.worker._open] == [2, 0, 1, 9] and held <= 100 << 20
+
+
+def test_closed_in_the_middle_it_leaves_no_thread_and_another_goes_on(bench, video):
+    """As in a hot restart: all engines are ahead of what has been asked for."""
+    before = threading.active_count()
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video)
+    expected = bench.all_rows(plan, shape)
+    first = bench.rows(plan, shape, 0)
+    assert threading.active_count() > before
+    bench.worker.close()
+    assert threading.active_count() == before
+    bench.new_worker(fps=24)
+    others = [bench.rows(plan, shape, segment) for segment in range(1, len(shape.segments))]
+    assert np.array_equal(np.concatenate([first, *others]), expected)
 
 
 def test_an_item_is_let_go_with_its_last_segment(bench, video):

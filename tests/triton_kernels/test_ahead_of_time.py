@@ -1,4 +1,4 @@
-"""Every kernel compiles for GPUs that are not here, within its budgets; and what is lost silently is noticed."""
+"""What is compiled for GPUs that are not here, and what is noticed when it goes wrong."""
 
 import os
 import subprocess
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.triton_kernels.ahead_of_time import Budget, Compiled, find_operations, violations
+from mmrt.triton_kernels.ahead_of_time import ARCHITECTURES, Budget, Compiled, find_operations, load_variants, violations
 
-pytestmark = pytest.mark.timeout(600)
 GOOD = Compiled(registers=128, spills=0, shared_bytes=1000, features=frozenset({"mma", "cp_async"}), seconds=1.0)
 NARROW = """
 from dataclasses import replace
@@ -25,20 +24,10 @@ def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The table of all operations: every variant for sm_90, the first of each for the others."""
-    done = run(tmp_path_factory.mktemp("compiled"), "-m", "mmrt.triton_kernels.ahead_of_time", "--brief")
-    rows = done.stdout.splitlines()[1:]
-    assert done.returncode == any("BAD" in row for row in rows), done.stderr
-    return rows
-
-
 @pytest.mark.parametrize("operation", find_operations())
-def test_within_budget(operation: str, rows: list[str]) -> None:
-    own = [row for row in rows if row.startswith(f"{operation}/")]
-    assert {80, 90, 100} <= {int(row.split()[1].removeprefix("sm_")) for row in own}
-    assert not [row for row in own if "BAD" in row]
+def test_every_operation_has_budgets_for_all_architectures(operation: str) -> None:
+    """That they are kept, the command says, which CI runs: it takes more than a minute."""
+    assert {architecture for variant in load_variants(operation) for architecture in variant.budgets} == set(ARCHITECTURES)
 
 
 def test_a_stride_not_known_to_be_divisible_is_noticed(tmp_path: Path) -> None:

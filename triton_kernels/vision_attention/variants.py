@@ -35,8 +35,8 @@ _FRAMES_128 = {
     100: Budget(202, 131_700, ("tcgen05", *_CP_ASYNC)),
 }
 VARIANTS = (
+    _variant("frames_d64", config.sequences_launch(64, 2), _FRAMES_64),
     _variant("frames_d80", config.sequences_launch(80, 2), _FRAMES),
     _variant("windows_d80", config.windows_launch(80, 2, config.MAX_WINDOW), _WINDOWS),
-    _variant("frames_d64", config.sequences_launch(64, 2), _FRAMES_64),
     _variant("frames_d128", config.sequences_launch(128, 2), _FRAMES_128),
 )
