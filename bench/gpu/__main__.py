@@ -1,0 +1,82 @@
+"""The command: ``python -m mmrt.bench.gpu``. Touches the device only to read facts; sections do the work, in processes of their own."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .device import read_facts
+from .report import Report, format_report, write_report
+from .results import Row, find_ceilings, judge
+from .runner import run_section
+from .section import MODULES
+
+_BUDGET_S = 465.0  # 8 minutes, less starting and writing
+_SECTION_S = 130.0
+
+_DESCRIPTION = """\
+Checks every kernel against its reference on this machine's GPU, then times it: as a rate and as a share of what a copy or a matrix
+product reaches here. Takes at most 8 minutes, less with --quick. Settings of the card are not changed. Ends with 1 where there
+is no CUDA device, a check or a measurement failed, or a target was missed.
+"""
+_EPILOG = """\
+Without installing: the package mmrt is the root of the source tree. In a checkout, .links/mmrt is a link to it:
+
+    PYTHONPATH=.links python -m mmrt.bench.gpu
+
+Where links were not copied, make one: mkdir .links && ln -s .. .links/mmrt
+
+Needs torch 2.11 or later with CUDA, triton 3.6 or later, numpy, and a C compiler for Triton's launchers. matplotlib, FlashInfer and
+flash-attn are used where they are installed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all sections, print the tables, write the files. Returns the exit status that --help tells."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrt.bench.gpu", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes; no sweep, no FlexAttention, no 3B shape")
+    parser.add_argument("--out", type=Path, default=Path("gpu-bench"), metavar="DIR", help="for gpu.json and gpu.png (%(default)s)")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("error: this bench needs a CUDA device, and torch sees none", file=sys.stderr)
+        return 1
+    facts = read_facts()
+    rows, seconds = _run_sections(options.quick)
+    ceilings = find_ceilings(rows, "ceilings")
+    judged = [judge(row, ceilings, str(facts["device"])) for row in rows]
+    report = Report(facts=facts, quick=options.quick, ceilings=ceilings, rows=judged, seconds=seconds)
+    try:
+        written = [str(path) for path in write_report(report, options.out)]
+    except Exception as error:
+        written = [f"not everything: {type(error).__name__}: {error}"]
+    print(f"\nwrote {', '.join(written)}\n\n{format_report(report)}")
+    return 1 if report.count("FAILED") or report.count("MISSED") else 0
+
+
+def _run_sections(quick: bool) -> tuple[list[Row], dict[str, float]]:
+    """All rows, and how long each section took. Kernels are compiled anew: what the first launch costs is one of the figures."""
+    rows, seconds = list[Row](), dict[str, float]()
+    end_s = time.monotonic() + _BUDGET_S
+    command = [sys.executable, "-m", f"{__package__}.section", *(["--quick"] if quick else [])]
+    with tempfile.TemporaryDirectory(prefix="mmrt-gpu-", ignore_cleanup_errors=True) as scratch:
+        caches = {"TRITON_CACHE_DIR": f"{scratch}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor"}
+        for number, section in enumerate(MODULES):
+            if quick and section == "sweep":
+                continue
+            begun_s = time.monotonic()
+            print(f"{section}, {end_s - begun_s:.0f} s left", flush=True)
+            limit_s = end_s if section == list(MODULES)[-1] else min(end_s, begun_s + _SECTION_S)
+            rows += run_section(section, command, Path(scratch, f"{number}.jsonl"), {**os.environ, **caches}, limit_s)
+            seconds[section] = time.monotonic() - begun_s
+    return rows, seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What a section is made of: checks against references, and timings. Sections are modules with ``checks`` and ``timings``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .results import Row
+from .timing import Clock
+
+Size = Literal["tiny", "device"]
+"""Of checks: tiny ones for Triton's interpreter on a CPU."""
+
+
+class WrongResult(Exception):
+    """A kernel did not compute what its reference does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``run`` calls a kernel and its reference and returns the largest difference; it can be called again. Raises: WrongResult."""
+
+    name: str
+    run: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """``is_peer``: somebody else's code, which may be absent or fail without the bench having failed."""
+
+    name: str
+    run: Callable[[Clock], list[Row]]
+    is_peer: bool = False
+
+
+def require_close(name: str, actual: Tensor, expected: Tensor, *, atol: float, rtol: float = 0.0) -> float:
+    """The largest difference, NaN being equal to NaN. Raises: WrongResult, which says where it is."""
+    if actual.shape != expected.shape:
+        raise WrongResult(f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}")
+    got, want = actual.double(), expected.double()
+    same = (got == want) | (got.isnan() & want.isnan())
+    difference = torch.where(same, 0.0, (got - want).abs())
+    wrong = ~(difference <= atol + rtol * want.abs()) & ~same
+    if not wrong.any():
+        return float(difference.max()) if difference.numel() else 0.0
+    place = tuple(int(index) for index in wrong.nonzero()[0])
+    raise WrongResult(
+        f"{name}{list(place)} is {float(got[place]):.6g}, expected {float(want[place]):.6g}; "
+        f"{int(wrong.sum())} of {wrong.numel()} are wrong"
+    )
+
+
+def require_equal(name: str, actual: Tensor, expected: Tensor) -> float:
+    """As ``require_close`` with no difference allowed."""
+    return require_close(name, actual, expected, atol=0.0)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+        torch.int8: "int8",
+        torch.float8_e4m3fn: "e4m3",
+        torch.float8_e5m2: "e5m2",
+    }[dtype]
+
+
+def narrow_float(device: torch.device) -> torch.dtype:
+    """The 8-bit float that kernels can read there: E4M3 from compute capability 8.9 on."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        return torch.float8_e5m2
+    return torch.float8_e4m3fn
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """2 on the CPU, where every program of a grid costs time."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def gigabytes_per_s(num_bytes: int, time_us: float) -> float:
+    return num_bytes / time_us / 1e3
+
+
+def teraflops(flops: int, time_us: float) -> float:
+    return flops / time_us / 1e6

@@ -1,0 +1,187 @@
+"""Section ``peers``: torch's attention, FlexAttention, FlashInfer and FlashAttention on the work that our kernels are timed with.
+
+Each is imported where it is called; one that is absent or fails is a note. torch's and FlashAttention's are given contiguous KV.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .case import Check, Size, Timing, gigabytes_per_s, teraflops
+from .counts import HEADS_7B, attention_flops, decode_bytes, extend_flops
+from .results import Row
+from .timing import Clock
+
+_NUM_ROWS, _LENGTH = 64, 8192  # of decode
+_START, _CHUNK = 8192, 2048  # of extend
+_FRAMES, _FRAME, _VISION_HEADS, _VISION_DIM = 8, 4096, 16, 80
+_HEADS = HEADS_7B
+
+
+def checks(device: torch.device, size: Size) -> Iterator[Check]:
+    """None: what others compute is theirs to check."""
+    del device, size
+    return iter(())
+
+
+def timings(quick: bool) -> Iterator[Timing]:
+    """Decode, extend and vision; FlexAttention, which compiles for long, not in quick runs."""
+    decode = f"decode, bf16, {_NUM_ROWS} x {_LENGTH} tokens"
+    extend = f"extend, bf16, {_CHUNK} on {_START} tokens"
+    vision = f"vision, bf16, {_FRAMES} x {_FRAME} tokens"
+    peers: list[tuple[str, Callable[[Clock], Row]]] = [
+        (f"{decode}: torch SDPA", _sdpa_decode),
+        (f"{decode}: FlashInfer", _flashinfer_decode),
+        (f"{decode}: flash-attn", _flash_decode),
+        (f"{extend}: torch SDPA", _sdpa_extend),
+        (f"{extend}: flash-attn", _flash_extend),
+        (f"{vision}: torch SDPA", _sdpa_vision),
+        (f"{vision}: flash-attn", _flash_vision),
+    ]
+    if not quick:
+        peers += [
+            (f"{decode}: FlexAttention", _flex_decode),
+            (f"{extend}: FlexAttention", _flex_extend),
+            (f"{vision}: FlexAttention", _flex_vision),
+        ]
+    for name, measure in peers:
+        yield Timing(name, partial(_listed, measure), is_peer=True)
+
+
+def _listed(measure: Callable[[Clock], Row], clock: Clock) -> list[Row]:
+    return [measure(clock)]
+
+
+def _random(clock: Clock, *sizes: int) -> Tensor:
+    return torch.randn(sizes, dtype=torch.bfloat16, device=clock.device)
+
+
+def _decode_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
+    """q [B, H, 1, D], k and v [B, KV heads, L, D]."""
+    kv = _random(clock, 2, _NUM_ROWS, _HEADS.num_kv_heads, _LENGTH, _HEADS.head_dim)
+    return _random(clock, _NUM_ROWS, _HEADS.num_heads, 1, _HEADS.head_dim), kv[0], kv[1]
+
+
+def _extend_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
+    """q [1, H, N, D], k and v [1, KV heads, L, D]."""
+    kv = _random(clock, 2, 1, _HEADS.num_kv_heads, _START + _CHUNK, _HEADS.head_dim)
+    return _random(clock, 1, _HEADS.num_heads, _CHUNK, _HEADS.head_dim), kv[0], kv[1]
+
+
+def _vision_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [frames, H, L, D]."""
+    q, k, v = _random(clock, 3, _FRAMES, _VISION_HEADS, _FRAME, _VISION_DIM).unbind()
+    return q, k, v
+
+
+def _time_decode(clock: Clock, launch: Callable[[], object], note: str) -> Row:
+    timed = clock.time([launch], in_graph=False)
+    num_bytes = decode_bytes([_LENGTH] * _NUM_ROWS, _HEADS.num_heads, _HEADS.num_kv_heads, _HEADS.head_dim, 2)
+    rate = gigabytes_per_s(num_bytes, timed.time_us)
+    return Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note=note)
+
+
+def _time_extend(clock: Clock, launch: Callable[[], object], note: str) -> Row:
+    timed = clock.time([launch], in_graph=False)
+    rate = teraflops(extend_flops([(_START, _START + _CHUNK)], _HEADS.num_heads, _HEADS.head_dim), timed.time_us)
+    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
+
+
+def _time_vision(clock: Clock, launch: Callable[[], object], note: str = "") -> Row:
+    timed = clock.time([launch], in_graph=False)
+    rate = teraflops(attention_flops([_FRAME] * _FRAMES, _VISION_HEADS, _VISION_DIM), timed.time_us)
+    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
+
+
+def _sdpa_decode(clock: Clock) -> Row:
+    q, k, v = _decode_tensors(clock)
+    return _time_decode(clock, partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True), "contiguous KV")
+
+
+def _sdpa_extend(clock: Clock) -> Row:
+    from torch.nn.attention.bias import causal_lower_right
+
+    q, k, v = _extend_tensors(clock)
+    group = _HEADS.num_heads // _HEADS.num_kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    mask = causal_lower_right(_CHUNK, _START + _CHUNK)
+    return _time_extend(clock, partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask), "contiguous KV, heads repeated")
+
+
+def _sdpa_vision(clock: Clock) -> Row:
+    q, k, v = _vision_tensors(clock)
+    return _time_vision(clock, partial(F.scaled_dot_product_attention, q, k, v))
+
+
+def _flash_decode(clock: Clock) -> Row:
+    attend = importlib.import_module("flash_attn").flash_attn_with_kvcache
+    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _decode_tensors(clock))
+    lengths = torch.full((_NUM_ROWS,), _LENGTH, dtype=torch.int32, device=clock.device)
+    return _time_decode(clock, partial(attend, q, k, v, cache_seqlens=lengths), "contiguous KV")
+
+
+def _flash_extend(clock: Clock) -> Row:
+    attend = importlib.import_module("flash_attn").flash_attn_func
+    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _extend_tensors(clock))
+    return _time_extend(clock, partial(attend, q, k, v, causal=True), "contiguous KV")
+
+
+def _flash_vision(clock: Clock) -> Row:
+    attend = importlib.import_module("flash_attn").flash_attn_func
+    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _vision_tensors(clock))
+    return _time_vision(clock, partial(attend, q, k, v))
+
+
+def _flashinfer_decode(clock: Clock) -> Row:
+    page_tokens = 16
+    pages_per_row = _LENGTH // page_tokens
+    num_pages = _NUM_ROWS * pages_per_row
+    workspace = torch.zeros(128 * 2**20, dtype=torch.uint8, device=clock.device)
+    wrapper = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        torch.arange(_NUM_ROWS + 1, dtype=torch.int32, device=clock.device) * pages_per_row,
+        torch.randperm(num_pages, device=clock.device).to(torch.int32),
+        torch.full((_NUM_ROWS,), page_tokens, dtype=torch.int32, device=clock.device),
+        _HEADS.num_heads,
+        _HEADS.num_kv_heads,
+        _HEADS.head_dim,
+        page_tokens,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+    )
+    cache = _random(clock, num_pages, 2, page_tokens, _HEADS.num_kv_heads, _HEADS.head_dim)
+    q = _random(clock, _NUM_ROWS, _HEADS.num_heads, _HEADS.head_dim)
+    return _time_decode(clock, partial(wrapper.run, q, cache), f"pages of {page_tokens}")
+
+
+def _flex_decode(clock: Clock) -> Row:
+    q, k, v = _decode_tensors(clock)
+    return _time_decode(clock, partial(_compiled_flex(), q, k, v, enable_gqa=True), "contiguous KV")
+
+
+def _flex_extend(clock: Clock) -> Row:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query + _START >= key
+
+    mask = create_block_mask(is_visible, None, None, _CHUNK, _START + _CHUNK, device=str(clock.device))
+    q, k, v = _extend_tensors(clock)
+    return _time_extend(clock, partial(_compiled_flex(), q, k, v, block_mask=mask, enable_gqa=True), "contiguous KV")
+
+
+def _flex_vision(clock: Clock) -> Row:
+    q, k, v = _vision_tensors(clock)
+    return _time_vision(clock, partial(_compiled_flex(), q, k, v))
+
+
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+    return compiled

@@ -1,0 +1,116 @@
+"""Section ``sampling``."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...triton_kernels.sampling import SamplingRows, SamplingWorkspace, count_tokens, reference, sample
+from ...triton_kernels.sampling.kernel import IN_PROMPT
+from .case import Check, Size, Timing, WrongResult, require_equal
+from .results import Row
+from .timing import Clock
+
+Columns = Mapping[str, float]
+
+_VOCABULARY = 151936
+_SPREAD = 4.0  # of logits
+_FILTERS: Columns = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02}
+_PENALTIES: Columns = {"repetition": 1.1, "presence": 0.2, "frequency": 0.1}
+
+
+def checks(device: torch.device, size: Size) -> Iterator[Check]:
+    """The same tokens as the reference: greedy, each filter and all, guidance, penalties and mask."""
+    num_rows, vocabulary = (3, 700) if size == "tiny" else (8, _VOCABULARY)
+    settings: dict[str, Columns] = {
+        "greedy": {"temperature": 0.0},
+        "top-k": {"temperature": 1.0, "top_k": 40},
+        "top-p": {"temperature": 0.7, "top_p": 0.8},
+        "all filters": _FILTERS,
+    }
+    for name, columns in settings.items():
+        yield Check(f"{name}, {num_rows} x {vocabulary}", partial(_check, device, num_rows, vocabulary, columns, False))
+    everything = {**_FILTERS, **_PENALTIES, "guidance": 1.5}
+    yield Check(f"everything, {num_rows} x {vocabulary}", partial(_check, device, num_rows, vocabulary, everything, True))
+    yield Check("count_tokens", partial(_check_counts, device, 40 if size == "tiny" else _VOCABULARY))
+
+
+def timings(quick: bool) -> Iterator[Timing]:
+    """64 rows of a vocabulary of 152k."""
+    yield Timing("bf16 logits, 64 rows, all filters", partial(_time, 64, torch.bfloat16, _FILTERS, False, "sampling"))
+    if quick:
+        return
+    yield Timing("fp32 logits, 64 rows, all filters", partial(_time, 64, torch.float32, _FILTERS, False, "sampling"))
+    everything = {**_FILTERS, **_PENALTIES, "guidance": 1.5}
+    yield Timing("bf16 logits, 64 rows, filters, guidance, penalties, mask", partial(_time, 64, torch.bfloat16, everything, True, ""))
+    yield Timing(
+        "bf16 logits, 64 rows, top-p alone", partial(_time, 64, torch.bfloat16, {"temperature": 1.0, "top_p": 0.95}, False, "")
+    )
+    yield Timing("bf16 logits, 64 rows, greedy", partial(_time, 64, torch.bfloat16, {"temperature": 0.0}, False, ""))
+    yield Timing("bf16 logits, 1 row, all filters", partial(_time, 1, torch.bfloat16, _FILTERS, False, ""))
+
+
+def _make_rows(num_rows: int, columns: Columns, with_tables: bool, device: torch.device) -> SamplingRows:
+    rows = SamplingRows(num_rows, device)
+    numbers = torch.arange(num_rows, device=device)
+    rows.logits_row.copy_(numbers)
+    rows.seed.copy_(numbers * 7919 + 1)
+    rows.index.copy_(numbers + 3)
+    for name, value in columns.items():
+        getattr(rows, name).fill_(value)
+    if with_tables:
+        rows.companion_row.copy_(numbers + num_rows)
+        rows.mask_row.copy_(numbers)
+        rows.counts_row.copy_(numbers)
+    return rows
+
+
+def _make_tables(num_rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Masks that allow about half of the tokens, and counts of some of which every third is of the prompt."""
+    words = -(-vocabulary // 32)
+    masks = torch.randint(-(2**31), 2**31 - 1, (num_rows, words), dtype=torch.int64, device=device).to(torch.int32)
+    counts = (torch.rand(num_rows, vocabulary, device=device) < 0.01).to(torch.int32)
+    counts[:, ::300] = IN_PROMPT
+    return masks, counts
+
+
+def _check(device: torch.device, num_rows: int, vocabulary: int, columns: Columns, with_tables: bool) -> float:
+    logits = torch.randn(2 * num_rows, vocabulary, device=device) * _SPREAD
+    rows = _make_rows(num_rows, columns, with_tables, device)
+    masks, counts = _make_tables(num_rows, vocabulary, device) if with_tables else (None, None)
+    workspace = SamplingWorkspace.allocate(num_rows, vocabulary, device)
+    out = torch.full((num_rows,), -7, dtype=torch.int64, device=device)
+    sample(logits, rows, workspace, masks=masks, counts=counts, out=out)
+    expected = reference.sample(logits, rows, masks=masks, counts=counts)
+    if not torch.equal(out, expected):
+        raise WrongResult(f"tokens are {out.tolist()}, expected {expected.tolist()}")
+    return 0.0
+
+
+def _check_counts(device: torch.device, vocabulary: int) -> float:
+    num_rows, length = 3, 9
+    tokens = torch.randint(0, vocabulary, (num_rows, length), dtype=torch.int64, device=device)
+    tokens[:, 1] = tokens[:, 0]
+    numbers = torch.tensor([length, 2, 0], dtype=torch.int32, device=device)
+    table_rows = torch.tensor([2, 0, 1], dtype=torch.int32, device=device)
+    counts = torch.zeros(num_rows, vocabulary, dtype=torch.int32, device=device)
+    expected = counts.clone()
+    count_tokens(counts, table_rows, tokens, numbers, is_prompt=False)
+    count_tokens(counts, table_rows, tokens[:, 2:], (numbers - 2).clamp(min=0), is_prompt=True)
+    for row, (table_row, number) in enumerate(zip(table_rows.tolist(), numbers.tolist(), strict=True)):
+        for token in tokens[row, :number].tolist():
+            expected[table_row, token] += 1
+        for token in tokens[row, 2 : max(number, 2)].tolist():
+            expected[table_row, token] |= IN_PROMPT
+    return require_equal("counts", counts, expected)
+
+
+def _time(num_rows: int, dtype: torch.dtype, columns: Columns, with_tables: bool, target: str, clock: Clock) -> list[Row]:
+    logits = (torch.randn(2 * num_rows, _VOCABULARY, device=clock.device) * _SPREAD).to(dtype)
+    rows = _make_rows(num_rows, columns, with_tables, clock.device)
+    masks, counts = _make_tables(num_rows, _VOCABULARY, clock.device) if with_tables else (None, None)
+    workspace = SamplingWorkspace.allocate(num_rows, _VOCABULARY, clock.device)
+    out = torch.empty(num_rows, dtype=torch.int64, device=clock.device)
+    timed = clock.time([partial(sample, logits, rows, workspace, masks=masks, counts=counts, out=out)])
+    return [Row(case="", time_us=timed.time_us, target=target, first_s=timed.first_s, note=f"{_VOCABULARY} tokens")]

@@ -1,0 +1,70 @@
+"""Section ``vision_attention``."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ...triton_kernels.vision_attention import attend, reference
+from .case import Check, Size, Timing, gigabytes_per_s, require_close, teraflops, type_name
+from .counts import attention_flops
+from .material import RELATIVE, TOLERANCES
+from .results import Row
+from .timing import Clock
+
+NUM_HEADS, HEAD_DIM = 16, 80
+_FRAMES: dict[Size, Sequence[int]] = {"tiny": (70, 0, 5), "device": (1000, 0, 1, 129, 4100)}
+_WINDOWS: dict[Size, Sequence[int]] = {"tiny": (16, 3), "device": (64, 64, 48, 36, 64, 1, 0, 64)}
+_WINDOW = 64
+
+
+def checks(device: torch.device, size: Size) -> Iterator[Check]:
+    """Frames and windows of uneven lengths."""
+    num_heads = 1 if size == "tiny" else NUM_HEADS
+    for dtype in (torch.bfloat16, torch.float16):
+        yield Check(f"{type_name(dtype)}, frames", partial(_check, device, _FRAMES[size], num_heads, dtype))
+        yield Check(f"{type_name(dtype)}, windows", partial(_check, device, _WINDOWS[size], num_heads, dtype))
+
+
+def timings(quick: bool) -> Iterator[Timing]:
+    """Full attention over frames of 4k tokens and more, and windows of 64."""
+    forms = [("1 x 4096", [4096]), ("8 x 4096", [4096] * 8), ("1 x 16384", [16384])]
+    for name, lengths in forms[: 2 if quick else None]:
+        yield Timing(f"bf16, frames, {name} tokens", partial(_frames, lengths))
+    yield Timing("bf16, windows, 512 x 64 tokens", _windows)
+
+
+def make_projection(
+    lengths: Sequence[int], num_heads: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Sequence[Tensor], Tensor]:
+    """q, k, v [T, H, D], views of one tensor, and ``cu_seqlens``."""
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return torch.randn(sum(lengths), 3, num_heads, HEAD_DIM, dtype=dtype, device=device).unbind(1), bounds
+
+
+def _check(device: torch.device, lengths: Sequence[int], num_heads: int, dtype: torch.dtype) -> float:
+    (q, k, v), bounds = make_projection(lengths, num_heads, dtype, device)
+    out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
+    attend(q, k, v, bounds, max(lengths), out=out)
+    expected = reference.attend(q, k, v, bounds, HEAD_DIM**-0.5)
+    return require_close("out", out, expected, atol=TOLERANCES[dtype], rtol=RELATIVE)
+
+
+def _frames(lengths: Sequence[int], clock: Clock) -> list[Row]:
+    (q, k, v), bounds = make_projection(lengths, NUM_HEADS, torch.bfloat16, clock.device)
+    timed = clock.time([partial(attend, q, k, v, bounds, max(lengths), out=torch.empty_like(q, memory_format=torch.contiguous_format))])
+    rate = teraflops(attention_flops(lengths, NUM_HEADS, HEAD_DIM), timed.time_us)
+    note = f"{NUM_HEADS} heads of {HEAD_DIM}"
+    return [
+        Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", target="vision", first_s=timed.first_s, note=note),
+    ]
+
+
+def _windows(clock: Clock) -> list[Row]:
+    lengths = [_WINDOW] * 512
+    (q, k, v), bounds = make_projection(lengths, NUM_HEADS, torch.bfloat16, clock.device)
+    timed = clock.time([partial(attend, q, k, v, bounds, _WINDOW, out=torch.empty_like(q, memory_format=torch.contiguous_format))])
+    rate = gigabytes_per_s(4 * q.numel() * q.itemsize, timed.time_us)
+    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note="four tensors moved")]
