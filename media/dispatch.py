@@ -111,13 +111,16 @@ class Dispatch:
         return None
 
     def deliver(self, run: Run, position: int, frame: Output) -> bool:
-        """A running segment's next frame. Returns whether the engine goes on with it; if not, it is parked now, or was dropped."""
+        """A running segment's next frame. Returns whether the engine goes on with it; if not, it is parked now, or was dropped.
+
+        After its last frame it goes on to finish: parked, it would be out of everybody's sight once that frame is taken.
+        """
         if run.state is not State.RUNNING:
             return False
         run.frames.append((position, frame))
         run.due = position + 1
         run.request.num_bytes += frame.nbytes
-        if run.request.num_bytes >= self._max_bytes_ahead:
+        if run.request.num_bytes >= self._max_bytes_ahead and run.due < run.stop:
             run.state = State.PARKED
         return run.state is State.RUNNING
 
@@ -135,7 +138,7 @@ class Dispatch:
             return []
         run.state, run.stop = State.DONE, run.due
         request = run.request
-        keep = request.runs.index(run) + 1
+        keep = request.runs.index(run) + 1 if run in request.runs else 0  # all of it may have been taken
         dropped = _drop(request.runs[keep:])
         request.runs[keep:] = _runs(request, segments)
         request.kind = kind

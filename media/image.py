@@ -87,9 +87,8 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
-            num_scans = _count_scans(guarded, limits) if image.format in ("JPEG", "MPO") else 0
             try:
-                pixels = _decode_at_once(guarded, image) if 0 < num_scans <= _MAX_SCANS_AT_ONCE else None
+                pixels = _decode_jpeg(guarded, image, limits) if image.format in ("JPEG", "MPO") else None
                 if pixels is None:
                     image.load()
                     pixels = np.array(_to_rgb(image))
@@ -102,14 +101,20 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
                 raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 
 
-def _decode_at_once(reader: GuardedReader, image: Image.Image) -> Pixels | None:
-    """The pixels of an open JPEG; None for what is Pillow's to decode or to refuse: CMYK, broken files, sizes that the two read otherwise."""
-    if image.mode not in ("RGB", "L"):
-        return None
+def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits) -> Pixels | None:
+    """The pixels of an open JPEG; None for what Pillow is to decode or refuse: CMYK, broken files, a size that the two read otherwise.
+
+    Raises: MediaError (400) for too many scans.
+    """
     position = reader.tell()
     reader.seek(0)
     data = reader.read()
     reader.seek(position)
+    num_scans = _num_scans(data)
+    if num_scans > limits.max_jpeg_scans:
+        raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
+    if num_scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
+        return None
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if (width, height) != image.size:
@@ -118,6 +123,12 @@ def _decode_at_once(reader: GuardedReader, image: Image.Image) -> Pixels | None:
     except ValueError:
         return None
     return pixels
+
+
+def _num_scans(jpeg: bytes) -> int:
+    """Start-of-scan markers in the file, thumbnails' too. In compressed data a zero follows every 0xFF: there are none by chance."""
+    words = (np.frombuffer(jpeg, "<u2", (len(jpeg) - offset) // 2, offset) for offset in (0, 1))
+    return sum(int(np.count_nonzero(at_offset == 0xDAFF)) for at_offset in words)
 
 
 def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:
@@ -138,20 +149,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         background = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         return Image.alpha_composite(background, rgba).convert("RGB")
     return image.convert("RGB")
-
-
-def _count_scans(reader: GuardedReader, limits: MediaLimits) -> int:
-    """Start-of-scan markers in the file, thumbnails' included. In compressed data a zero follows every 0xFF: there are none by chance."""
-    position = reader.tell()
-    reader.seek(0)
-    num_scans, tail = 0, b""
-    while block := reader.read(1 << 20):
-        num_scans += (tail + block).count(b"\xff\xda")
-        tail = block[-1:]
-    reader.seek(position)
-    if num_scans > limits.max_jpeg_scans:
-        raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
-    return num_scans
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

@@ -86,10 +86,12 @@ def test_little_memory_ahead_of_the_taker_gives_the_same_frames(make_pool, video
     """Of two requests neither blocks the engines for the other, whichever is taken first."""
     data = video_of("B-frames")
     wanted = list(range(48))
-    pool = make_pool(2, max_bytes_ahead=2 * 64 * 96 * 3)
+    happened: list[str] = []
+    pool = make_pool([Watched(happened.append), Watched(happened.append)], max_bytes_ahead=2 * 64 * 96 * 3)
     first, second = (pool.add_decoding_request(bitstream_of(data), wanted) for _ in range(2))
     assert_frames(outputs(pool, second), expected(data, wanted))
     assert_frames(outputs(pool, first), expected(data, wanted))
+    assert happened.count("open") == happened.count("close") <= 4, "one decoder per engine and request"
 
 
 class HeldEngine(CpuEngine):

@@ -120,6 +120,30 @@ def test_a_full_request_is_parked_and_another_one_decoded():
     assert taken(dispatch, full) == [1, 2, 3]
 
 
+def test_a_segment_that_is_through_is_not_parked():
+    """Its frames may be taken before anybody looks at it again, and nobody would ever close its decoder."""
+    dispatch = Dispatch(4, 2 * FRAME_BYTES)
+    request = add(dispatch, 2, 2)
+    run = started(dispatch)
+    assert dispatch.deliver(run, 0, frame(0)) and dispatch.deliver(run, 1, frame(1))
+    assert taken(dispatch, request) == [0, 1] and run.state is State.RUNNING
+    dispatch.finish(run)
+    assert run.state is State.DONE
+
+
+def test_another_plan_may_take_over_from_a_segment_whose_frames_are_all_taken():
+    """Hardware that fails while it is reset for the next one."""
+    dispatch = Dispatch(4, 1 << 20)
+    request = add(dispatch, 2, 2)
+    run = started(dispatch)
+    assert dispatch.deliver(run, 0, frame(0)) and dispatch.deliver(run, 1, frame(1))
+    assert taken(dispatch, request) == [0, 1]
+    dispatch.replan(run, segments_of(2, start=2), "other")
+    dispatch.leave(run)
+    decode(dispatch, started(dispatch, "other"))
+    assert taken(dispatch, request) == [2, 3]
+
+
 def test_later_segments_that_fill_the_memory_do_not_stop_the_one_that_is_needed():
     dispatch = Dispatch(4, 2 * FRAME_BYTES)
     request = add(dispatch, 3, 3)

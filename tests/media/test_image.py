@@ -77,7 +77,7 @@ def at_once(monkeypatch) -> list[bytes]:
     return taken
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"keep_rgb": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}], ids=str)
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_jpegs_are_decoded_at_once_as_pillow_decodes_them(make_picture, at_once, mode, subsampling, options):
@@ -97,13 +97,13 @@ def with_scans(jpeg: bytes, num_scans: int) -> bytes:
 
 def test_odd_jpegs_stay_with_pillow(image, at_once):
     plain = encoded(image, "JPEG")
-    odd = [encoded(image.convert("CMYK"), "JPEG"), plain[:-2], with_scans(plain, 17)]
-    for data in odd:
+    for data in (encoded(image.convert("CMYK"), "JPEG"), with_scans(plain, 17)):
         assert np.array_equal(decoded(data), expected(data))
     assert at_once == []
-    for data in (with_scans(plain, 16), plain + b"\0 what follows the end", plain + plain):
-        assert np.array_equal(decoded(data), expected(plain))
-    assert len(at_once) == 3
+    taken = [with_scans(plain, 16), plain + b"\0 what follows the end", plain + plain, encoded(image, "JPEG", keep_rgb=True)]
+    for data in taken:
+        assert np.array_equal(decoded(data), expected(data))
+    assert at_once == taken
 
 
 @given(data=st.data(), progressive=st.booleans(), mode=st.sampled_from(["RGB", "L"]))
@@ -121,7 +121,7 @@ def test_broken_jpegs_come_to_what_pillow_alone_makes_of_them(image, data, progr
             return error.status, error.message
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmrt.media.image._decode_at_once", lambda *_: None)
+        patch.setattr("mmrt.media.image._decode_jpeg", lambda *_: None)
         alone = outcome()
     assert outcome() == alone
 
