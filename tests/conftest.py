@@ -1,7 +1,10 @@
-"""Settings of the whole suite: one compute thread, nothing fetched, no deadlines for examples."""
+"""Settings of the whole suite: one compute thread, nothing fetched, no deadlines for examples, folders with short names."""
 
 import os
+import shutil
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -10,3 +13,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("mmrt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sockets allow a run directory 74 bytes; pytest's own folder and those of its two processes within would take half of them."""
+    if config.option.basetemp is None:
+        config.option.basetemp = config.stash[_FOLDER] = tempfile.mkdtemp(prefix="mmrt-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_FOLDER, None):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_FOLDER = pytest.StashKey[str]()
