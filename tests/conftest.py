@@ -5,11 +5,14 @@ import shutil
 import tempfile
 
 import pytest
+import torch
 from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported, by whichever test that is
 
 settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("mmrt")

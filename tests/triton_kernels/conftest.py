@@ -1,9 +1,4 @@
-"""Kernels run on the GPU where there is one, and otherwise in Triton's interpreter, repaired.
-
-Triton decides when a kernel is defined which of the two it will be, and parts of its language decide when they are imported: so
-this comes before any import of it."""
-
-import os
+"""Kernels run on the GPU where there is one, and otherwise in Triton's interpreter, repaired."""
 
 import pytest
 import torch
@@ -11,7 +6,6 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 
 if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
     from mmrt.tests.triton_kernels import interpreter
 
     interpreter.install()
