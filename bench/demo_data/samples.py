@@ -87,11 +87,12 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) 
     return Sample(media, tuple(replace(question, text=typed(rng, question.text)) for question in questions), hard)
 
 
-def crowded(seed: int, index: int, medium: Medium) -> Sample:
+def crowded(seed: int, index: int, medium: Medium, degraded: bool | None = None) -> Sample:
     """A picture of many things and numbers, for whoever learns what is where; nobody asks about it in words."""
     rng = np.random.default_rng((seed, index, len(MEDIA)))
-    degraded = chance(rng, 0.5)
-    return Sample((pictures.crowd(rng, degraded),), (talk.greeting(rng),), degraded)
+    drawn = chance(rng, 0.5)
+    hard = drawn if degraded is None else degraded
+    return Sample((pictures.crowd(rng, hard),), (talk.greeting(rng),), hard)
 
 
 def typed(rng: Rng, text: str) -> str:

@@ -104,7 +104,8 @@ class Batches(Dataset[Batch]):
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
         # Sample numbers of a step are its own: no step needs to know how many samples others took.
         make = crowded if alone and medium == "image" else sample
-        samples = [make(recipe.seed, step * 1000 + i, medium) for i in range(batch[medium])]
+        degraded = False if step < recipe.towers.clean_steps else None
+        samples = [make(recipe.seed, step * 1000 + i, medium, degraded) for i in range(batch[medium])]
         return self.collate(medium, samples, rng)
 
     def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:

@@ -37,9 +37,10 @@ class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Towers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the towers learn from alone, at first."""
+    """What the towers learn from alone, at first; none of it degraded for the first ``clean_steps``."""
 
     steps: int
+    clean_steps: int
     batch: dict[str, int]
     mixture: dict[str, float]
 

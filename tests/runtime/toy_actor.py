@@ -5,6 +5,7 @@ FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating
 parent (has a child once active).
 """
 
+import contextlib
 import fcntl
 import os
 import select
@@ -85,7 +86,8 @@ def next_generation(path: str) -> int:
 def notify(name: str, generation: int, assignment: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         text = f"{assignment}\nX_MMRT_ACTOR={name}\nX_MMRT_GENERATION={generation}"
-        sender.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])
+        with contextlib.suppress(ConnectionRefusedError):  # a supervisor that has just died; the caller sees that next
+            sender.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])
 
 
 if __name__ == "__main__":
