@@ -1,4 +1,4 @@
-"""The picture of a ``bench serve`` run. Called by ``serve``.
+"""Pictures of ``bench serve`` and ``bench video``. Called by these.
 
 matplotlib comes with ``mmrt[test]``; only this module imports it, and only when a picture is asked for.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from .record import Record
 from .stall import STREAM_GROUP, StallRun
+from .trace_stages import STAGE_OF, StageSlice
 
 
 class PlotError(Exception):
@@ -50,6 +51,30 @@ def plot_run(path: Path, title: str, records: Sequence[Record], stall: StallRun 
         for axis in axes[1]:
             axis.remove()
         _timeline(figure.add_subplot(wide[1, :]), stall)
+    _save(figure, path)
+
+
+def plot_stages(path: Path, title: str, slices: Sequence[StageSlice], ttft_s: float) -> None:
+    """Write a picture of what each stage did for one request, and when.
+
+    Raises: PlotError if matplotlib is missing or does not know the format.
+    """
+    figure = require_matplotlib()(figsize=(12, 2.6), layout="constrained")
+    figure.suptitle(title)
+    axis = figure.subplots()
+    stages = list(dict.fromkeys(STAGE_OF.values()))
+    for row, stage in enumerate(stages):
+        spans = [(one.begin_s, one.end_s - one.begin_s) for one in slices if one.stage == stage]
+        axis.broken_barh(spans, (len(stages) - row - 0.85, 0.7), facecolor=f"C{row}", edgecolor="white", linewidth=0.4)
+    axis.set_yticks([len(stages) - row - 0.5 for row in range(len(stages))], stages)
+    axis.axvline(ttft_s, color="black", linewidth=0.8)
+    axis.set_xlim(left=0)
+    axis.set_xlabel("s since the request was sent; the line is the first token")
+    axis.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path)
     except ValueError as error:

@@ -16,6 +16,7 @@ BENCHES = {
     "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
     "accuracy": "How far reduced precision is from float32, beside transformers.",
     "media": "Decoding beside PyAV, OpenCV and torchcodec.",
+    "video": "The time to the first token of a long video beside its stages alone.",
     "quality": "How many answers about held-out demo data are right, beside transformers.",
 }
 
