@@ -9,6 +9,8 @@ import gc
 import logging
 import time
 
+from ..models.sampler import sampler_for
+from ..models.warm_up import warm_up_decode
 from ..runtime.flight import Kind
 from ..runtime.messages import Admit, Drop, Dropped, SequenceEnded, TokenHint, encode
 from ..runtime.step_limit import StepLimit
@@ -18,9 +20,11 @@ from ..shm.ring import Ring
 from ..shm.sequence_table import EndCode, Phase, SequenceTable
 from ..shm.status import ActorStatus
 from .base import Actor
-from .language_model import open_language_model
+from .device import is_device_lost
+from .language_model import open_decoding_model
 from .probation import Probation, solo_step
 from .running_set import Outcome, RunningSet
+from .shared_tensors import SharedTensors
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +37,13 @@ def main(actor: Actor) -> None:
     """Entry of the decode process."""
     layout = actor.wait_for_layout()
     table = SequenceTable.attach(actor.run)
-    kv = PagePool.attach(actor.run, "kv")
-    model = open_language_model(actor, kv, layout.kv_page_tokens)
-    running = RunningSet(actor.model, model, table, layout.kv_page_tokens)
+    shared = SharedTensors(actor)
+    model = open_decoding_model(actor, shared, PagePool.attach(actor.run, "kv"), layout.kv_page_tokens)
+    shared.close()
+    sampler = sampler_for(actor.model.language.vocab_size, shared.device)
+    if shared.device.type == "cuda":
+        warm_up_decode(model, sampler)
+    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens)
     actor.become_active()
     gc.freeze()
     actor.serving()
@@ -117,7 +125,9 @@ class Decoding:
             return self._running.step()
         except MemoryError:
             raise  # this process ends: a new one has what this one has come to hold
-        except Exception:
+        except Exception as error:
+            if is_device_lost(error):
+                raise
             log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
             return self._running.step_apart()
 

@@ -1,26 +1,21 @@
-"""Opens what ``memory`` made for those that compute: weights and KV pages as tensors that lie in shared memory."""
+"""Opens the language model of the run, where its weights and KV pages lie, for prefill and for decode."""
 
-import msgspec
-import torch
-
+from ..models.decode_graphs import DecodeGraphs
 from ..models.decoder import Decoder
 from ..models.lm import build_language_model
-from ..models.weights import WeightIndex, attach_weights
 from ..shm.pool import PagePool
-from ..shm.segment import HEADER_BYTES, Segment
 from .base import Actor
-
-WEIGHTS_SEGMENT = "weights"
-WEIGHTS_INDEX = "weights.index"
+from .shared_tensors import SharedTensors
 
 
-def shared_weights(actor: Actor, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Views of the weights whose names start with ``prefix``. Nothing is copied."""
-    index = msgspec.msgpack.decode((actor.run.path / WEIGHTS_INDEX).read_bytes(), type=WeightIndex)
-    segment = Segment.attach(actor.run.segment_path(WEIGHTS_SEGMENT), writable=False)
-    return attach_weights(segment.buf[HEADER_BYTES:], index, prefix)
-
-
-def open_language_model(actor: Actor, kv: PagePool, page_tokens: int) -> Decoder:
+def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
     """The decoder of the run's model on the KV pool, or the null model."""
-    return build_language_model(actor.model, shared_weights(actor), torch.from_numpy(kv.data), page_tokens)
+    return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
+
+
+def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
+    """The same for decode, whose steps are captured in graphs on CUDA."""
+    model = open_language_model(actor, shared, kv, page_tokens)
+    if shared.device.type != "cuda":
+        return model
+    return DecodeGraphs(model, -(-actor.model.max_context // page_tokens), shared.device)

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..media.audio import decode_audio
+from ..media.audio import decode_audio, decode_sound_track
 from ..media.decoding import DecodingPool, analyse_bitstream
 from ..media.dispatch import Request
 from ..media.engines import upright_rgb
 from ..media.errors import MediaError
 from ..media.image import decode_image
 from ..media.limits import MediaLimits, Reader, TimeBudget
-from ..media.mel import LogMel
+from ..media.mel import LogMel, Waveform
 from ..media.preprocess import patch_rows, resize, temporal_rows
-from ..models.config import Item, ModelConfig, family_of
+from ..models.config import Item, MediaKind, ModelConfig, family_of
 
 _INDEX_BYTES = 32  # for each packet of a video
 
@@ -92,7 +92,7 @@ class OpenVideo:
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
         temporal = self._rules.temporal_patch_size
-        first = temporal * sum(part.grid[0] for part in self.item.segments[:segment])
+        first = temporal * sum(part.grid[0] for part in self.item.segments[:segment] if part.kind == "video")
         count = min(temporal * self.item.segments[segment].grid[0], len(self._wanted) - first)
         yield from temporal_rows(self._planes(first, count), self._rules)
 
@@ -121,27 +121,69 @@ class OpenVideo:
 class OpenAudio:
     """The spectrogram of a clip."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        config: ModelConfig,
+        limits: MediaLimits,
+        budget: TimeBudget,
+        decode: Callable[[Reader, int, MediaLimits, TimeBudget], Waveform] = decode_audio,
+    ) -> None:
         assert config.audio_rules is not None
-        waveform = decode_audio(reader, config.audio_rules.sample_rate, limits, budget)
+        waveform = decode(reader, config.audio_rules.sample_rate, limits, budget)
         self.item = family_of(config).audio_item(config, config.audio_rules.num_frames(len(waveform)))
         self._mel = LogMel(config.audio_rules)(waveform)
         self.num_bytes = self._mel.nbytes
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
-        first = sum(part.num_rows for part in self.item.segments[:segment])
+        first = sum(part.num_rows for part in self.item.segments[:segment] if part.kind == "audio")
         yield self._mel[first : first + self.item.segments[segment].num_rows]
 
     def close(self) -> None:
         pass
 
 
-def open_item(kind: str, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> OpenItem:
+class OpenVideoWithSound:
+    """A video and its sound track. Each has the rows of its own kind of segment."""
+
+    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> None:
+        video = OpenVideo(reader, config, limits, budget, pool)
+        sound = OpenAudio(reader, config, limits, budget, decode_sound_track)
+        self.item = video.item = sound.item = family_of(config).video_with_sound(config, video.item, sound.item)
+        self._parts: dict[MediaKind, OpenItem] = {"video": video, "audio": sound}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self._parts.values())
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        return self._parts[self.item.segments[segment].kind].rows(segment)
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()
+
+
+def open_item(
+    kind: MediaKind,
+    reader: Reader,
+    config: ModelConfig,
+    limits: MediaLimits,
+    budget: TimeBudget,
+    pool: DecodingPool,
+    use_audio_in_video: bool = False,
+) -> OpenItem:
     """Analyse an item; videos are decoded by the pool. Raises MediaError, or UnsupportedMediaError if the model cannot take it."""
-    if kind not in config.media_kinds:
-        raise MediaError(f"this model takes no {kind}", 400)
-    if kind == "video":
-        return OpenVideo(reader, config, limits, budget, pool)
-    kinds: dict[str, Callable[[Reader, ModelConfig, MediaLimits, TimeBudget], OpenItem]]
-    kinds = {"image": OpenImage, "audio": OpenAudio}
-    return kinds[kind](reader, config, limits, budget)
+    kinds: tuple[MediaKind, ...] = ("video", "audio") if use_audio_in_video else (kind,)
+    for needed in kinds:
+        if needed not in config.media_kinds:
+            raise MediaError(f"this model takes no {needed}", 400)
+    match kind:
+        case "image":
+            return OpenImage(reader, config, limits, budget)
+        case "audio":
+            return OpenAudio(reader, config, limits, budget)
+        case "video" if use_audio_in_video:
+            return OpenVideoWithSound(reader, config, limits, budget, pool)
+        case "video":
+            return OpenVideo(reader, config, limits, budget, pool)

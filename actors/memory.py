@@ -1,14 +1,19 @@
 """The memory actor: makes every segment, loads the weights once, and owns all bytes that must outlive an actor.
 
-Segments are files: when this process dies nothing is lost, and a new generation finds everything made and only watches.
+Segments are files: when this process dies nothing is lost, and a new generation finds everything made and only watches. On CUDA the
+weights and the pools that kernels work on lie on the device (``DeviceStore``): they have no name, and live with the descriptors that
+this process holds and hands out. A generation that replaces it takes them over; one after its death cannot, and the run has to end.
+It runs no kernels: what it does on the device are copies and clears.
 """
 
 import logging
 
 import msgspec
+import torch
 
-from ..models.weights import write_weights
+from ..models.weights import Buffer, write_weights
 from ..runtime.config import ACTORS
+from ..runtime.errors import ConfigError, UserError
 from ..runtime.flight import RECORDERS
 from ..runtime.layout import (
     DELTA_RING_BYTES,
@@ -22,6 +27,8 @@ from ..runtime.layout import (
     read_layout,
     write_layout,
 )
+from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
+from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
@@ -30,7 +37,8 @@ from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
 from .base import POLL_S, Actor, Ending
-from .language_model import WEIGHTS_INDEX, WEIGHTS_SEGMENT
+from .device import open_device
+from .shared_tensors import DEVICE_SOCKET, FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +47,77 @@ IDLE_S = 0.5
 
 def main(actor: Actor) -> None:
     """Entry of the memory process."""
+    server: DescriptorServer | None = None
     while read_layout(actor.run.path) is None:
         if actor.role.try_acquire():
-            build(actor)
+            server = build(actor)
         else:
             actor.pause(POLL_S)
+    inherited = take_over(actor) if server is None and actor.config.model.on_cuda else {}
     actor.become_active()
+    if inherited:
+        server = DescriptorServer(actor.run.path / DEVICE_SOCKET, inherited)
     actor.serving()
     while not actor.ending:
         actor.receive()
-        actor.wait(IDLE_S)
+        actor.wait(IDLE_S, [] if server is None else [server.fd])
+        if server is not None:
+            server.serve()
 
 
-def build(actor: Actor) -> None:
-    """Make all segments and fill the weights. What a killed predecessor left half-made is made again."""
+def build(actor: Actor) -> DescriptorServer | None:
+    """Make all segments and fill the weights; what a killed predecessor left half-made is made again. Returns who hands out what lies
+    on the device, if anything does. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
     model = actor.model
     page_tokens = actor.config.memory.kv_page_tokens
     facts = ModelFacts(model.kv_page_bytes(page_tokens) // page_tokens, model.embedding_row_bytes(), model.max_context)
     layout = plan_layout(actor.config, facts, model.dtype)
+    if actor.config.model.on_cuda and model.null is not None:
+        raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")
+    device = open_device(actor.config.model)
     clear(actor)
     make_tables(actor, layout)
-    load_weights(actor)
+    store = DeviceStore(device) if device.type == "cuda" else None
+    load_weights(actor, store)
+    server = None
+    if store is not None:
+        for name, pool in layout.pools.items():
+            if pool.on_device:
+                store.allocate(name, pool.num_bytes)
+        server = DescriptorServer(actor.run.path / DEVICE_SOCKET, store.descriptors())
     write_layout(actor.run.path, layout)
+    return server
+
+
+def take_over(actor: Actor) -> dict[str, Descriptor]:
+    """What lies on the device, from the generation that is about to be replaced. Raises: UserError if it is dead: then it is lost."""
+    try:
+        return fetch_descriptors(actor.run.path / DEVICE_SOCKET, FETCH_S)
+    except MissingError:
+        raise UserError(
+            f"memory died, and with it went weights and pages on {actor.config.model.device}: the run has to be started anew"
+        ) from None
+
+
+class DeviceStore:
+    """What this process has allocated on the device, by name. It lives as long as somebody has it mapped, or its descriptor."""
+
+    def __init__(self, device: torch.device) -> None:
+        from ..shm.device_memory import DeviceMemory  # needs cuda-bindings
+
+        self._device = device
+        self._allocate = DeviceMemory.allocate
+        self._memories: dict[str, DeviceMemory] = {}
+
+    def allocate(self, name: str, num_bytes: int) -> torch.Tensor:
+        """Zeros, uint8 [num_bytes]. Raises: DeviceError."""
+        self._memories[name] = memory = self._allocate(self._device.index, num_bytes)
+        return tensor_over(memory, self._device).zero_()
+
+    def descriptors(self) -> dict[str, Descriptor]:
+        """What others map, once everything that was written has arrived."""
+        torch.cuda.synchronize(self._device)
+        return {name: memory.descriptor for name, memory in self._memories.items()}
 
 
 def clear(actor: Actor) -> None:
@@ -76,7 +133,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     for name in RECORDERS:
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():
-        PagePool.create(run, name, pool.num_pages, pool.page_bytes)
+        PagePool.create(run, name, pool.num_pages, pool.page_bytes, on_device=pool.on_device)
     SequenceTable.create(
         run,
         layout.num_rows,
@@ -90,12 +147,14 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     Ring.create(run, "deltas", DELTA_RING_BYTES)
 
 
-def load_weights(actor: Actor) -> None:
-    """Write the weights in the layout that is computed with, and publish them with their index."""
+def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
+    """Write the weights in the layout that is computed with, into a segment or to the device, and publish them with their index."""
     segment: Segment | None = None
 
-    def allocate(num_bytes: int) -> memoryview:
+    def allocate(num_bytes: int) -> Buffer:
         nonlocal segment
+        if store is not None:
+            return store.allocate(WEIGHTS_SEGMENT, num_bytes)
         path = actor.run.segment_path(WEIGHTS_SEGMENT)
         segment = Segment.create(path, HEADER_BYTES + num_bytes, kind="raw", publish=False)
         return segment.buf[HEADER_BYTES:]
@@ -108,6 +167,6 @@ def load_weights(actor: Actor) -> None:
         actor.notifier.watchdog()
 
     index = write_weights(actor.model_path, actor.model, allocate, progress)
-    assert segment is not None
-    segment.publish()
+    if segment is not None:
+        segment.publish()
     (actor.run.path / WEIGHTS_INDEX).write_bytes(msgspec.msgpack.encode(index))

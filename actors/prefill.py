@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Chunk, Decoder
-from ..models.weights import torch_dtype
-from ..runtime.messages import Done, EmbeddingSpan, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
+from ..models.warm_up import warm_up_prefill
+from ..runtime.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .base import Actor
+from .device import Completion
+from .embedding_pages import EmbeddingPages, open_embedding_pages
 from .language_model import open_language_model
 from .plans import serve_plans
+from .shared_tensors import SharedTensors
 
 KEPT_POSITIONS = 64
 
@@ -25,40 +28,50 @@ KEPT_POSITIONS = 64
 def main(actor: Actor) -> None:
     """Entry of the prefill process."""
     layout = actor.wait_for_layout()
-    kv = PagePool.attach(actor.run, "kv")
-    model = open_language_model(actor, kv, layout.kv_page_tokens)
+    shared = SharedTensors(actor)
+    model = open_language_model(actor, shared, PagePool.attach(actor.run, "kv"), layout.kv_page_tokens)
+    embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
+    shared.close()
+    if shared.device.type == "cuda":
+        warm_up_prefill(model, layout.kv_page_tokens)
     table = SequenceTable.attach(actor.run)
-    worker = PrefillWorker(actor.model, model, table, PagePool.attach(actor.run, "embedding"), layout.kv_page_tokens)
+    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, Completion(shared.device))
     serve_plans(actor, worker.execute, table)
 
 
 class PrefillWorker:
     """Turns prefill plans into forwards. Positions of a row's prompt are kept while its generation lasts."""
 
-    def __init__(self, config: ModelConfig, model: Decoder, table: SequenceTable, embeddings: PagePool, page_tokens: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: Decoder,
+        table: SequenceTable,
+        embeddings: EmbeddingPages,
+        page_tokens: int,
+        completion: Completion,
+    ) -> None:
         self._config = config
         self._model = model
         self._table = table
         self._embeddings = embeddings
         self._page_tokens = page_tokens
-        self._dtype = torch_dtype(config.dtype)
-        self._row_bytes = config.embedding_row_bytes()
+        self._completion = completion
         self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
 
     def execute(self, plan: Plan) -> Result:
-        """One forward over the plan's chunks; chunks of rows that have ended meanwhile are left out."""
+        """One forward over the plan's chunks, to the end; chunks of rows that have ended meanwhile are left out."""
         assert isinstance(plan, Prefill)
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
         if live:
             self._model.prefill([self._chunk(chunk) for chunk in live])
+            self._completion.wait()
         return Done()
 
     def _chunk(self, chunk: PrefillChunk) -> Chunk:
         ids = torch.from_numpy(self._ids(chunk))
         embeds = self._model.embed(ids)
-        for span in chunk.spans:
-            at = span.start - chunk.start
-            embeds[at : at + span.num_tokens] = self._rows(span)
+        self._embeddings.read(chunk.spans, chunk.start, embeds)
         num_pages = -(-chunk.end // self._page_tokens)
         block_table = self._table.block_table[chunk.row, chunk.member, :num_pages].astype(np.int64)
         return Chunk(embeds, torch.from_numpy(self._chunk_positions(chunk)), chunk.start, torch.from_numpy(block_table))
@@ -86,9 +99,3 @@ class PrefillWorker:
         beyond = np.arange(max(chunk.start, num_prompt), max(chunk.end, num_prompt)) + delta
         inside = prompt[:, chunk.start : min(chunk.end, num_prompt)]
         return np.concatenate((inside, np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
-
-    def _rows(self, span: EmbeddingSpan) -> torch.Tensor:
-        """Embedding rows [num_tokens, hidden] out of the span's pages (US3)."""
-        self._embeddings.check(span.source.pages, span.source.generations)
-        rows = self._embeddings.gather_rows(span.source.pages, self._row_bytes, span.num_tokens, span.first_row)
-        return torch.from_numpy(rows).view(self._dtype)

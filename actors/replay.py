@@ -27,6 +27,8 @@ from ..runtime.replay import Capture, renumbered
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
 from ..shm.sequence_table import Phase, SequenceTable
+from .device import Completion
+from .embedding_pages import HostEmbeddingPages
 from .encoder import EncoderWorker
 from .prefill import PrefillWorker
 from .video import VideoWorker
@@ -182,15 +184,17 @@ def _worker(
     if capture.header.actor == "video":
         return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute
     weights = _read_weights(path, model)
+    completion = Completion(torch.device("cpu"))
     if capture.header.actor == "encoder":
-        encoder = EncoderWorker(model, Towers(model, weights), pools["patch"], pools["embedding"])
+        towers = Towers(model, weights)
+        encoder = EncoderWorker(towers, pools["patch"], HostEmbeddingPages(model, pools["embedding"]), completion)
         return lambda: encoder.execute
     page_tokens = config.memory.kv_page_tokens
     if pools["kv"].page_bytes != model.kv_page_bytes(page_tokens):
         expected = model.kv_page_bytes(page_tokens)
         raise CheckpointError(f"{path}: its KV pages have {expected} bytes, those of the capture {pools['kv'].page_bytes}")
     language_model = build_language_model(model, weights, torch.from_numpy(pools["kv"].data), page_tokens)
-    prefill = PrefillWorker(model, language_model, table, pools["embedding"], page_tokens)
+    prefill = PrefillWorker(model, language_model, table, HostEmbeddingPages(model, pools["embedding"]), page_tokens, completion)
     return lambda: prefill.execute
 
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
-from ..models.sampler import SamplingRows, combine_guidance, sample
+from ..models.sampler import Pairs, Sampler, SamplingRows
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.errors import StaleRow
 from ..shm.sequence_table import EndCode, SequenceTable
+from .device import is_device_lost
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,10 @@ class Outcome:
 class RunningSet:
     """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
 
-    def __init__(self, config: ModelConfig, model: Decoder, table: SequenceTable, page_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, model: Decoder, sampler: Sampler, table: SequenceTable, page_tokens: int) -> None:
         self._config = config
         self._model = model
+        self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
         self._table = table
         self._page_tokens = page_tokens
@@ -119,7 +121,9 @@ class RunningSet:
             return self._advance_one(member)
         except MemoryError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_device_lost(error):
+                raise
             log.exception("row %d cannot be computed and ends", row)
             return Outcome([row], [self._give_up(member)])
 
@@ -152,6 +156,8 @@ class RunningSet:
             except MemoryError:
                 raise
             except Exception as error:
+                if is_device_lost(error):
+                    raise
                 failed.append((member, error))
                 self._batch = None
             else:
@@ -212,12 +218,7 @@ class RunningSet:
             torch.from_numpy(length_B),
             torch.from_numpy(self._block_tables(batch, length_B)),
         )
-        num_members = len(batch.members)
-        logits_NV = logits_BV[:num_members]
-        if len(batch.pair_P):
-            guided = combine_guidance(logits_NV[batch.pair_P], logits_BV[num_members:], batch.guidance_P)
-            logits_NV = logits_NV.index_copy(0, torch.from_numpy(batch.pair_P), guided)
-        return sample(logits_NV, replace(batch.sampling, index=batch.count_N))
+        return self._sampler.sample(logits_BV, replace(batch.sampling, index=batch.count_N), batch.pairs)
 
     def _block_tables(self, batch: "_Batch", length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
@@ -258,7 +259,8 @@ class _Batch:
         pairs = [members[index] for index in self.pair_P]
         self.companion_length_P = np.array([m.definition.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
         self.companion_input_P = self._inputs(table, pairs, 1)
-        self.guidance_P = torch.tensor([m.definition.sampling.guidance_scale for m in pairs], dtype=torch.float32)
+        scale_P = np.array([m.definition.sampling.guidance_scale for m in pairs], dtype=np.float32)
+        self.pairs = Pairs(self.pair_P, len(members) + np.arange(len(pairs)), scale_P) if pairs else None
         self.sampling = SamplingRows(
             temperature=np.array([d.sampling.temperature for d in definitions], dtype=np.float32),
             top_k=np.array([d.sampling.top_k for d in definitions], dtype=np.int64),

@@ -1,7 +1,7 @@
 """What the video actor gives up before it looks at anybody's media: whoever takes it over through a decoder gains little.
 
 Nothing here can be taken back, and all threads that begin later have it too. Left: to read what its user may read, to write below
-the run directory and that of its logs, and unix sockets, which the bus is made of.
+the run directory and that of its logs, and to connect to unix sockets that have a path, of which the bus is one.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int) 
         "new privileges": _renounce_new_privileges,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
-        "where it writes": lambda: _confine_writing(run, logs),
+        "where it writes and whose memory it reads": lambda: _confine_to_directories(run, logs),
         "system calls": forbid_system_calls,
     }
     missing = []
@@ -108,6 +108,14 @@ _EXECUTE, _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 0, 1 << 1, 1 << 4, 1 << 
 _MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
 _MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1  # since version 4
+_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1  # of others; since version 6
+
+
+class _Handled(ctypes.Structure):
+    """What is restricted. A kernel that knows a part of it alone takes it where the rest is zero."""
+
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
 class _PathBeneath(ctypes.Structure):
@@ -115,12 +123,19 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("directory_fd", ctypes.c_int32))
 
 
-def _confine_writing(run: Path, logs: Path) -> None:
-    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs; reading is free."""
+def _confine_to_directories(run: Path, logs: Path) -> None:
+    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs; reading is free.
+
+    Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too.
+    """
     version = _syscall(_CREATE_RULESET, None, 0, _VERSION)
     writing = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
-    handled = writing | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0)
-    ruleset = _syscall(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(handled)), 8, 0)
+    handled = _Handled(
+        files=writing | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0),
+        network=_BIND_TCP | _CONNECT_TCP if version >= 4 else 0,
+        scoped=_ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0,
+    )
+    ruleset = _syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     try:
         for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
             _allow(ruleset, device, writing & (_WRITE_FILE | _TRUNCATE))

@@ -15,6 +15,13 @@ _NUMBERS = {  # of x86-64
     "execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
     "process_madvise": 440, "pidfd_open": 434, "pidfd_getfd": 438, "pidfd_send_signal": 424, "kcmp": 312, "tkill": 200,
     "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+    # connections that others begin: no socket is created for them
+    "bind": 49, "listen": 50, "accept": 43, "accept4": 288,
+    # what Landlock leaves open: owner, mode, times and attributes of any file, and before its version 3 the length
+    "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
+    "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
+    "setxattrat": 463, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "removexattrat": 466, "file_setattr": 469,
+    "truncate": 76,
     # the machine
     "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308, "unshare": 272, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "swapon": 167, "swapoff": 168, "reboot": 169,
@@ -26,6 +33,10 @@ _NUMBERS = {  # of x86-64
     "io_uring_enter": 426, "io_uring_register": 427, "personality": 135, "modify_ldt": 154, "vmsplice": 278,
 }  # fmt: skip
 _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _SECCOMP = 41, 53, 56, 435, 62, 234, 302, 317
+_COMMANDS = {  # of fcntl and ioctl, in their second argument
+    72: {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},  # a file that sends signals to any process
+    16: {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902},  # a terminal that types; the same signals
+}
 _AF_UNIX = 1
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000  # system calls of the x32 interface, which have numbers of their own
@@ -34,7 +45,7 @@ _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER_AT, _ARCH_AT, _ARGUMENT_AT = 0, 4, 16  # in struct seccomp_data
+_NUMBER_AT, _ARCH_AT, _ARGUMENT_AT, _COMMAND_AT = 0, 4, 16, 24  # in struct seccomp_data
 
 
 class _Instruction(ctypes.Structure):
@@ -63,6 +74,8 @@ def _program(pid: int) -> Iterator[_Line]:
     yield from _unless(_TGKILL, _JUMP_EQUAL, pid)
     yield from _unless(_PRLIMIT, _JUMP_EQUAL, 0)  # its own limits alone
     yield from _refuse(_CLONE3, errno.ENOSYS)  # its flags lie in memory, where no filter looks: libc then takes clone
+    for number, commands in _COMMANDS.items():
+        yield from _refuse_commands(number, list(commands.values()))
     for number in _NUMBERS.values():
         yield from _refuse(number, errno.EPERM)
     yield _RETURN, _ALLOW, 0, 0
@@ -79,6 +92,15 @@ def _unless(number: int, test: int, value: int) -> Iterator[_Line]:
     yield _LOAD, _ARGUMENT_AT, 0, 0
     yield test, value, 1, 0
     yield _REFUSE
+    yield _RETURN, _ALLOW, 0, 0
+
+
+def _refuse_commands(number: int, commands: list[int]) -> Iterator[_Line]:
+    """Refuse ``number`` where the lower half of its second argument is one of these."""
+    yield _JUMP_EQUAL, number, 0, 2 * len(commands) + 2
+    yield _LOAD, _COMMAND_AT, 0, 0
+    for command in commands:
+        yield from _refuse(command, errno.EPERM)
     yield _RETURN, _ALLOW, 0, 0
 
 

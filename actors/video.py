@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TypeVar
 
-import msgspec
-
 from ..media.decoding import DECODER_BYTES, DecodingPool
 from ..media.engines import cpu_engines
 from ..media.errors import MediaError
@@ -26,6 +24,7 @@ from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .base import Actor
 from .media_items import OpenItem, open_item
+from .media_rules import for_medium, for_run
 from .plan_work import still_wanted
 from .plans import serve_plans
 from .sandbox import allow_cpu_time, enter_sandbox, memory_left
@@ -49,7 +48,7 @@ def main(actor: Actor) -> None:
     """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
     num_engines = len(os.sched_getaffinity(0))
     actor.wait_for_layout()
-    media, patches = PagePool.attach(actor.run, "media"), PagePool.attach(actor.run, "patch")
+    media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach(actor.run, "patch")
     enter_sandbox(
         actor.run.path,
         read_environment().state_home / actor.run.path.name,
@@ -96,7 +95,7 @@ class VideoWorker:
     ) -> None:
         self._media = media_pool
         self._patches = patch_pool
-        self._model = _with_sampling(model_config, media_config)
+        self._model = for_run(model_config, media_config)
         self._limits = _limits(model_config, media_config)
         self._timeout_s = media_config.item_timeout_s
         self._cache_bytes = cache_bytes
@@ -150,9 +149,12 @@ class VideoWorker:
         if entry is None:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
+            model = for_medium(self._model, plan.media.options)
             budget = TimeBudget(self._timeout_s)
             with budget.running():
-                entry = _Entry(open_item(plan.media.kind, reader, self._model, self._limits, budget, self._pool), budget, plan)
+                sound = plan.media.options.use_audio_in_video
+                opened = open_item(plan.media.kind, reader, model, self._limits, budget, self._pool, sound)
+            entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
         while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
@@ -203,17 +205,8 @@ def _key(plan: Analyse | DecodeSegment) -> Key:
 
 
 def _shape(item: Item) -> ItemShape:
-    segments = [SegmentShape(part.grid, part.num_rows, part.row_bytes, part.num_tokens) for part in item.segments]
+    segments = [SegmentShape(part.kind, part.grid, part.num_rows, part.row_bytes, part.num_tokens) for part in item.segments]
     return ItemShape(item.kind, item.grid, item.num_tokens, segments, item.second_per_grid_s)
-
-
-def _with_sampling(model: ModelConfig, media: MediaSection) -> ModelConfig:
-    """The model's rules with the frame rate of the run's configuration, and its limit of frames."""
-    rules = model.vision_rules
-    if rules is None:
-        return model
-    max_frames = min(rules.max_frames, media.max_frames)
-    return msgspec.structs.replace(model, vision_rules=msgspec.structs.replace(rules, fps=media.fps, max_frames=max_frames))
 
 
 def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:

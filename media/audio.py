@@ -1,46 +1,90 @@
 """Sound of any rate and channel count to one mono waveform, decoded step by step so that a small file cannot fill the memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import av
 import numpy as np
 
-from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream
+from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream, streams_of
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .mel import Waveform
+from .webp import read_animation
 
+_TRACK, _SILENT = "sound track", "the video has no sound track"
 _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its square must stay finite
 
 
 def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
-    """The first sound track as float32 [num_samples], mono at ``sample_rate``, full scale ±1.
+    """The sound of a file as float32 [num_samples], mono at ``sample_rate``, full scale ±1.
 
-    Channels are resampled one by one and then averaged, as librosa does: swresample's own downmix gains √2 on stereo (measured).
-    A broken packet is left out.
+    It is that of the first sound track. Channels are resampled one by one and then averaged, as librosa does: swresample's own
+    downmix gains √2 on stereo (measured). A broken packet is left out.
 
     Raises: MediaError, 422 for what holds no sound, is broken or has no samples, 400 for limits.
     """
     with closing(open_container(reader, "audio", limits, budget)) as container:
-        stream = pick_stream(container, "audio")
-        mono = [samples.mean(axis=1, dtype=np.float32) for samples in _resampled(container, stream, sample_rate, limits, budget)]
-    waveform = np.concatenate(mono) if mono else np.zeros(0, dtype=np.float32)
+        frames = _decoded(container, pick_stream(container, "audio"), "audio", limits, budget)
+        return _checked(_mono(frames, sample_rate, "audio"), "audio")
+
+
+def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
+    """The sound of a video, as ``decode_audio``, from the time of the video's first frame on.
+
+    What sounds before that is cut off; silence stands in front of sound that begins later. Both times are those at which the
+    container says that the streams begin, edit lists and the delay of the sound's codec included. Gaps within it are not filled.
+
+    Raises: MediaError as ``decode_audio``; 422 for a video without sound.
+    """
+    if read_animation(reader, limits, budget) is not None:
+        raise MediaError(_SILENT)
+    with closing(open_container(reader, "video", limits, budget)) as container:
+        if not container.streams.audio:
+            raise MediaError(_SILENT)
+        origin_s = _start_s(streams_of(container, "video"))
+        frames = _decoded(container, pick_stream(container, "audio"), _TRACK, limits, budget)
+        first = next(frames, None)
+        late_s = first.time - origin_s if first is not None and first.time is not None and origin_s is not None else 0.0
+        waveform = _mono(chain([] if first is None else [first], frames), sample_rate, _TRACK)
+    num_late = round(sample_rate * late_s)
+    if num_late + len(waveform) > sample_rate * limits.max_audio_s:
+        raise _too_long(_TRACK, limits)
+    silence = np.zeros(max(0, num_late), dtype=np.float32)
+    return _checked(np.concatenate((silence, waveform[max(0, -num_late) :])), _TRACK)
+
+
+def _start_s(streams: Sequence[Any]) -> float | None:
+    """When the first of the streams begins, by its own clock; None if that is not known."""
+    stream = streams[0] if streams else None
+    return float(stream.start_time * stream.time_base) if stream is not None and stream.start_time is not None else None
+
+
+def _checked(waveform: Waveform, name: str) -> Waveform:
     if not len(waveform):
-        raise MediaError("the audio has no samples")
+        raise MediaError(f"the {name} has no samples")
     if not np.abs(waveform).max() <= _MAX_AMPLITUDE:  # also false for NaN
-        raise MediaError("the audio holds samples that are not numbers, or out of range")
+        raise MediaError(f"the {name} holds samples that are not numbers, or out of range")
     return waveform
 
 
-def _resampled(container: Any, stream: Any, sample_rate: int, limits: MediaLimits, budget: TimeBudget) -> Iterator[Waveform]:
+def _too_long(name: str, limits: MediaLimits) -> MediaError:
+    return MediaError(f"the {name} is longer than the limit of {limits.max_audio_s:g} s", 400)
+
+
+def _mono(frames: Iterator[Any], sample_rate: int, name: str) -> Waveform:
+    mono = [samples.mean(axis=1, dtype=np.float32) for samples in _resampled(frames, sample_rate, name)]
+    return np.concatenate(mono) if mono else np.zeros(0, dtype=np.float32)
+
+
+def _resampled(decoded: Iterator[Any], sample_rate: int, name: str) -> Iterator[Waveform]:
     """Pieces float32 [samples, channels] at ``sample_rate``. Format changes in mid-stream start a new resampler.
 
     Samples are asked for interleaved: PyAV reads past the plane pointers of planar frames of eight channels or more, and crashes.
     """
-    for (_, _, num_channels, _), frames in groupby(_decoded(container, stream, limits, budget), _format):
+    for (_, _, num_channels, _), frames in groupby(decoded, _format):
         resampler: Any = None
         for frame in _with_end(frames):
             if resampler is None:
@@ -50,7 +94,7 @@ def _resampled(container: Any, stream: Any, sample_rate: int, limits: MediaLimit
             try:
                 pieces = ffmpeg(resampler.resample, frame)
             except BrokenData:
-                raise broken("audio") from None
+                raise broken(name) from None
             for piece in pieces:
                 yield piece.to_ndarray().reshape(-1, num_channels)
 
@@ -59,8 +103,8 @@ def _format(frame: Any) -> tuple[str, str, int, int]:
     return frame.format.name, frame.layout.name, frame.layout.nb_channels, frame.sample_rate
 
 
-def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
-    """Frames as they are decoded, within the limits. Raises: MediaError."""
+def _decoded(container: Any, stream: Any, name: str, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
+    """Frames as they are decoded, within the limits. ``name``: what errors call the sound. Raises: MediaError."""
     duration_s = 0.0
     num_failed = num_decoded = 0
     context = stream.codec_context
@@ -73,15 +117,15 @@ def _decoded(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudge
         for frame in frames:
             num_decoded += 1
             if not 1 <= frame.layout.nb_channels <= limits.max_channels:
-                raise MediaError(f"audio of {frame.layout.nb_channels} channels exceeds the limit of {limits.max_channels}", 400)
+                raise MediaError(f"{name} of {frame.layout.nb_channels} channels exceeds the limit of {limits.max_channels}", 400)
             if not 1000 <= frame.sample_rate <= limits.max_sample_rate:
-                raise MediaError(f"audio of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400)
+                raise MediaError(f"{name} of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400)
             duration_s += frame.samples / frame.sample_rate
             if duration_s > limits.max_audio_s:
-                raise MediaError(f"the audio is longer than the limit of {limits.max_audio_s:g} s", 400)
+                raise _too_long(name, limits)
             yield frame
     if num_failed and not num_decoded:
-        raise broken("audio")
+        raise broken(name)
 
 
 def _with_end(items: Iterator[Any]) -> Iterator[Any]:

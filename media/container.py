@@ -24,8 +24,10 @@ _VIDEO_CODECS = frozenset(
     "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv gif".split()
 )
 _AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
+# FFmpeg tries the decoders of all streams already when it opens a file.
+_TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name in av.codecs_available if name.startswith("pcm_")}))
 _ACCEPTED = {
-    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS and GIF files with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4",
+    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4, animated GIF and WebP",
     "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
 }
 
@@ -66,6 +68,7 @@ def open_container(reader: Reader, kind: Literal["video", "audio"], limits: Medi
     options = {
         "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
         "protocol_whitelist": "none",
+        "codec_whitelist": _TRIED_CODECS,
         **limits.codec_options,
     }
     try:
@@ -78,17 +81,18 @@ def open_container(reader: Reader, kind: Literal["video", "audio"], limits: Medi
     return container
 
 
+def streams_of(container: Any, kind: Literal["video", "audio"]) -> list[Any]:
+    """All streams of this kind that are not cover pictures."""
+    streams = container.streams.video if kind == "video" else container.streams.audio
+    return [stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic]
+
+
 def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
-    """The first stream of this kind that is not a cover picture; all others are discarded by the demuxer.
+    """The first stream of this kind; all others are discarded by the demuxer.
 
     Raises: MediaError (422) when there is none, or its codec is not on the list.
     """
-    attached = av.stream.Disposition.attached_pic
-    streams = [
-        stream
-        for stream in (container.streams.video if kind == "video" else container.streams.audio)
-        if not stream.disposition & attached
-    ]
+    streams = streams_of(container, kind)
     if not streams:
         other = "; it holds sound: send it as input_audio or audio_url" if container.streams.audio else ""
         raise MediaError(f"the file holds no {kind} stream{other if kind == 'video' else ''}")

@@ -9,6 +9,7 @@ that a single engine gives.
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from .decoding_job import Job, Outputs
@@ -121,12 +122,17 @@ class DecodingPool:
 
         The end of a request releases it; one that fails or is not taken to its end is to be cancelled.
 
-        Raises: MediaError (422) if nothing at all can be decoded, 400 for limits; ValueError once cancelled; TimeoutError.
+        Raises: MediaError (422) if nothing at all can be decoded, 400 for limits, of which the time is one even while all engines
+        decode other videos; ValueError once cancelled; TimeoutError.
         """
+        until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
         with self._lock:
             while (frame := self._dispatch.take(request)) is Absent.PENDING:
-                if not self._has_output.wait(timeout_s):
+                budget = self._jobs[request].budget
+                budget.check()
+                if (left_s := until_s - time.monotonic()) <= 0:
                     raise TimeoutError(f"no frame within {timeout_s} s")
+                self._has_output.wait(min(left_s, max(budget.left_s, 0)))
             self._has_work.notify_all()
         if not isinstance(frame, Absent):
             return frame

@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from .engines import Convert, Decoder, Engine, Output, decode_in_sequence, decode_segment
+from .limits import TimeBudget
 from .packets import Bitstream, PacketCursor
 from .segments import Segment, plan_groups, plan_segments, sequential_segment
 from .video_info import PacketIndex
@@ -33,6 +34,11 @@ class Job:
         self._packets_per_segment = packets_per_segment
         self._cursors: dict[Segment, PacketCursor] = {}
         self._idle: dict[str, deque[Decoder]] = defaultdict(deque)  # by kind of engine
+
+    @property
+    def budget(self) -> TimeBudget:
+        """What its item may take."""
+        return self._bitstream.budget
 
     def plan(self, start: int = 0) -> list[Segment]:
         """Segments for all wanted frames from ``start`` on."""

@@ -1,11 +1,12 @@
 """Which segment an engine decodes next, and what the taker of a request gets: the decisions of ``decoding``, without its threads.
 
 Stall-free scheduling (FC7, Algorithm 2; FC9): the segments of all requests stand in one queue, and an engine that becomes free is given
-the next one at once. The current request, which is the oldest one that has any, goes first, so that its frames are complete soonest and
-few requests hold memory. Two things of the printed algorithm are otherwise here. Its test ``num_nvdec_in_use <= N`` starts a decode
-while N are under way, N + 1 in all: an off-by-one; here a segment starts only when one of the N engines asks for it. And a segment that
-finds all engines busy waits in the ``else`` of that test, after which the loop goes on with the *next* one and it is never decoded;
-here it stays in the queue.
+the next one at once. The current request goes first, so that its frames are complete soonest and few requests hold memory: the oldest
+of those whose takers wait, then the oldest of all. One that nobody waits for also makes way in the middle of a segment, or a long video
+would keep the frames of another from its taker for as long as it takes to decode. Two things of the printed algorithm are otherwise
+here. Its test ``num_nvdec_in_use <= N`` starts a decode while N are under way, N + 1 in all: an off-by-one; here a segment starts only
+when one of the N engines asks for it. And a segment that finds all engines busy waits in the ``else`` of that test, after which the
+loop goes on with the *next* one and it is never decoded; here it stays in the queue.
 
 Frames are held until they are taken, and memory for one is only there once it has been decoded (FC8). A request may be ahead of its
 taker by ``max_ahead`` segments and ``max_bytes_ahead`` bytes. Over that, a segment is *parked*: its decoder keeps its state, the engine
@@ -54,6 +55,7 @@ class Request:
     num_repeats: int = 0  # that it still gets of that one
     num_bytes: int = 0  # of frames not taken
     num_running: int = 0
+    is_awaited: bool = False  # its taker asked for a frame that was not there
     error: Exception | None = None
 
 
@@ -92,13 +94,20 @@ class Dispatch:
         return request
 
     def next_run(self, kind: str) -> Run | None:
-        """What an idle engine of this kind decodes now: the oldest request's earliest segment that may go on."""
-        for request in self._requests:
+        """What an idle engine of this kind decodes now: the current request's earliest segment that may go on."""
+        for request in sorted(self._requests, key=lambda request: not request.is_awaited):
             if request.kind == kind and (run := self._next_of(request)) is not None:
                 run.state = State.RUNNING
                 request.num_running += 1
                 return run
         return None
+
+    def _makes_way(self, mine: Request) -> bool:
+        """Whether another request has a taker who waits, and no engine."""
+        return not mine.is_awaited and any(
+            request.is_awaited and request.kind == mine.kind and not request.num_running and self._next_of(request) is not None
+            for request in self._requests
+        )
 
     def _next_of(self, request: Request) -> Run | None:
         if request.num_running >= request.max_running:
@@ -120,7 +129,8 @@ class Dispatch:
         run.frames.append((position, frame))
         run.due = position + 1
         run.request.num_bytes += frame.nbytes
-        if run.request.num_bytes >= self._max_bytes_ahead and run.due < run.stop:
+        is_full = run.request.num_bytes >= self._max_bytes_ahead
+        if run.due < run.stop and (is_full or self._makes_way(run.request)):
             run.state = State.PARKED
         return run.state is State.RUNNING
 
@@ -178,6 +188,7 @@ class Dispatch:
         if request.error is not None:
             raise request.error
         frame = _take_distinct(request)
+        request.is_awaited = frame is None
         if frame is None:
             return Absent.PENDING
         request.num_repeats = request.repeats[request.next_position] - 1

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from av.video.reformatter import VideoReformatter
 
+from . import webp
 from .container import BrokenData, ffmpeg
 from .errors import MediaError
 from .limits import MediaLimits
 from .packets import Bitstream, PacketCursor
 from .segments import Segment
 from .video_info import VideoInfo, check_frame_size, quarter_turns
+from .webp import WebpDecoder
 
 Output = npt.NDArray[Any]
 Convert = Callable[[Any, VideoReformatter], Output]
@@ -85,7 +87,9 @@ class CpuEngine:
 
     kind = CPU
 
-    def open(self, bitstream: Bitstream) -> "CpuDecoder":
+    def open(self, bitstream: Bitstream) -> "CpuDecoder | WebpDecoder":
+        if bitstream.info.codec == webp.CODEC:
+            return WebpDecoder(bitstream.read_all(), bitstream.info.num_frames)
         with bitstream.opened() as (_, stream):
             return CpuDecoder(stream.codec_context)
 
@@ -131,8 +135,8 @@ def cpu_engines() -> list[Engine]:
 
 
 def decoder_bytes(info: VideoInfo) -> int:
-    """About what a decoder of this video takes, at 8 bits and 4:2:0: pictures for reference and those not yet shown."""
-    return _PICTURES_IN_A_DECODER * info.height * info.width * 3 // 2
+    """About what a decoder of this video takes: pictures for reference and those not yet shown."""
+    return _PICTURES_IN_A_DECODER * info.height * info.width * info.bits_per_pixel // 8
 
 
 def choose_kind(info: VideoInfo, kinds: list[str]) -> str:

@@ -11,6 +11,7 @@ white.
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import IO, cast
 
 import numpy as np
@@ -32,6 +33,9 @@ from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
 Pixels = npt.NDArray[np.uint8]
 """RGB [height, width, 3]."""
 
+JpegDecoder = Callable[[bytes, int, int], Pixels | None]
+"""(a file, width, height) -> its pixels, not turned upright; None for a file that this decoder does not take, or of another size."""
+
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO), of which the first counts
     PngImagePlugin.PngImageFile.format,
@@ -40,7 +44,7 @@ _FORMATS = (
     BmpImagePlugin.BmpImageFile.format,
 )
 _ACCEPTED = "JPEG, PNG, WebP, GIF, BMP"
-_BROKEN = (
+BROKEN_IMAGE = (
     OSError,
     SyntaxError,
     ValueError,
@@ -54,6 +58,8 @@ _BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
 )
+"""What Pillow raises for files that are broken."""
+
 _MAX_SCANS_AT_ONCE = 16  # encoders make about ten; Pillow looks at the clock between blocks, simplejpeg never
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -67,8 +73,10 @@ _UPRIGHT = {
 }
 
 
-def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Pixels:
-    """RGB [height, width, 3], upright.
+def decode_image(
+    reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED, jpeg_decoder: JpegDecoder | None = None
+) -> Pixels:
+    """RGB [height, width, 3], upright. ``jpeg_decoder`` is tried on JPEGs before simplejpeg is (see ``nvjpg``).
 
     Raises: MediaError, 422 for what is not an image, is broken or cut off, 400 for pixels, aspect ratio or time over the limit.
     """
@@ -83,25 +91,25 @@ def decode_image(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIM
             raise
         except Image.DecompressionBombError:
             raise MediaError(f"the image exceeds the limit of {limits.max_pixels} pixels", 400) from None
-        except _BROKEN:
+        except BROKEN_IMAGE:
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
             try:
-                pixels = _decode_jpeg(guarded, image, limits) if image.format in ("JPEG", "MPO") else None
+                pixels = _decode_jpeg(guarded, image, limits, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
                 if pixels is None:
                     image.load()
-                    pixels = np.array(_to_rgb(image))
+                    pixels = np.array(on_white(image))
                 return _turned_upright(pixels, image)
             except MediaError:
                 raise
             except MemoryError:
                 raise MediaMemoryError from None
-            except _BROKEN:
+            except BROKEN_IMAGE:
                 raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 
 
-def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits) -> Pixels | None:
+def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits, first: JpegDecoder | None) -> Pixels | None:
     """The pixels of an open JPEG; None for what Pillow is to decode or refuse: CMYK, broken files, a size that the two read otherwise.
 
     Raises: MediaError (400) for too many scans.
@@ -115,9 +123,13 @@ def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits)
         raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
     if num_scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
         return None
+    pixels = first(data, *image.size) if first is not None else None
+    return pixels if pixels is not None else _simplejpeg(data, *image.size)
+
+
+def _simplejpeg(data: bytes, width: int, height: int) -> Pixels | None:
     try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data)
-        if (width, height) != image.size:
+        if simplejpeg.decode_jpeg_header(data)[:2] != (height, width):
             return None
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")
     except ValueError:
@@ -135,13 +147,14 @@ def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:
     """``pixels`` as the image's EXIF says."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-    except _BROKEN:
+    except BROKEN_IMAGE:
         return pixels
     method = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return pixels if method is None else np.array(Image.fromarray(pixels).transpose(method))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
+    """The image in mode RGB, with white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if "A" in image.getbands() or image.info.get("transparency") is not None:

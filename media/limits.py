@@ -63,9 +63,13 @@ class TimeBudget:
         since = self._since  # read once: threads that decode look while the taker's block ends
         return self._spent_s + (self._clock() - since if since is not None else 0.0)
 
+    @property
+    def left_s(self) -> float:
+        return self._limit_s - self.spent_s
+
     def check(self) -> None:
         """Raises MediaError (400) when the budget is spent."""
-        if self.spent_s > self._limit_s:
+        if self.left_s < 0:
             raise MediaError(f"decoding took longer than the limit of {self._limit_s:g} s", 400)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import webp
 from .container import demux, open_container, pick_stream
 from .limits import MediaLimits, Reader, TimeBudget
 from .segments import Group
@@ -40,6 +41,18 @@ class Bitstream:
             yield container, stream
         finally:
             container.close()
+
+    def packets(self) -> Generator[Any, None, None]:
+        """The video's packets in file order; of an animated WebP the numbers of its frames. Any thread. Raises: MediaError."""
+        if self.info.codec == webp.CODEC:
+            yield from range(self.info.num_frames)
+            return
+        with self.opened() as (container, stream):
+            yield from demux(container, stream, self.limits, self.budget)
+
+    def read_all(self) -> bytes:
+        """The file. Any thread."""
+        return _SharedReader(self.reader, self._reading).read()
 
 
 class _SharedReader(io.RawIOBase):
@@ -119,7 +132,7 @@ class PacketCursor:
     def _read(self) -> bool:
         """Take one packet from the file. Returns False at its end."""
         if self._packets is None:
-            self._packets = self._demux()
+            self._packets = self._bitstream.packets()
         packet = next(self._packets, None)
         if packet is None:
             return False
@@ -138,7 +151,3 @@ class PacketCursor:
             return True
         is_wanted = int(self._index.pts[number]) in self._wanted[group]
         return None if self._index.is_disposable[number] and not is_wanted else is_wanted
-
-    def _demux(self) -> Generator[Any, None, None]:
-        with self._bitstream.opened() as (container, stream):
-            yield from demux(container, stream, self._bitstream.limits, self._bitstream.budget)

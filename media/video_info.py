@@ -13,6 +13,9 @@ import numpy.typing as npt
 from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
+from .webp import CODEC, Animation, WebpDecoder, read_animation
+
+RGBA_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class VideoInfo:
     height: int
     width: int
     codec: str
+    bits_per_pixel: int  # of a decoded frame
     index: PacketIndex | None
 
 
@@ -44,6 +48,8 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
 
     Raises: MediaError, 422 for files that are not videos or hold no frame, 400 for limits.
     """
+    if (animation := read_animation(reader, limits, budget)) is not None:
+        return _animated(animation, reader, limits)
     with closing(open_container(reader, "video", limits, budget)) as container:
         stream = pick_stream(container, "video")
         check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
@@ -57,7 +63,24 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         if quarter_turns(frame) % 2:
             height, width = width, height
         check_frame_size(width, height, limits)
-        return VideoInfo(num_frames, fps, duration_s, height, width, stream.codec_context.name, walk.packet_index())
+        codec, bits = stream.codec_context.name, frame.format.padded_bits_per_pixel
+        return VideoInfo(num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+
+
+def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> VideoInfo:
+    """Frames are told apart by their numbers: some last no time at all."""
+    check_frame_size(animation.width, animation.height, limits)
+    num_frames = len(animation.num_bytes)
+    _check_duration(animation.duration_s, limits)
+    reader.seek(0)
+    with closing(WebpDecoder(reader.read() or b"", num_frames)) as decoder:
+        if not decoder.decode(0, is_wanted=True):
+            raise MediaError("no frame of the video can be decoded")
+    numbers = np.arange(num_frames, dtype=np.int64)
+    num_bytes = np.array(animation.num_bytes, dtype=np.int64)
+    index = PacketIndex(numbers, num_bytes, np.zeros(num_frames, dtype=np.bool_), numbers[:1], numbers)
+    fps = num_frames / animation.duration_s
+    return VideoInfo(num_frames, fps, animation.duration_s, animation.height, animation.width, CODEC, RGBA_BITS, index)
 
 
 class _Walk:
@@ -139,9 +162,13 @@ def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
         if not 0.8 * measured <= fps <= 1.25 * measured:
             fps = measured
     duration_s = num_frames / fps
+    _check_duration(duration_s, limits)
+    return fps, duration_s
+
+
+def _check_duration(duration_s: float, limits: MediaLimits) -> None:
     if duration_s > limits.max_video_s:
         raise MediaError(f"the video takes {duration_s:.1f} s, longer than the limit of {limits.max_video_s:g} s", 400)
-    return fps, duration_s
 
 
 def quarter_turns(frame: Any) -> int:

@@ -3,6 +3,7 @@
 Made by ``families`` out of a checkpoint's JSON files, read by every actor. No torch, no transformers; msgspec can encode it all.
 """
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -129,7 +130,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     image_token_id: int = -1
     video_token_id: int = -1
     audio_token_id: int = -1
+    audio_start_token_id: int = -1  # stand around the tokens of a video with its sound track
+    audio_end_token_id: int = -1
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
+    seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns
     null: NullConfig | None = None
 
     @property
@@ -160,6 +164,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an item that is decoded and encoded on its own; fields as in ``messages.SegmentShape``."""
 
+    kind: MediaKind
     grid: tuple[int, int, int]
     num_rows: int
     row_bytes: int
@@ -176,6 +181,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     second_per_grid_s: float = 0.0
 
 
+class SegmentLike(Protocol):
+    """What positions need to know of a part of a medium (``Segment``, ``messages.SegmentShape``)."""
+
+    @property
+    def kind(self) -> MediaKind: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
 class ItemLike(Protocol):
     """What positions need to know of a medium (``Item``, ``messages.ItemShape``)."""
 
@@ -185,6 +199,8 @@ class ItemLike(Protocol):
     def grid(self) -> tuple[int, int, int]: ...
     @property
     def num_tokens(self) -> int: ...
+    @property
+    def segments(self) -> Sequence[SegmentLike]: ...
     @property
     def second_per_grid_s(self) -> float: ...
 

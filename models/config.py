@@ -82,6 +82,8 @@ def load_model_config(path: Path | str, dtype: Literal["auto", "float32", "bfloa
 def _check_ids(files: CheckpointFiles, config: ModelConfig) -> None:
     ids = [("eos_token_id", token) for token in config.eos_token_ids]
     ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
+    if config.audio is not None:
+        ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
     for name, token in ids:
         if not 0 <= token < config.language.vocab_size:
             raise CheckpointError(

@@ -6,6 +6,7 @@ Shapes: B rows, R rows that draw, V vocabulary, K candidates.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,48 @@ class SamplingRows:
     min_p: NDArray[np.float32]
     seed: NDArray[np.uint64]
     index: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Guidance pairs among a step's rows: ``row`` int64 [P] of the conditional logits, ``companion_row`` int64 [P] of the others, and
+    ``scale`` float32 [P]."""
+
+    row: NDArray[np.int64]
+    companion_row: NDArray[np.int64]
+    scale: NDArray[np.float32]
+
+
+class Sampler(Protocol):
+    """What the decode actor needs of a sampler, on the device where the logits lie."""
+
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
+        """Draw one token per row. ``logits`` [L, V]; row i draws from ``logits[i]``, guided where it is of a pair (CF1).
+
+        Returns int64 [B] on the host, B <= L being the number of ``rows``: what lies behind them are companions.
+        """
+        ...
+
+
+def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
+    """Triton's kernels on a CUDA device, torch otherwise."""
+    if device.type == "cuda":
+        from .triton_sampler import TritonSampler  # the only way to Triton: nothing of it is loaded on the CPU
+
+        return TritonSampler(vocabulary, device)
+    return CpuSampler()
+
+
+class CpuSampler:
+    """``Sampler`` by ``combine_guidance`` and ``sample``."""
+
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
+        own = logits[: rows.temperature.shape[0]]
+        if pairs is not None:
+            at = torch.from_numpy(pairs.row)
+            companions = logits[torch.from_numpy(pairs.companion_row)]
+            own = own.index_copy(0, at, combine_guidance(own[at], companions, torch.from_numpy(pairs.scale)))
+        return sample(own, rows)
 
 
 def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

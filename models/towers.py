@@ -1,6 +1,7 @@
 """Vision and audio towers: patch and mel rows in, embedding rows out. The only module that imports transformers, when it is used.
 
-The encoder actor calls it. Modules are built on the meta device and take views of the shared weights: no private copy of any.
+The encoder actor calls it. Modules are built on the meta device and take views of the shared weights: no private copy of any. They
+compute where the weights lie; on CUDA the vision tower attends by a kernel of ours (``triton_vision``).
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from torch import Tensor
 from .architecture import AudioConfig, MediaKind, ModelConfig, VisionConfig, VisionRules
 from .errors import CheckpointError
 from .weights import torch_dtype
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +38,16 @@ class _Tower(Protocol):
 
 
 class Towers:
-    """The model's towers. ``weights`` are the views whose names start with ``vision.`` and ``audio.``."""
+    """The model's towers. ``weights`` are the views whose names start with ``vision.`` and ``audio.``, all on one device."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], device: torch.device = CPU) -> None:
         """Raises: CheckpointError if the weights are not those of the towers."""
         dtype = torch_dtype(config.dtype)
         vision = audio = None
         if config.vision is not None and config.vision_rules is not None:
-            vision = _VisionTower(config.family, config.vision, config.vision_rules, weights, dtype)
+            vision = _VisionTower(config.family, config.vision, config.vision_rules, weights, dtype, device)
         if config.audio is not None:
-            audio = _AudioTower(config.audio, weights, dtype)
+            audio = _AudioTower(config.audio, weights, dtype, device)
         self._towers: dict[MediaKind, _Tower | None] = {"image": vision, "video": vision, "audio": audio}
 
     @torch.inference_mode()
@@ -67,12 +70,20 @@ class Towers:
 
 
 class _VisionTower:
-    def __init__(self, family: str, config: VisionConfig, rules: VisionRules, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(
+        self,
+        family: str,
+        config: VisionConfig,
+        rules: VisionRules,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._dtype, self._device = dtype, device
         self._merge = config.merge_size**2
         frame = rules.temporal_patch_size * rules.patch_size**2
-        self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame)
-        self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame)
+        self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
+        self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         fields = {
             "depth": config.depth,
             "hidden_size": config.hidden_size,
@@ -91,31 +102,54 @@ class _VisionTower:
             from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configs
             from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 
+            rotate = omni.apply_rotary_pos_emb_vision
             self._module = _build(
-                omni.Qwen2_5OmniVisionEncoder, omni_configs.Qwen2_5OmniVisionEncoderConfig(**fields), "vision.", weights
+                omni.Qwen2_5OmniVisionEncoder, omni_configs.Qwen2_5OmniVisionEncoderConfig(**fields), "vision.", weights, device
             )
         else:
             from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as vl_configs
             from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as vl
 
+            rotate = vl.apply_rotary_pos_emb_vision
             self._module = _build(
-                vl.Qwen2_5_VisionTransformerPretrainedModel, vl_configs.Qwen2_5_VLVisionConfig(**fields), "vision.", weights
+                vl.Qwen2_5_VisionTransformerPretrainedModel, vl_configs.Qwen2_5_VLVisionConfig(**fields), "vision.", weights, device
             )
+        if device.type == "cuda":
+            from .triton_vision import attend_by_kernel  # the only way to Triton: nothing of it is loaded on the CPU
+
+            attend_by_kernel(self._module, rotate)
 
     def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
         rows = torch.cat([self._normalised(part.rows) for part in parts])
         grids = torch.tensor([part.grid for part in parts])
-        output: Tensor = self._module(rows, grid_thw=grids).pooler_output
+        output: Tensor = self._module(rows, grid_thw=grids, **self._geometry(grids)).pooler_output
         return list(torch.split(output, (grids.prod(1) // self._merge).tolist()))
 
+    def _geometry(self, grids: Tensor) -> dict[str, Any]:
+        """What the module would derive from the grids [items, 3], derived on the host and sent to the device: nothing is read back."""
+        from transformers import vision_utils
+
+        module = self._module
+        windows = vision_utils.get_vision_window_index(grids, module.spatial_merge_size, module.window_size, module.patch_size)
+        frames = vision_utils.get_vision_cu_seqlens(grids)
+        tensors = {
+            "position_ids": vision_utils.get_vision_position_ids(grids, module.spatial_merge_size),
+            "window_index": windows[0],
+            "cu_window_seqlens": windows[1],
+            "cu_seqlens": frames,
+        }
+        longest = {"max_seqlen": int(frames.diff().max()), "max_window_seqlen": int(windows[1].diff().max())}
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()} | longest
+
     def _normalised(self, rows: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(rows.astype(np.float32)).sub_(self._mean).div_(self._std).to(self._dtype)
+        pixels = torch.tensor(rows).to(self._device).float()
+        return pixels.sub_(self._mean).div_(self._std).to(self._dtype)
 
 
 class _AudioTower:
-    def __init__(self, config: AudioConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, config: AudioConfig, weights: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
         from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniAudioEncoderConfig
-        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 
         fields = Qwen2_5OmniAudioEncoderConfig(
             num_mel_bins=config.num_mel_bins,
@@ -129,17 +163,28 @@ class _AudioTower:
             scale_embedding=config.scale_embedding,
             activation_function=config.activation,
         )
-        self._dtype = dtype
-        self._module = _build(Qwen2_5OmniAudioEncoder, fields, "audio.", weights)
+        self._dtype, self._device = dtype, device
+        self._omni = omni
+        self._module = _build(omni.Qwen2_5OmniAudioEncoder, fields, "audio.", weights, device)
 
     def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         lengths = torch.tensor([mel.shape[0] for mel in mels])
-        output: Tensor = self._module(torch.cat(mels).T.to(self._dtype), feature_lens=lengths).last_hidden_state
+        chunks, chunk_lengths = self._omni.chunk_and_pad_features(torch.cat(mels).T.to(self._dtype), lengths, self._module.n_window)
+        tensors = {
+            "padded_feature": chunks,
+            "chunk_lengths": chunk_lengths,
+            "valid_indices": self._omni.get_valid_indices(chunk_lengths),
+            "pool_indices": self._omni.get_pool_indices(lengths),
+        }
+        sent = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        # each layer reads these, in order to split the batch: they stay on the host
+        borders = self._omni.get_audio_cu_seqlens(chunk_lengths)
+        output: Tensor = self._module(feature_lens=lengths, cu_seqlens=borders, **sent).last_hidden_state
         return list(torch.split(output, (((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))
 
 
-def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor]) -> Any:
+def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor], device: torch.device) -> Any:
     """A module on the meta device whose parameters are replaced by the views, and whose computed buffers are made anew."""
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -149,16 +194,16 @@ def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tenso
     if expected != set(state):
         raise CheckpointError(f"{prefix}* weights: tensors {sorted(expected ^ set(state))[:4]} are missing or unknown")
     module.load_state_dict(state, assign=True)
-    _materialise_buffers(module, config)
+    _materialise_buffers(module, config, device)
     return module.eval().requires_grad_(False)
 
 
-def _materialise_buffers(module: Any, config: Any) -> None:
+def _materialise_buffers(module: Any, config: Any, device: torch.device) -> None:
     """Buffers that checkpoints do not hold (rotary frequencies, sinusoids) are computed by the submodule that owns them."""
     for submodule in module.modules():
         for buffer_name, buffer in list(submodule.named_buffers(recurse=False)):
             if buffer.is_meta:
-                submodule.register_buffer(buffer_name, _computed(submodule, buffer_name, config), persistent=False)
+                submodule.register_buffer(buffer_name, _computed(submodule, buffer_name, config).to(device), persistent=False)
 
 
 def _computed(submodule: Any, name: str, config: Any) -> Tensor:

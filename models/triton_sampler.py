@@ -3,27 +3,15 @@
 A step sends the rows' parameters to the device in one copy and brings back their tokens, which is where it waits for the device.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..triton_kernels import sampling
-from .sampler import SamplingRows
+from .sampler import Pairs, SamplingRows
 
 _MAX_TOP_K = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Guidance pairs among a step's rows: ``row`` int64 [P] of the conditional logits, ``companion_row`` int64 [P] of the others, and
-    ``scale`` float32 [P]."""
-
-    row: NDArray[np.int64]
-    companion_row: NDArray[np.int64]
-    scale: NDArray[np.float32]
 
 
 class TritonSampler:

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors in the layout that is computed with, in one buffer that all processes map.
+"""A checkpoint's tensors in the layout that is computed with, in one buffer that all processes map: host memory, or a device's.
 
 The memory actor calls ``write_weights`` once; prefill, decode and encoder call ``attach_weights`` and share its pages.
 """
@@ -17,6 +17,9 @@ from .layout import Source, TensorSpec, tensor_specs
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 
 ALIGNMENT = 64
+
+Buffer = memoryview | torch.Tensor
+"""Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,12 +48,13 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 def write_weights(
     path: Path | str,
     config: ModelConfig,
-    allocate: Callable[[int], memoryview],
+    allocate: Callable[[int], Buffer],
     progress: Callable[[int, int], None] | None = None,
 ) -> WeightIndex:
     """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype``.
 
-    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor.
+    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. To a device
+    they go from the mapped files, converted on the way by the CPU.
 
     Raises: CheckpointError naming the tensor, what was expected and what was found.
     """
@@ -109,14 +113,15 @@ def plan_weights(config: ModelConfig) -> WeightIndex:
     return WeightIndex(config.dtype, max(offset, ALIGNMENT), tuple(entries))
 
 
-def attach_weights(buffer: memoryview, index: WeightIndex, prefix: str = "") -> dict[str, torch.Tensor]:
+def attach_weights(buffer: Buffer, index: WeightIndex, prefix: str = "") -> dict[str, torch.Tensor]:
     """Views of the buffer by name, without copying: those whose name starts with ``prefix``, or all. Do not write to them."""
     dtype = torch_dtype(index.dtype)
+    whole = buffer if isinstance(buffer, torch.Tensor) else _tensor(buffer, torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for entry in index.entries:
         if entry.name.startswith(prefix):
             num_bytes = math.prod(entry.shape) * dtype.itemsize
-            found[entry.name] = _tensor(buffer[entry.offset : entry.offset + num_bytes], dtype).view(entry.shape)
+            found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
     return found
 
 

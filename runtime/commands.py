@@ -35,7 +35,12 @@ class Commands:
         self._loans: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: Request, pid: int) -> Reply | WithDescriptors:
-        """Do what process ``pid`` asks for. Raises: RunError if that is refused."""
+        """Do what process ``pid`` asks for. Raises: RunError if that is refused, as all that a process of the run asks for is.
+
+        Whoever takes over the one that parses media would get listening sockets and environment of any role otherwise.
+        """
+        if self._is_ours(pid):
+            raise RunError(f"process {pid} belongs to the run and may not command it")
         if isinstance(request, RestartRequest):
             return await self._restart(request)
         if isinstance(request, DebugRequest):
@@ -48,6 +53,10 @@ class Commands:
     def close(self) -> None:
         for loan in self._loans:
             loan.cancel()
+
+    def _is_ours(self, pid: int) -> bool:
+        instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
+        return any(instance.process.pid == pid and not instance.is_guest for instance in instances)
 
     def _actor(self, name: str) -> SupervisedActor:
         if name not in self._run.actors:

@@ -33,6 +33,7 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
+Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +41,11 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most CONTEXT_LIMIT
+    device: Device = "cpu"  # where it is computed: cpu, cuda, or cuda:N
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device != "cpu"
 
 
 class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -209,7 +209,10 @@ def check_placeholders(definition: Definition, limits: Limits) -> None:
 
 
 def expand(definition: Definition, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
-    """Prompt ids with each placeholder repeated, and where each item starts. Raises RequestError for an item without tokens."""
+    """Prompt ids with each placeholder repeated, by its segments' kinds, and where each item starts.
+
+    Raises: RequestError for an item without tokens.
+    """
     placeholders = set(limits.placeholder_ids.values()) if shapes else set()
     prompt: list[int] = []
     starts: list[int] = []
@@ -221,7 +224,8 @@ def expand(definition: Definition, shapes: Sequence[ItemShape], limits: Limits) 
         if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
             raise RequestError(f"{shape.kind} {len(starts) + 1} has no tokens", param="messages")
         starts.append(len(prompt))
-        prompt += [token] * shape.num_tokens
+        for segment in shape.segments:
+            prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
     return prompt, starts
 
 
@@ -243,10 +247,10 @@ def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
             if patch_pages(segment, limits) > limits.num_patch_pages:
                 num_bytes = segment.num_rows * segment.row_bytes
                 room = limits.num_patch_pages * limits.patch_page_bytes
-                raise RequestError(f"{shape.kind} of {num_bytes} decoded bytes at once, there is room for {room}", param="messages")
+                raise RequestError(f"{segment.kind} of {num_bytes} decoded bytes at once, there is room for {room}", param="messages")
             if embedding_pages(segment, limits) > limits.num_embedding_pages:
                 room = limits.num_embedding_pages * limits.embedding_page_tokens
-                message = f"{shape.kind} of {segment.num_tokens} tokens at once, there is room for {room}"
+                message = f"{segment.kind} of {segment.num_tokens} tokens at once, there is room for {room}"
                 raise RequestError(message, param="messages")
 
 

@@ -24,6 +24,7 @@ PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 TOKEN_RING_BYTES = 1 << 20
 DELTA_RING_BYTES = 4 << 20
+DEVICE_POOLS = frozenset({"embedding", "kv"})  # lie where the model is computed
 FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor has one too
 
 
@@ -36,8 +37,15 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class PoolLayout(msgspec.Struct, frozen=True):
+    """``on_device``: its pages lie on the CUDA device, and only their generations in shared memory."""
+
     num_pages: int
     page_bytes: int
+    on_device: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
 
 
 class MemoryLayout(msgspec.Struct, frozen=True):
@@ -58,7 +66,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         """Shared memory of pools and tables, without the weights."""
-        pools = sum(pool.num_pages * pool.page_bytes for pool in self.pools.values())
+        pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
         rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES + FLIGHT_BYTES
 
@@ -71,19 +79,22 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryL
     if kv_tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
     mebibyte = 1 << 20
+    pools = {
+        "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
+        "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
+        "embedding": PoolLayout(
+            max(1, memory.embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes
+        ),
+        "kv": PoolLayout(-(-kv_tokens // page), page * facts.kv_bytes_per_token),
+    }
+    if config.model.on_cuda:
+        pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in DEVICE_POOLS}
     return MemoryLayout(
         num_rows=memory.max_sequences,
         max_context=facts.max_context,
         max_pages=-(-facts.max_context // page),
         kv_page_tokens=page,
-        pools={
-            "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
-            "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
-            "embedding": PoolLayout(
-                max(1, memory.embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes
-            ),
-            "kv": PoolLayout(-(-kv_tokens // page), page * facts.kv_bytes_per_token),
-        },
+        pools=pools,
         dtype=dtype,
     )
 

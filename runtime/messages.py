@@ -40,12 +40,28 @@ class Sampling(Record, frozen=True):
     guidance_scale: float = 1.0  # CF1: guided = u + s (c - u); 1.0 is off
 
 
+class MediaOptions(Record, frozen=True):
+    """What a request asks of one medium, within the limits of the run and the model; None is as these have it.
+
+    ``fps`` is the rate at which frames are sampled, ``min_frames`` and ``max_frames`` bound how many; ``min_pixels`` and
+    ``max_pixels`` bound the area that a picture or each frame is resized to. ``use_audio_in_video``: the sound track counts, too.
+    """
+
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    use_audio_in_video: bool = False
+
+
 class MediaItem(Record, frozen=True):
     """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages."""
 
     kind: MediaKind
     num_bytes: int
     mime: str = ""
+    options: MediaOptions = MediaOptions()
 
 
 class Definition(Record, frozen=True):
@@ -73,10 +89,12 @@ class PageRun(Record, frozen=True):
 class SegmentShape(Record, frozen=True):
     """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
 
-    ``grid`` is (t, h, w) in patches for vision and (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of
-    ``row_bytes`` each go to patch pages; ``num_tokens`` embedding rows come out of the tower.
+    ``kind`` is the item's own, but "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
+    (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of ``row_bytes`` each go to patch pages; ``num_tokens`` embedding
+    rows come out of the tower.
     """
 
+    kind: MediaKind
     grid: tuple[int, int, int]
     num_rows: int
     row_bytes: int
@@ -151,7 +169,6 @@ class EncodePart(Record, frozen=True):
 
     row: int
     row_generation: int
-    kind: MediaKind
     shape: SegmentShape
     source: PageRun
     target: PageRun

@@ -31,7 +31,7 @@ from .messages import (
 )
 
 SUFFIX = ".safetensors"
-_FORMAT = "mmrt capture 1"
+_FORMAT = "mmrt capture 2"
 _METADATA = "mmrt"
 
 

@@ -204,6 +204,8 @@ class _Memory:
         return self._pools[name]
 
     def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:
+        if self._pool(pool).on_device:
+            raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, and only those in shared memory can be captured")
         data = self._pool(pool).data
         if any(not 0 <= page < len(data) for page in pages):
             raise ShmError(f"page {max(pages)} is outside pool {pool!r} ({len(data)} pages)")

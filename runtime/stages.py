@@ -196,7 +196,7 @@ def _issue_encode(core: Core, choices: tuple[SegmentChoice, ...], now: float) ->
         assert target is not None, "the policy chose a segment without embedding pages for it"
         segment.stage, segment.embedding = SegmentStage.ENCODING, target
         request.blocked_s = -1.0
-        parts.append(EncodePart(request.row, request.row_generation, item.shape.kind, shape, segment.patch, target))
+        parts.append(EncodePart(request.row, request.row_generation, shape, segment.patch, target))
     for request in requests.values():
         core.save(request)
     core.steering.last = "encode"

@@ -33,6 +33,10 @@ class SegmentError(ShmError):
     """A file that is not what it should be: of another kind or version, truncated, or corrupt."""
 
 
+class DeviceError(ShmError):
+    """The CUDA driver refused. The message says what was asked for, and the driver's word for why not."""
+
+
 class StalePage(ShmError):
     """A page run that names a page outside the pool, or one that has been granted to somebody else since."""
 

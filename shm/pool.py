@@ -1,7 +1,8 @@
 """Page pools: bulk data, written once where others read it.
 
 ``memory`` creates them; only the controller allocates, frees and writes ``generations``; actors read and write the pages that a
-plan names, after ``check``. A page number is an index; the pages of a run need not be neighbours.
+plan names, after ``check``. A page number is an index; the pages of a run need not be neighbours. Of a pool on a CUDA device only
+the generations are here, and its pages are ``device_memory``'s.
 """
 
 import io
@@ -23,36 +24,40 @@ _KIND = "pool"
 
 
 class PagePool:
-    """``data`` uint8 [num_pages, page_bytes], 4096-aligned; ``generations`` uint64 [num_pages], one writer: the controller."""
+    """``data`` uint8 [num_pages, page_bytes], 4096-aligned; ``generations`` uint64 [num_pages], one writer: the controller.
 
-    def __init__(self, segment: Segment, name: str, num_pages: int, page_bytes: int) -> None:
+    ``on_device``: the pages lie elsewhere, and ``data`` has none.
+    """
+
+    def __init__(self, segment: Segment, name: str, num_pages: int, page_bytes: int, on_device: bool) -> None:
         """Use ``create`` or ``attach``."""
         self.name = name
         self.num_pages = num_pages
         self.page_bytes = page_bytes
+        self.on_device = on_device
         self._segment = segment
-        num_bytes, generations, data = _layout(num_pages, page_bytes)
+        num_bytes, generations, data = _layout(num_pages, page_bytes, on_device)
         segment.expect_bytes(num_bytes)
         self.generations: NDArray[np.uint64] = segment.field(generations)
         self.data: NDArray[np.uint8] = segment.field(data)
         self._flat: NDArray[np.uint8] = self.data.reshape(-1)
 
     @classmethod
-    def create(cls, run: RunDirectory, name: str, num_pages: int, page_bytes: int) -> Self:
+    def create(cls, run: RunDirectory, name: str, num_pages: int, page_bytes: int, *, on_device: bool = False) -> Self:
         """Make the pool ``name``. Raises: SpaceError, FileExistsError, ValueError."""
         if num_pages < 1 or page_bytes < 1:
             raise ValueError(f"pool {name!r} of {num_pages} pages of {page_bytes} bytes: both must be at least 1")
-        num_bytes = _layout(num_pages, page_bytes)[0]
+        num_bytes = _layout(num_pages, page_bytes, on_device)[0]
         path = run.segment_path(f"pool-{name}")
-        segment = Segment.create(path, num_bytes, kind=_KIND, geometry=(num_pages, page_bytes))
-        return cls(segment, name, num_pages, page_bytes)
+        segment = Segment.create(path, num_bytes, kind=_KIND, geometry=(num_pages, page_bytes, int(on_device)))
+        return cls(segment, name, num_pages, page_bytes, on_device)
 
     @classmethod
     def attach(cls, run: RunDirectory, name: str, writable: bool = True) -> Self:
         """Map the pool ``name``. Raises: MissingError, SegmentError."""
         segment = Segment.attach(run.segment_path(f"pool-{name}"), kind=_KIND, writable=writable)
-        num_pages, page_bytes, *_ = segment.geometry
-        return cls(segment, name, num_pages, page_bytes)
+        num_pages, page_bytes, on_device, *_ = segment.geometry
+        return cls(segment, name, num_pages, page_bytes, bool(on_device))
 
     def close(self) -> None:
         """Drop the pool's own views. The memory stays mapped while others (tensors, rows, readers) are around."""
@@ -72,11 +77,16 @@ class PagePool:
         if len(pages) != len(generations):
             raise StalePage(f"{len(pages)} pages of pool {self.name!r} with {len(generations)} generations")
         for page, granted in zip(pages, generations, strict=True):
-            found = int(self.generations[self._index(page)])
+            found = int(self.generations[self._inside(page)])
             if found != granted:
                 raise StalePage(f"page {page} of pool {self.name!r} has generation {found}, not {granted}")
 
     def _index(self, page: int) -> int:
+        """Of a page whose bytes are here."""
+        assert not self.on_device, f"pages of pool {self.name!r} lie on a device"
+        return self._inside(page)
+
+    def _inside(self, page: int) -> int:
         if not 0 <= page < self.num_pages:
             raise StalePage(f"page {page} is outside pool {self.name!r} ({self.num_pages} pages)")
         return page
@@ -162,10 +172,10 @@ class PagePool:
             done += count
 
 
-def _layout(num_pages: int, page_bytes: int) -> tuple[int, Field, Field]:
+def _layout(num_pages: int, page_bytes: int, on_device: bool) -> tuple[int, Field, Field]:
     layout = Layout()
     generations = layout.add(num_pages, np.uint64)
-    data = layout.add((num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
+    data = layout.add((0 if on_device else num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
     return layout.num_bytes, generations, data
 
 

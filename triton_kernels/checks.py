@@ -22,8 +22,15 @@ def check_tensor(name: str, tensor: Tensor, shape: Sequence[int | None], dtypes:
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Kernels run on CUDA devices, and on the CPU in Triton's interpreter. Raises: ValueError."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    """Kernels run on the current CUDA device, since Triton launches there wherever tensors are, and on the CPU in Triton's interpreter.
+
+    Raises: ValueError.
+    """
+    if device.type == "cuda":
+        current = torch.cuda.current_device()
+        if device.index != current:
+            raise ValueError(f"{name} is on {device}, not on cuda:{current}, the current device")
+    elif not triton.knobs.runtime.interpret:
         raise ValueError(f"{name} is on {device}: kernels need a CUDA device")
 
 

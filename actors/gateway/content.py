@@ -5,10 +5,9 @@ Pure. Called by validation.
 
 from typing import Any, NamedTuple
 
-from ...runtime.config import MediaSection
 from ...runtime.messages import MediaKind
 from .fields import Fields, kind_of, refuse, show
-from .media import INLINE_PARTS, URL_PARTS, Medium, read_media_part
+from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
 
 # OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -37,8 +36,8 @@ class Conversation(NamedTuple):
     media: tuple[Medium, ...]
 
 
-def read_messages(value: Any, kinds: tuple[MediaKind, ...], limits: MediaSection) -> Conversation:
-    """Validate ``messages``. ``kinds`` are the media that the model takes.
+def read_messages(value: Any, intake: MediaIntake) -> Conversation:
+    """Validate ``messages``. ``intake`` reads their media.
 
     Raises:
         RequestError: what is wrong, and where.
@@ -47,12 +46,11 @@ def read_messages(value: Any, kinds: tuple[MediaKind, ...], limits: MediaSection
         raise refuse("messages", f"expected an array, got {kind_of(value)}")
     if not value:
         raise refuse("messages", "is empty, at least one message is needed")
-    media: list[Medium] = []
-    messages = tuple(_read_message(entry, f"messages[{i}]", kinds, limits, media) for i, entry in enumerate(value))
-    return Conversation(messages, tuple(media))
+    messages = tuple(_read_message(entry, f"messages[{i}]", intake) for i, entry in enumerate(value))
+    return Conversation(messages, tuple(intake.media))
 
 
-def _read_message(value: Any, path: str, kinds: tuple[MediaKind, ...], limits: MediaSection, media: list[Medium]) -> Message:
+def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
     stated = fields.take_required("role")
     role = ROLES.get(stated) if isinstance(stated, str) else None
@@ -64,7 +62,7 @@ def _read_message(value: Any, path: str, kinds: tuple[MediaKind, ...], limits: M
     if isinstance(content, list):
         if not content:
             raise refuse(f"{path}.content", "is empty, at least one part is needed")
-        parts = [_read_part(part, f"{path}.content[{i}]", role, kinds, limits, media) for i, part in enumerate(content)]
+        parts = [_read_part(part, f"{path}.content[{i}]", role, intake) for i, part in enumerate(content)]
         content = tuple(parts)
     elif not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
@@ -75,9 +73,7 @@ def _read_message(value: Any, path: str, kinds: tuple[MediaKind, ...], limits: M
     return Message(role, content)
 
 
-def _read_part(
-    value: Any, path: str, role: str, kinds: tuple[MediaKind, ...], limits: MediaSection, media: list[Medium]
-) -> str | MediaPart:
+def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
     fields = Fields(value, path)
     stated = fields.take_required("type")
     if stated in TEXT_PARTS:
@@ -90,14 +86,4 @@ def _read_part(
         return text
     if not isinstance(stated, str) or (stated not in URL_PARTS and stated not in INLINE_PARTS):
         raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *URL_PARTS, *INLINE_PARTS])}")
-    kind = URL_PARTS[stated] if stated in URL_PARTS else INLINE_PARTS[stated][0]
-    if kind not in kinds:
-        taken = f"it takes text, {', '.join(kinds)}" if kinds else "it takes text only"
-        raise refuse(path, f"the model does not take {kind}: {taken}")
-    if role != "user":
-        raise refuse(path, f"media may stand in messages of role user only, this one's role is {show(role)}")
-    if len(media) == limits.max_items:
-        raise refuse(path, f"more than {limits.max_items} media in one request (media.max_items)")
-    media.append(read_media_part(stated, fields, limits))
-    fields.refuse_leftover()
-    return MediaPart(kind)
+    return MediaPart(intake.read(stated, fields, path, role))

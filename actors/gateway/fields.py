@@ -108,8 +108,8 @@ class Fields:
             raise refuse(self.path(name), f"is {show(value)}, allowed are {lower} to {high:g}")
         return float(value)
 
-    def refuse_leftover(self) -> None:
-        """Raise for the first field that nobody has asked for and that says something."""
+    def refuse_leftover(self, known: str = "") -> None:
+        """Raise for the first field that nobody has asked for and that says something. ``known`` are words on what there is."""
         for name, value in self._values.items():
             if value is not None:
-                raise refuse(self.path(name[:_SHOWN_CHARS]), "is not supported")
+                raise refuse(self.path(name[:_SHOWN_CHARS]), f"is not supported; {known}" if known else "is not supported")

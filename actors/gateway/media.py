@@ -3,14 +3,16 @@
 Pure. What the bytes hold is for the video actor to find out; here only their declared type, their number and their size count.
 """
 
-import binascii
 import re
 from typing import NamedTuple
 
+import pybase64
+
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
-from ...runtime.messages import MediaKind
+from ...runtime.messages import MediaKind, MediaOptions
 from .fields import Fields, refuse, show
+from .media_options import OptionReader
 
 AUDIO_FORMATS = {
     "wav": "audio/wav",
@@ -28,7 +30,10 @@ VIDEO_FORMATS = {
     "mov": "video/quicktime",
     "mkv": "video/x-matroska",
     "avi": "video/x-msvideo",
+    "gif": "image/gif",
+    "webp": "image/webp",
 }
+_ANIMATIONS = ("image/gif", "image/webp")  # videos by content, which have no type of that kind
 URL_PARTS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
     "input_audio": ("audio", AUDIO_FORMATS),
@@ -37,8 +42,6 @@ INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
 
 _DATA_URL = re.compile(r"data:(?P<mime>[^;,]{0,100})(?P<parameters>(?:;[^;,]{0,100}){0,8}),", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
-# Decoding in slices lets the event loop's thread have its turn in between; a multiple of 4 characters.
-_SLICE_CHARS = 1 << 20
 
 
 class Medium(NamedTuple):
@@ -47,28 +50,48 @@ class Medium(NamedTuple):
     kind: MediaKind
     mime: str
     data: bytes
+    options: MediaOptions
 
 
-def read_media_part(kind_of_part: str, fields: Fields, limits: MediaSection) -> Medium:
-    """The medium of a content part. ``fields`` are the part's.
+class MediaIntake:
+    """Reads the media of one request; ``media`` are in the order of their parts. ``kinds`` are those that the model takes."""
 
-    Raises:
-        RequestError: 400 for anything that is no plain data: URL or base64 of the right type, 413 when it is too large.
-    """
-    inner = Fields(fields.take_required(kind_of_part), fields.path(kind_of_part))
-    if kind_of_part in URL_PARTS:
-        medium = _from_url(URL_PARTS[kind_of_part], inner, limits)
-        detail = inner.take("detail")
-        if detail not in (None, "auto"):
-            raise refuse(inner.path("detail"), f"only 'auto' is supported, got {show(detail)}")
-    else:
-        kind, formats = INLINE_PARTS[kind_of_part]
-        medium = _from_base64(kind, formats, inner, limits)
-    inner.refuse_leftover()
-    return medium
+    def __init__(self, kinds: tuple[MediaKind, ...], limits: MediaSection, options: OptionReader) -> None:
+        self.media: list[Medium] = []
+        self._kinds = kinds
+        self._limits = limits
+        self._options = options
+
+    def read(self, kind_of_part: str, part: Fields, path: str, role: str) -> MediaKind:
+        """Take the medium of a content part, whose type is one of URL_PARTS or INLINE_PARTS.
+
+        Raises:
+            RequestError: 400 for media that have no place here, options beyond their limits, and anything that is no plain data: URL
+                or base64 of the right type; 413 when it is too large.
+        """
+        kind = URL_PARTS[kind_of_part] if kind_of_part in URL_PARTS else INLINE_PARTS[kind_of_part][0]
+        if kind not in self._kinds:
+            taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else "it takes text only"
+            raise refuse(path, f"the model does not take {kind}: {taken}")
+        if role != "user":
+            raise refuse(path, f"media may stand in messages of role user only, this one's role is {show(role)}")
+        if len(self.media) == self._limits.max_items:
+            raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
+        inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
+        options = self._options.read(kind, part)
+        if kind_of_part in URL_PARTS:
+            mime, data = _from_url(kind, inner, self._limits)
+            detail = inner.take("detail")
+            if detail not in (None, "auto"):
+                raise refuse(inner.path("detail"), f"only 'auto' is supported, got {show(detail)}")
+        else:
+            mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
+        inner.refuse_leftover()
+        self.media.append(Medium(kind, mime, data, options))
+        return kind
 
 
-def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> Medium:
+def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
     path = fields.path("url")
     url = fields.take_required("url")
     if not isinstance(url, str):
@@ -79,9 +102,9 @@ def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> Medium:
     mime = found["mime"].strip().lower()
     if ";base64" not in found["parameters"].lower():
         raise refuse(path, f"a data: URL must be base64-encoded (data:{kind}/…;base64,…), got {show(url)}")
-    if mime.partition("/")[0] != kind:
+    if mime.partition("/")[0] != kind and not (kind == "video" and mime in _ANIMATIONS):
         raise refuse(path, f"has type {show(mime)}, expected {kind}/…")
-    return Medium(kind, mime, _decode(url, found.end(), path, limits))
+    return mime, _decode(url, found.end(), path, limits)
 
 
 def _bad_url(path: str, url: str) -> RequestError:
@@ -94,7 +117,7 @@ def _bad_url(path: str, url: str) -> RequestError:
     return refuse(path, f"expected a data: URL, got {show(url)}")
 
 
-def _from_base64(kind: MediaKind, formats: dict[str, str], fields: Fields, limits: MediaSection) -> Medium:
+def _from_base64(formats: dict[str, str], fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
     name = fields.take_required("format")
     mime = formats.get(name) if isinstance(name, str) else None
     if mime is None:
@@ -102,7 +125,7 @@ def _from_base64(kind: MediaKind, formats: dict[str, str], fields: Fields, limit
     data = fields.take_required("data")
     if not isinstance(data, str):
         raise refuse(fields.path("data"), f"expected base64 text, got {show(data)}")
-    return Medium(kind, mime, _decode(data, 0, fields.path("data"), limits))
+    return mime, _decode(data, 0, fields.path("data"), limits)
 
 
 def _decode(text: str, start: int, path: str, limits: MediaSection) -> bytes:
@@ -111,16 +134,10 @@ def _decode(text: str, start: int, path: str, limits: MediaSection) -> bytes:
     num_chars = len(text) - start
     if num_chars // 4 * 3 > max_bytes + 2:
         raise refuse(path, f"has about {num_chars // 4 * 3} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)
-    parts = []
-    for at in range(start, len(text), _SLICE_CHARS):
-        try:
-            part = binascii.a2b_base64(text[at : at + _SLICE_CHARS], strict_mode=True)
-        except ValueError as error:  # binascii.Error, or a character outside ASCII
-            raise refuse(path, f"is not valid base64 ({str(error)[:80]})") from None
-        if len(part) != _SLICE_CHARS // 4 * 3 and at + _SLICE_CHARS < len(text):
-            raise refuse(path, "is not valid base64 (padding before the end)")
-        parts.append(part)
-    data = b"".join(parts)
+    try:
+        data = pybase64.b64decode(text[start:], validate=True)
+    except ValueError:
+        raise refuse(path, "is not valid base64 (line breaks and other signs, a wrong length or padding)") from None
     if not data:
         raise refuse(path, "is empty")
     if len(data) > max_bytes:

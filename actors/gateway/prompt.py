@@ -28,6 +28,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
+        self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
         self._max_context = max_context
 
     def build(self, request: ChatRequest) -> Prompt:
@@ -59,7 +60,7 @@ class PromptBuilder:
         ids = guard.encode(rendered)
         self._check_length(len(ids))
         self._check_placeholders(ids, conversation)
-        return ids
+        return self._fence_sound_tracks(ids, conversation)
 
     def _check_length(self, num_tokens: int, qualifier: str = "") -> None:
         """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""
@@ -81,6 +82,19 @@ class PromptBuilder:
                 " or puts them in another order",
                 param="messages",
             )
+
+    def _fence_sound_tracks(self, ids: list[int], conversation: Conversation) -> list[int]:
+        """Put the tokens that open and close sound around the placeholder of each video whose sound track counts, too."""
+        if not any(medium.options.use_audio_in_video for medium in conversation.media):
+            return ids
+        opening, closing = self._sound_fences
+        placeholders = set(self._placeholders.values())
+        media = iter(conversation.media)
+        fenced: list[int] = []
+        for id in ids:
+            has_sound_track = id in placeholders and next(media).options.use_audio_in_video
+            fenced += [opening, id, closing] if has_sound_track else [id]
+        return fenced
 
 
 def _texts(message: Message) -> list[str]:

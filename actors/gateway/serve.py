@@ -31,6 +31,7 @@ from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..base import Actor
+from ..media_rules import for_run
 from ..recording import GatewayFlight
 from .app import build_app
 from .chat import ChatCompletions
@@ -73,6 +74,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         kinds=model.media_kinds,
         max_context=layout.max_context,
         media=actor.config.media,
+        vision_rules=for_run(model, actor.config.media).vision_rules,
     )
     return TextStack(limits, PromptBuilder(tokenizer, template, model, layout.max_context))
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import msgspec
 
+from ...models.architecture import VisionRules
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...runtime.messages import MediaKind, Sampling
 from .content import Conversation, read_messages
 from .fields import Fields, kind_of, refuse, show
+from .media import MediaIntake
+from .media_options import FOR_ALL, OptionReader
 
 MAX_TEMPERATURE = 2.0
 MAX_GUIDANCE_SCALE = 20.0
@@ -27,12 +30,13 @@ MAX_ELEMENTS = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are checked against: the model served and the configuration."""
+    """What requests are checked against: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``)."""
 
     model_name: str
     kinds: tuple[MediaKind, ...]
     max_context: int
     media: MediaSection = MediaSection()
+    vision_rules: VisionRules | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,6 @@ HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "spaces_between_special_tokens": _is_any_flag,
     "include_stop_str_in_output": _is_one_of(False),
     "chat_template_kwargs": _is_empty,
-    "mm_processor_kwargs": _is_empty,
     "documents": _is_empty,
     "tools": _is_empty,
     "tool_choice": _is_one_of("none", "auto"),
@@ -151,13 +154,14 @@ def read_request(body: bytes, limits: Limits) -> ChatRequest:
     if negative_prompt is not None and not isinstance(negative_prompt, str):
         raise refuse("negative_prompt", f"expected a string, got {kind_of(negative_prompt)}")
     messages = fields.take_required("messages")
+    options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     for name, is_harmless in HARMLESS.items():
         value = fields.take(name)
         if value is not None and not is_harmless(value):
             raise refuse(name, f"{show(value)} is not supported")
     fields.refuse_leftover()
     return ChatRequest(
-        conversation=read_messages(messages, limits.kinds, limits.media),
+        conversation=read_messages(messages, MediaIntake(limits.kinds, limits.media, options)),
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         stop=stop,

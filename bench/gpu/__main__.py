@@ -5,13 +5,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from .device import read_facts
-from .report import Report, format_report, write_report
+from .device import Facts, read_facts
+from .report import Report, format_report, write_picture, write_report
 from .results import Row, find_ceilings, judge
 from .runner import run_section
 from .section import MODULES
@@ -21,15 +21,22 @@ _SECTION_S = 130.0
 
 _DESCRIPTION = """\
 Checks every kernel against its reference on this machine's GPU, then times it: as a rate and as a share of what a copy or a matrix
-product reaches here. Takes at most 8 minutes, less with --quick. Settings of the card are not changed. Ends with 1 where there
-is no CUDA device, a check or a measurement failed, or a target was missed.
+product reaches here. Takes at most 8 minutes, less with --quick. Settings of the card are not changed. gpu.json is written anew
+after every section: a bench that is ended early leaves what it had. Ends with 1 where there is no CUDA device, a check or a
+measurement failed, or a target was missed.
 """
 _EPILOG = """\
 Without installing: the package mmrt is the root of the source tree. In a checkout, .links/mmrt is a link to it:
 
-    PYTHONPATH=.links python -m mmrt.bench.gpu
+    PYTHONPATH=.links python3 -m mmrt.bench.gpu
 
 Where links were not copied, make one: mkdir .links && ln -s .. .links/mmrt
+
+One section by itself, say the sweep, for which the time of all is often too short; its rows are lines of JSON:
+
+    PYTHONPATH=.links python3 -m mmrt.bench.gpu.section sweep --rows sweep.jsonl
+
+Whole runs on the GPU, which need all that mmrt needs: python -m mmrt.bench.gpu.serve
 
 Needs torch 2.11 or later with CUDA, triton 3.6 or later, numpy, and a C compiler for Triton's launchers. matplotlib, FlashInfer and
 flash-attn are used where they are installed.
@@ -47,22 +54,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("error: this bench needs a CUDA device, and torch sees none", file=sys.stderr)
         return 1
-    facts = read_facts()
-    rows, seconds = _run_sections(options.quick)
-    ceilings = find_ceilings(rows, "ceilings")
-    judged = [judge(row, ceilings, str(facts["device"])) for row in rows]
-    report = Report(facts=facts, quick=options.quick, ceilings=ceilings, rows=judged, seconds=seconds)
+    report = _judge_all(read_facts(), options.quick, [], {})
+    written: list[Path | str] = [write_report(report, options.out)]
+    rows, seconds = list[Row](), dict[str, float]()
+    for section, found, took_s in _run_sections(options.quick):
+        rows += found
+        seconds[section] = took_s
+        report = _judge_all(report.facts, options.quick, rows, seconds)
+        write_report(report, options.out)
     try:
-        written = [str(path) for path in write_report(report, options.out)]
+        written += write_picture(report, options.out)
     except Exception as error:
-        written = [f"not everything: {type(error).__name__}: {error}"]
-    print(f"\nwrote {', '.join(written)}\n\n{format_report(report)}")
+        written.append(f"no picture: {type(error).__name__}: {error}")
+    print(f"\nwrote {', '.join(map(str, written))}\n\n{format_report(report)}")
     return 1 if report.count("FAILED") or report.count("MISSED") else 0
 
 
-def _run_sections(quick: bool) -> tuple[list[Row], dict[str, float]]:
-    """All rows, and how long each section took. Kernels are compiled anew: what the first launch costs is one of the figures."""
-    rows, seconds = list[Row](), dict[str, float]()
+def _judge_all(facts: Facts, quick: bool, rows: Sequence[Row], seconds: Mapping[str, float]) -> Report:
+    ceilings = find_ceilings(rows, "ceilings")
+    judged = [judge(row, ceilings, str(facts["device"])) for row in rows]
+    return Report(facts=facts, quick=quick, ceilings=ceilings, rows=judged, seconds=seconds)
+
+
+def _run_sections(quick: bool) -> Iterator[tuple[str, list[Row], float]]:
+    """Name, rows and seconds of a section that ended. Kernels are compiled anew: what a first launch costs is one of the figures."""
     end_s = time.monotonic() + _BUDGET_S
     command = [sys.executable, "-m", f"{__package__}.section", *(["--quick"] if quick else [])]
     with tempfile.TemporaryDirectory(prefix="mmrt-gpu-", ignore_cleanup_errors=True) as scratch:
@@ -73,9 +88,8 @@ def _run_sections(quick: bool) -> tuple[list[Row], dict[str, float]]:
             begun_s = time.monotonic()
             print(f"{section}, {end_s - begun_s:.0f} s left", flush=True)
             limit_s = end_s if section == list(MODULES)[-1] else min(end_s, begun_s + _SECTION_S)
-            rows += run_section(section, command, Path(scratch, f"{number}.jsonl"), {**os.environ, **caches}, limit_s)
-            seconds[section] = time.monotonic() - begun_s
-    return rows, seconds
+            rows = run_section(section, command, Path(scratch, f"{number}.jsonl"), {**os.environ, **caches}, limit_s)
+            yield section, rows, time.monotonic() - begun_s
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ Size = Literal["tiny", "device"]
 """Of checks: tiny ones for Triton's interpreter on a CPU."""
 
 
+_SIZE_SHARES = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
+_VALUE_SHARE = 8e-3
+
+
 class WrongResult(Exception):
     """A kernel did not compute what its reference does."""
 
@@ -35,8 +39,8 @@ class Timing:
     is_peer: bool = False
 
 
-def require_close(name: str, actual: Tensor, expected: Tensor, *, atol: float, rtol: float = 0.0) -> float:
-    """The largest difference, NaN being equal to NaN. Raises: WrongResult, which says where it is."""
+def require_close(name: str, actual: Tensor, expected: Tensor, *, atol: float | Tensor, rtol: float = 0.0) -> float:
+    """The largest difference, NaN being equal to NaN; a tensor ``atol`` is broadcast. Raises: WrongResult, which says where it is."""
     if actual.shape != expected.shape:
         raise WrongResult(f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}")
     got, want = actual.double(), expected.double()
@@ -55,6 +59,16 @@ def require_close(name: str, actual: Tensor, expected: Tensor, *, atol: float, r
 def require_equal(name: str, actual: Tensor, expected: Tensor) -> float:
     """As ``require_close`` with no difference allowed."""
     return require_close(name, actual, expected, atol=0.0)
+
+
+def require_attention(actual: Tensor, expected: Tensor) -> float:
+    """As ``require_close`` for outputs [N, heads, D] of attention, within a share of the root mean square of each row and head.
+
+    Over n tokens of unit variance that is about sqrt(e / n): a fixed tolerance would be wider than the whole output of a long row.
+    Rounding the weights of tokens to the type of ``actual`` takes about half of it. A row over no tokens must be exactly 0.
+    """
+    size = expected.double().pow(2).mean(-1, keepdim=True).sqrt()
+    return require_close("out", actual, expected, atol=_SIZE_SHARES[actual.dtype] * size, rtol=_VALUE_SHARE)
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -29,7 +29,7 @@ def _copy(megabytes: int, clock: Clock) -> list[Row]:
     target = torch.empty_like(source)
     timed = clock.time([partial(target.copy_, source)])
     rate = gigabytes_per_s(2 * source.numel() * source.itemsize, timed.time_us)
-    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", note="read and written")]
+    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", note="read and written; what only reads may come above it")]
 
 
 def _product(size: int, clock: Clock) -> list[Row]:

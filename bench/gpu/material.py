@@ -8,12 +8,9 @@ from torch import Tensor
 
 from ...triton_kernels.paged_kv import PagedKV
 
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of attention over values of unit variance, by the type of its result."""
-
-RELATIVE = 8e-3  # beside these: large results are rounded more coarsely
-
 _UNUSED = -(2**30)
+_FAR = 2**31  # elements: beyond what an int32 can address
+_ALIGNMENT = 16
 
 
 class Cache(NamedTuple):
@@ -35,6 +32,18 @@ def make_cache(
         k_scales, v_scales = torch.rand(2, num_pages, num_kv_heads, page_tokens, device=device).mul_(0.02).transpose(2, 3).unbind()
     kv = PagedKV(pool[:, :, 0], pool[:, :, 1], k_scales, v_scales)
     return Cache(kv, table, torch.tensor(lengths, dtype=torch.int32, device=device))
+
+
+def far_apart(cache: Cache) -> Cache:
+    """The same on pages that lie as if other layers' were between them, half of them 2**31 elements and more behind the first."""
+    num_pages, page_tokens, num_heads, head_dim = cache.kv.k_pages.shape
+    token = 2 * num_heads * head_dim
+    stride = -(-_FAR // (num_pages // 2) // _ALIGNMENT) * _ALIGNMENT
+    memory = torch.empty(stride * (num_pages - 1) + page_tokens * token, dtype=cache.kv.k_pages.dtype, device=cache.table.device)
+    pool = memory.as_strided((num_pages, page_tokens, 2, num_heads, head_dim), (stride, token, token // 2, head_dim, 1))
+    for index, pages in enumerate(cache.kv[:2]):
+        pool[:, :, index].copy_(pages)
+    return cache._replace(kv=cache.kv._replace(k_pages=pool[:, :, 0], v_pages=pool[:, :, 1]))
 
 
 def make_table(lengths: Sequence[int], page_tokens: int, device: torch.device) -> tuple[Tensor, int]:

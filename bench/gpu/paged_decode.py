@@ -7,9 +7,9 @@ import torch
 
 from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
-from .case import Check, Size, Timing, gigabytes_per_s, narrow_float, num_multiprocessors, require_close, type_name
+from .case import Check, Size, Timing, gigabytes_per_s, narrow_float, num_multiprocessors, require_attention, type_name
 from .counts import HEADS_7B, HEADS_8B, Heads, decode_bytes
-from .material import RELATIVE, TOLERANCES, make_cache, poison
+from .material import far_apart, make_cache, poison
 from .results import Row
 from .timing import Clock, Timed
 
@@ -32,6 +32,8 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
         ):
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
             yield Check(name, partial(_check, device, _LENGTHS[size], kind, dtype, values))
+    far = partial(_check, device, _LENGTHS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
+    yield Check("bf16 over int8, addresses past 2**31", far)
     if size == "device":
         yield Check("bf16, one long row", partial(_check, device, (70001,), HEADS_8B, torch.bfloat16, torch.bfloat16))
 
@@ -67,9 +69,12 @@ def time_decode(
     return clock.time([partial(paged_decode, q, cache.kv, table, workspace, out=out, launch=launch) for table in tables])
 
 
-def _check(device: torch.device, lengths: Sequence[int], heads: Heads, dtype: torch.dtype, values: torch.dtype) -> float:
+def _check(
+    device: torch.device, lengths: Sequence[int], heads: Heads, dtype: torch.dtype, values: torch.dtype, *, is_far: bool = False
+) -> float:
     cache = make_cache(lengths, heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, device)
     poison(cache)
+    cache = far_apart(cache) if is_far else cache
     q = torch.randn(len(lengths), heads.num_heads + 2, heads.head_dim, dtype=dtype, device=device)[:, : heads.num_heads]
     num_sms = num_multiprocessors(device)
     workspace = DecodeWorkspace.allocate(len(lengths), heads.num_heads, heads.num_kv_heads, heads.head_dim, num_sms, device)
@@ -77,7 +82,7 @@ def _check(device: torch.device, lengths: Sequence[int], heads: Heads, dtype: to
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     paged_decode(q, cache.kv, cache.table, workspace, out=out)
     expected = paged_decode_reference(q, cache.kv, cache.table, cache.lengths)
-    return require_close("out", out, expected, atol=TOLERANCES[dtype], rtol=RELATIVE)
+    return require_attention(out, expected)
 
 
 def _long(lengths: Sequence[int], values: torch.dtype, clock: Clock) -> list[Row]:

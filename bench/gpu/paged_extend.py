@@ -7,9 +7,9 @@ import torch
 
 from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_extend import paged_extend, paged_extend_reference, plan_extend
-from .case import Check, Size, Timing, narrow_float, require_close, teraflops, type_name
+from .case import Check, Size, Timing, narrow_float, require_attention, teraflops, type_name
 from .counts import HEADS_7B, Heads, Spans, extend_flops
-from .material import RELATIVE, TOLERANCES, make_cache, poison
+from .material import far_apart, make_cache, poison
 from .results import Row
 from .timing import Clock, Timed
 
@@ -30,6 +30,8 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
         ):
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
             yield Check(name, partial(_check, device, _SPANS[size], kind, dtype, values))
+    far = partial(_check, device, _SPANS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
+    yield Check("bf16 over int8, addresses past 2**31", far)
     short = ((40, 44),) if size == "tiny" else ((900, 904), (17, 19))
     yield Check("bf16, short chunks", partial(_check, device, short, heads[0], torch.bfloat16, torch.bfloat16))
 
@@ -63,15 +65,16 @@ def _projection(spans: Spans, heads: Heads, dtype: torch.dtype, device: torch.de
     return torch.split(torch.randn(num_tokens, sum(sizes), heads.head_dim, dtype=dtype, device=device), sizes, 1)
 
 
-def _check(device: torch.device, spans: Spans, heads: Heads, dtype: torch.dtype, values: torch.dtype) -> float:
+def _check(device: torch.device, spans: Spans, heads: Heads, dtype: torch.dtype, values: torch.dtype, *, is_far: bool = False) -> float:
     cache = make_cache([start for start, _ in spans], heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, device)
     poison(cache)
+    cache = far_apart(cache) if is_far else cache
     q, k, v = _projection(spans, heads, dtype, device)
     plan = plan_extend(spans, heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, device)
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     paged_extend(q, k, v, cache.kv, cache.table, plan, out=out)
     expected = paged_extend_reference(q, k, v, cache.kv, cache.table, spans)
-    return require_close("out", out, expected, atol=TOLERANCES[dtype], rtol=RELATIVE)
+    return require_attention(out, expected)
 
 
 def _run(spans: Spans, values: torch.dtype, target: str, clock: Clock) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Section ``peers``: torch's attention, FlexAttention, FlashInfer and FlashAttention on the work that our kernels are timed with.
+"""Section ``peers``: attention of torch, cuDNN, FlexAttention, FlashInfer and FlashAttention on the work that ours is timed with.
 
 Each is imported where it is called; one that is absent or fails is a note. torch's and FlashAttention's are given contiguous KV.
 """
@@ -19,6 +19,7 @@ from .timing import Clock
 
 _NUM_ROWS, _LENGTH = 64, 8192  # of decode
 _START, _CHUNK = 8192, 2048  # of extend
+_PROMPT = 8192  # of extend from the start, for what knows causal masks of squares alone
 _FRAMES, _FRAME, _VISION_HEADS, _VISION_DIM = 8, 4096, 16, 80
 _HEADS = HEADS_7B
 
@@ -39,8 +40,10 @@ def timings(quick: bool) -> Iterator[Timing]:
         (f"{decode}: FlashInfer", _flashinfer_decode),
         (f"{decode}: flash-attn", _flash_decode),
         (f"{extend}: torch SDPA", _sdpa_extend),
+        (f"extend, bf16, {_PROMPT} on 0 tokens: torch SDPA, cuDNN", _cudnn_extend),
         (f"{extend}: flash-attn", _flash_extend),
         (f"{vision}: torch SDPA", _sdpa_vision),
+        (f"{vision}: torch SDPA, cuDNN", _cudnn_vision),
         (f"{vision}: flash-attn", _flash_vision),
     ]
     if not quick:
@@ -67,10 +70,10 @@ def _decode_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
     return _random(clock, _NUM_ROWS, _HEADS.num_heads, 1, _HEADS.head_dim), kv[0], kv[1]
 
 
-def _extend_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
+def _extend_tensors(clock: Clock, start: int = _START, chunk: int = _CHUNK) -> tuple[Tensor, Tensor, Tensor]:
     """q [1, H, N, D], k and v [1, KV heads, L, D]."""
-    kv = _random(clock, 2, 1, _HEADS.num_kv_heads, _START + _CHUNK, _HEADS.head_dim)
-    return _random(clock, 1, _HEADS.num_heads, _CHUNK, _HEADS.head_dim), kv[0], kv[1]
+    kv = _random(clock, 2, 1, _HEADS.num_kv_heads, start + chunk, _HEADS.head_dim)
+    return _random(clock, 1, _HEADS.num_heads, chunk, _HEADS.head_dim), kv[0], kv[1]
 
 
 def _vision_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,9 +89,9 @@ def _time_decode(clock: Clock, launch: Callable[[], object], note: str) -> Row:
     return Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note=note)
 
 
-def _time_extend(clock: Clock, launch: Callable[[], object], note: str) -> Row:
+def _time_extend(clock: Clock, launch: Callable[[], object], note: str, span: tuple[int, int] = (_START, _START + _CHUNK)) -> Row:
     timed = clock.time([launch], in_graph=False)
-    rate = teraflops(extend_flops([(_START, _START + _CHUNK)], _HEADS.num_heads, _HEADS.head_dim), timed.time_us)
+    rate = teraflops(extend_flops([span], _HEADS.num_heads, _HEADS.head_dim), timed.time_us)
     return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
 
 
@@ -106,9 +109,7 @@ def _sdpa_decode(clock: Clock) -> Row:
 def _sdpa_extend(clock: Clock) -> Row:
     from torch.nn.attention.bias import causal_lower_right
 
-    q, k, v = _extend_tensors(clock)
-    group = _HEADS.num_heads // _HEADS.num_kv_heads
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    q, k, v = _with_repeated_heads(*_extend_tensors(clock))
     mask = causal_lower_right(_CHUNK, _START + _CHUNK)
     return _time_extend(clock, partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask), "contiguous KV, heads repeated")
 
@@ -116,6 +117,28 @@ def _sdpa_extend(clock: Clock) -> Row:
 def _sdpa_vision(clock: Clock) -> Row:
     q, k, v = _vision_tensors(clock)
     return _time_vision(clock, partial(F.scaled_dot_product_attention, q, k, v))
+
+
+def _with_repeated_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    group = _HEADS.num_heads // _HEADS.num_kv_heads
+    return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """torch's choice on Hopper is FlashAttention 2; cuDNN has kernels of its own for it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+def _cudnn_extend(clock: Clock) -> Row:
+    tensors = _with_repeated_heads(*_extend_tensors(clock, 0, _PROMPT))
+    return _time_extend(clock, partial(_cudnn, *tensors, is_causal=True), "contiguous KV, heads repeated", (0, _PROMPT))
+
+
+def _cudnn_vision(clock: Clock) -> Row:
+    return _time_vision(clock, partial(_cudnn, *_vision_tensors(clock), is_causal=False))
 
 
 def _flash_decode(clock: Clock) -> Row:

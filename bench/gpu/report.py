@@ -65,18 +65,24 @@ def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     return "\n".join(lines)
 
 
-def write_report(report: Report, directory: Path) -> list[Path]:
-    """``gpu.json``, and ``gpu.png`` where matplotlib is there. Raises: OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
+def write_report(report: Report, directory: Path) -> Path:
+    """``gpu.json``, whole at any time: whoever ends the bench finds what the last report had. Raises: OSError."""
     path = directory / "gpu.json"
-    path.write_text(report.to_json())
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(report.to_json())
+    return unfinished.replace(path)
+
+
+def write_picture(report: Report, directory: Path) -> list[Path]:
+    """``gpu.png`` where matplotlib is there. Raises: OSError."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return [path]
-    picture = directory / "gpu.png"
-    _draw(Figure, report).savefig(picture)
-    return [path, picture]
+        return []
+    path = directory / "gpu.png"
+    _draw(Figure, report).savefig(path)
+    return [path]
 
 
 def _judgement(judged: Judged) -> dict[str, Any]:

@@ -127,13 +127,13 @@ def _check(check: Check, synchronize: Synchronize) -> Row:
 
 
 def _free_memory() -> bool:
-    """Whether the device still answers."""
+    """Whether the device still answers, and no capture failed: torch leaves its stream the current one, and its pool in use."""
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        return torch.cuda.current_stream() == torch.cuda.default_stream()
     except RuntimeError:
         return False
-    return True
 
 
 def _failure(case: str, error: Exception) -> Row:

@@ -125,6 +125,7 @@ def _decode(shape: Shape, num_rows: int, num_tokens: int, target: str, clock: Cl
     layer_us = layer.time_us / len(few)
     layer_bytes = shape.layer_bytes() + shape.kv_bytes(sum(lengths))
     full = clock.time([step.forward])
+    eager = clock.time([step.forward], in_graph=False)
     num_bytes = shape.step_bytes(lengths)
     return [
         Row(
@@ -141,7 +142,14 @@ def _decode(shape: Shape, num_rows: int, num_tokens: int, target: str, clock: Cl
             unit="GB/s",
             target=target,
             first_s=full.first_s,
-            note=f"{num_bytes / 1e9:.1f} GB of weights and KV; without sampling",
+            note=f"in a graph; {num_bytes / 1e9:.1f} GB of weights and KV; without sampling",
+        ),
+        Row(
+            case=f"{shape.name} decode, {num_rows} x {num_tokens}, not in a graph",
+            time_us=eager.time_us,
+            rate=gigabytes_per_s(num_bytes, eager.time_us),
+            unit="GB/s",
+            note="the host's time where that is longer, all but 0.1 ms of it",
         ),
     ]
 

@@ -96,8 +96,12 @@ def _one(times: dict[str, float], launch: Launch, measure: Measure, clock: Clock
 
 def _best(times: dict[str, float], shipped: str, clock: Clock) -> list[Row]:
     del clock
+    if not times:
+        return [Row(case="", note="nothing was timed in this process")]
     best = min(times, key=times.__getitem__)
     if best == shipped:
         return [Row(case="", time_us=times[best], note="as shipped")]
-    gain = f"{times[shipped] / times[best]:.2f} times as fast as the shipped launch" if shipped in times else "the shipped one failed"
-    return [Row(case="", time_us=times[best], note=f"{best}: {gain}")]
+    if shipped not in times:
+        return [Row(case="", time_us=times[best], note=f"{best}; the shipped launch was not timed in this process")]
+    gain = times[shipped] / times[best]
+    return [Row(case="", time_us=times[best], note=f"{best}: {gain:.2f} times as fast as the shipped launch")]

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from ...triton_kernels.vision_attention import attend, reference
-from .case import Check, Size, Timing, gigabytes_per_s, require_close, teraflops, type_name
+from .case import Check, Size, Timing, gigabytes_per_s, require_attention, teraflops, type_name
 from .counts import attention_flops
-from .material import RELATIVE, TOLERANCES
 from .results import Row
 from .timing import Clock
 
 NUM_HEADS, HEAD_DIM = 16, 80
 _FRAMES: dict[Size, Sequence[int]] = {"tiny": (70, 0, 5), "device": (1000, 0, 1, 129, 4100)}
 _WINDOWS: dict[Size, Sequence[int]] = {"tiny": (16, 3), "device": (64, 64, 48, 36, 64, 1, 0, 64)}
+_SMALL_WINDOWS = (30, 7), (16, 4)  # for which smaller tiles are compiled
 _WINDOW = 64
 
 
@@ -26,6 +26,8 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
     for dtype in (torch.bfloat16, torch.float16):
         yield Check(f"{type_name(dtype)}, frames", partial(_check, device, _FRAMES[size], num_heads, dtype))
         yield Check(f"{type_name(dtype)}, windows", partial(_check, device, _WINDOWS[size], num_heads, dtype))
+    for lengths in _SMALL_WINDOWS:
+        yield Check(f"bf16, windows up to {lengths[0]}", partial(_check, device, lengths, num_heads, torch.bfloat16))
 
 
 def timings(quick: bool) -> Iterator[Timing]:
@@ -49,7 +51,7 @@ def _check(device: torch.device, lengths: Sequence[int], num_heads: int, dtype: 
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     attend(q, k, v, bounds, max(lengths), out=out)
     expected = reference.attend(q, k, v, bounds, HEAD_DIM**-0.5)
-    return require_close("out", out, expected, atol=TOLERANCES[dtype], rtol=RELATIVE)
+    return require_attention(out, expected)
 
 
 def _frames(lengths: Sequence[int], clock: Clock) -> list[Row]:

@@ -42,3 +42,7 @@ class Family(Protocol):
     def audio_item(self, config: ModelConfig, num_frames: int) -> Item:
         """Tokens and segments of a clip of ``num_frames`` mel frames. Raises UnsupportedMediaError."""
         ...
+
+    def video_with_sound(self, config: ModelConfig, video: Item, sound: Item) -> Item:
+        """A video together with its sound track: one item whose segments are of both kinds. Raises UnsupportedMediaError."""
+        ...

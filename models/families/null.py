@@ -60,3 +60,7 @@ def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sa
 
 def audio_item(config: ModelConfig, num_frames: int) -> Item:
     raise UnsupportedMediaError(_NO_MEDIA)
+
+
+def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+    raise UnsupportedMediaError(_NO_MEDIA)

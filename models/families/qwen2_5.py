@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, MediaKind, ModelConfig, Segment, SpanLike, VisionRules
+from ..architecture import AudioRules, Item, ItemLike, MediaKind, ModelConfig, Segment, SpanLike, VisionRules
 from ..errors import UnsupportedMediaError
 
-MAX_SEGMENT_PATCHES = 4096  # patch rows per video segment, unless one temporal patch has more
+MAX_SEGMENT_PATCHES = 1024  # patch rows per video segment, unless one temporal patch has more: 256 tokens, a small chunk of prefill
 MAX_SEGMENT_MEL_FRAMES = 3000
+MEL_FRAMES_PER_TOKEN = 4
 MAX_ASPECT_RATIO = 200
 
 
@@ -51,7 +52,7 @@ def image_item(config: ModelConfig, height: int, width: int) -> Item:
     factor = rules.patch_size * rules.merge_size
     h, w = smart_resize(height, width, factor, rules.min_pixels, rules.max_pixels)
     grid = (1, h // rules.patch_size, w // rules.patch_size)
-    segment = _vision_segment(rules, grid)
+    segment = _vision_segment(rules, "image", grid)
     return Item(kind="image", grid=grid, num_tokens=segment.num_tokens, segments=(segment,))
 
 
@@ -89,17 +90,23 @@ def video_grid(rules: VisionRules, num_frames: int, height: int, width: int) -> 
 
 
 def video_item_of(rules: VisionRules, grid: tuple[int, int, int], second_per_grid_s: float) -> Item:
-    """A video of this grid, in segments of whole temporal patches: attention never crosses a temporal patch (FC5)."""
-    t, h, w = grid
-    per_segment = max(1, MAX_SEGMENT_PATCHES // (h * w))
-    segments = tuple(_vision_segment(rules, (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment))
+    """A video of this grid."""
+    segments = video_segments(rules, grid)
     num_tokens = sum(segment.num_tokens for segment in segments)
     return Item(kind="video", grid=grid, num_tokens=num_tokens, segments=segments, second_per_grid_s=second_per_grid_s)
 
 
-def _vision_segment(rules: VisionRules, grid: tuple[int, int, int]) -> Segment:
+def video_segments(rules: VisionRules, grid: tuple[int, int, int]) -> tuple[Segment, ...]:
+    """Frames in segments of whole temporal patches: attention never crosses a temporal patch (FC5)."""
+    t, h, w = grid
+    per_segment = max(1, MAX_SEGMENT_PATCHES // (h * w))
+    return tuple(_vision_segment(rules, "video", (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment))
+
+
+def _vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, int]) -> Segment:
     num_rows = math.prod(grid)
-    return Segment(grid=grid, num_rows=num_rows, row_bytes=rules.row_bytes, num_tokens=num_rows // rules.merge_size**2)
+    num_tokens = num_rows // rules.merge_size**2
+    return Segment(kind=kind, grid=grid, num_rows=num_rows, row_bytes=rules.row_bytes, num_tokens=num_tokens)
 
 
 def audio_tokens(num_frames: int) -> int:
@@ -108,22 +115,32 @@ def audio_tokens(num_frames: int) -> int:
 
 
 def audio_item(config: ModelConfig, num_frames: int) -> Item:
-    """A clip in segments of whole tower windows: neither convolution nor attention crosses a window.
-
-    A tail of one or two frames yields no token and stays with the segment before it.
-    """
     rules = config.audio_rules
     if rules is None:
         raise UnsupportedMediaError("this model takes no audio")
     if num_frames < 1 or audio_tokens(num_frames) < 1:
         raise UnsupportedMediaError(f"audio of {max(num_frames, 0)} mel frames is too short, at least 3 are needed")
-    unit = math.lcm(rules.window_frames, 4)  # pairs of frames after the convolution must not cross a border either
-    per_segment = max(1, MAX_SEGMENT_MEL_FRAMES // unit) * unit
+    unit = audio_unit(rules)
+    segments = audio_segments(rules, num_frames, max(1, MAX_SEGMENT_MEL_FRAMES // unit) * unit)
+    return Item(kind="audio", grid=(num_frames, 0, 0), num_tokens=audio_tokens(num_frames), segments=segments)
+
+
+def audio_unit(rules: AudioRules) -> int:
+    """Mel frames between which a clip can be cut: no convolution, pair of averaged frames or attention crosses such a border."""
+    return math.lcm(rules.window_frames, MEL_FRAMES_PER_TOKEN)
+
+
+def audio_segments(rules: AudioRules, num_frames: int, per_segment: int) -> tuple[Segment, ...]:
+    """Sound in segments of ``per_segment`` mel frames, a multiple of ``audio_unit``.
+
+    A tail of one or two frames yields no token and stays with the segment before it.
+    """
     lengths = [min(per_segment, num_frames - at) for at in range(0, num_frames, per_segment)]
     if len(lengths) > 1 and audio_tokens(lengths[-1]) < 1:
         lengths[-2:] = [lengths[-2] + lengths[-1]]
-    segments = tuple(Segment(grid=(n, 0, 0), num_rows=n, row_bytes=rules.row_bytes, num_tokens=audio_tokens(n)) for n in lengths)
-    return Item(kind="audio", grid=(num_frames, 0, 0), num_tokens=audio_tokens(num_frames), segments=segments)
+    return tuple(
+        Segment(kind="audio", grid=(n, 0, 0), num_rows=n, row_bytes=rules.row_bytes, num_tokens=audio_tokens(n)) for n in lengths
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- positions
@@ -137,21 +154,36 @@ def fill_positions(
     advance: Callable[[ItemLike, NDArray[np.int64]], int],
 ) -> tuple[NDArray[np.int64], int]:
     """Walk over a prompt. ``temporal(item)`` gives one temporal offset per temporal patch, ``advance(item, temporal)`` how far
-    the position moves over a medium. Text and audio move by one per token on all axes."""
+    the position moves over a medium. Text and audio move by one per token on all axes.
+
+    A video and its sound track begin at the same position. The tokens that open and close the sound stand where their neighbours
+    outside, which open and close the video, stand already.
+    """
     positions = np.empty((3, num_tokens), np.int64)
     index = position = 0
     for span in spans:
         if span.shape.kind == "audio":
             continue
+        parts = span.shape.segments
+        is_sound = np.repeat([part.kind == "audio" for part in parts], [part.num_tokens for part in parts])
+        num_fences = int(is_sound.any())
         positions[:, index : span.start] = np.arange(position, position + span.start - index)
-        position += span.start - index
-        _, h, w = span.shape.grid
+        positions[:, span.start - num_fences : span.start] -= 1
+        position += span.start - index - num_fences
         offsets = temporal(span.shape)
         index = span.start + span.shape.num_tokens
-        target = positions[:, span.start : index].reshape(3, -1, h // merge_size, w // merge_size)
-        target[0] = offsets[:, None, None] + position
-        target[1] = np.arange(h // merge_size)[:, None] + position
-        target[2] = np.arange(w // merge_size) + position
+        target = positions[:, span.start : index]
+        target[:, ~is_sound] = _grid_positions(offsets, span.shape.grid, merge_size) + position
+        target[:, is_sound] = np.arange(np.count_nonzero(is_sound)) + position
         position += advance(span.shape, offsets)
+        positions[:, index : index + num_fences] = position
+        index += num_fences
     positions[:, index:] = np.arange(position, position + num_tokens - index)
     return positions, int(positions.max()) + 1 - num_tokens if num_tokens else 0
+
+
+def _grid_positions(offsets: NDArray[np.int64], grid: tuple[int, int, int], merge_size: int) -> NDArray[np.int64]:
+    """int64 [3, num_tokens]: the temporal offset, row and column of each token of a picture or video."""
+    h, w = grid[1] // merge_size, grid[2] // merge_size
+    axes = offsets[:, None, None], np.arange(h)[:, None], np.arange(w)
+    return np.stack([np.broadcast_to(axis, (len(offsets), h, w)) for axis in axes]).reshape(3, -1)

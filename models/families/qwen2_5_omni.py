@@ -1,20 +1,22 @@
-"""Qwen2.5-Omni's thinker: text, images, video and audio in, text out. Sound tracks of videos are not used.
+"""Qwen2.5-Omni's thinker: text, images, video with or without its sound track, and audio in, text out.
 
-Positions as in transformers' ``qwen2_5_omni`` without ``use_audio_in_video``.
+Tokens and positions as in transformers' ``qwen2_5_omni``, with ``use_audio_in_video`` where a video comes with its sound track.
 """
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, ModelConfig, SpanLike
+from ..architecture import Item, ItemLike, ModelConfig, Segment, SpanLike
+from ..errors import UnsupportedMediaError
 from ..json_fields import CheckpointFiles
 from . import qwen2_5
 from . import qwen2_5_fields as fields
 from .qwen2_5 import audio_item, image_item, sample_frames
 
-__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item"]
+__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item", "video_with_sound"]
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -38,7 +40,10 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         image_token_id=config.integer("image_token_id", "image_token_index", default=151655, least=0),
         video_token_id=config.integer("video_token_id", "video_token_index", default=151656, least=0),
         audio_token_id=config.integer("audio_token_id", "audio_token_index", default=151646, least=0),
+        audio_start_token_id=config.integer("audio_start_token_id", default=151647, least=0),
+        audio_end_token_id=config.integer("audio_end_token_id", default=151648, least=0),
         positions_per_second=config.number("position_id_per_seconds", default=25),
+        seconds_per_chunk=config.number("seconds_per_chunk", default=2),
     )
 
 
@@ -49,8 +54,33 @@ def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sa
     return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
+def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+    """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; what is longer goes on alone.
+
+    A temporal patch belongs to the chunk of the time at which it begins. That is where transformers' processor cuts as long as a
+    patch takes no longer than a chunk; longer ones (less than one frame per second) it cuts in two, and here they stay whole.
+
+    Raises: UnsupportedMediaError if the audio tower's windows do not fit into chunks.
+    """
+    vision, audio = qwen2_5.vision_rules(config, "video"), config.audio_rules
+    assert audio is not None
+    chunk_tokens = int(config.positions_per_second * config.seconds_per_chunk)
+    chunk_frames = chunk_tokens * qwen2_5.MEL_FRAMES_PER_TOKEN
+    if chunk_frames < 1 or chunk_frames % qwen2_5.audio_unit(audio):
+        problem = f"chunks of {chunk_frames} mel frames are not made of whole windows of {audio.window_frames}"
+        raise UnsupportedMediaError(f"this model takes no sound with its videos: {problem}")
+    sounds = qwen2_5.audio_segments(audio, sound.grid[0], chunk_frames)
+    t, h, w = video.grid
+    starts = np.arange(t) * video.second_per_grid_s * config.positions_per_second
+    segments: list[Segment] = []
+    for chunk, num_patches in enumerate(np.bincount((starts // chunk_tokens).astype(np.int64), minlength=len(sounds)).tolist()):
+        segments += qwen2_5.video_segments(vision, (num_patches, h, w))
+        segments += sounds[chunk : chunk + 1]
+    return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=tuple(segments))
+
+
 def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
-    """Text after a medium continues one beyond the largest position of the medium on any axis."""
+    """Text after a medium continues one beyond the largest position of the medium's last segment on any axis."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
@@ -60,6 +90,8 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -
         return (steps * np.float32(config.positions_per_second)).astype(np.int64)
 
     def advance(item: ItemLike, offsets: NDArray[np.int64]) -> int:
+        if item.segments[-1].kind == "audio":
+            return sum(part.num_tokens for part in item.segments if part.kind == "audio")
         return max(int(offsets[-1]), item.grid[1] // merge - 1, item.grid[2] // merge - 1) + 1
 
     return qwen2_5.fill_positions(num_tokens, spans, merge, temporal, advance)

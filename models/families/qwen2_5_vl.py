@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..architecture import Item, ItemLike, ModelConfig, SpanLike
+from ..errors import UnsupportedMediaError
 from ..json_fields import CheckpointFiles
 from . import qwen2_5
 from . import qwen2_5_fields as fields
 from .qwen2_5 import audio_item, image_item, sample_frames
 
-__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item"]
+__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item", "video_with_sound"]
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -40,6 +41,10 @@ def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sa
     rules = qwen2_5.vision_rules(config, "video")
     grid = qwen2_5.video_grid(rules, num_frames, height, width)
     return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)
+
+
+def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+    raise UnsupportedMediaError("this model takes no sound with its videos")
 
 
 def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:

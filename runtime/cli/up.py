@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
     def up(
         config: ConfigFile = None,
         model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
+        device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
         port: Annotated[int | None, typer.Option("--port", "-p", help="Where to serve; 0 picks a free port.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
@@ -58,7 +59,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
-        plan = make_plan(run_path(run), _override(configuration(config, environment), model, port), environment)
+        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, port), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
         if dry_run:
             _describe(plan)
@@ -71,10 +72,12 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(status)
 
 
-def _override(config: RuntimeConfig, model: str | None, port: int | None) -> RuntimeConfig:
+def _override(config: RuntimeConfig, model: str | None, device: str | None, port: int | None) -> RuntimeConfig:
     data = to_data(config)
     if model is not None:
         data["model"]["path"] = model
+    if device is not None:
+        data["model"]["device"] = device
     if port is not None:
         data["server"]["port"] = port
     return convert_config(data)
@@ -138,9 +141,10 @@ def _describe(plan: Plan) -> None:
     layout = _layout(plan) if default_model.is_made(plan.model) else None
     if layout is not None:
         for name, pool in layout.pools.items():
-            size = pool.num_pages * pool.page_bytes / 2**20
-            print(f"{name + ' pool':<14} {size:.0f} MiB: {pool.num_pages} pages of {pool.page_bytes} bytes")
-        print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB, and the weights")
+            where = f" on {plan.config.model.device}" if pool.on_device else ""
+            print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
+        weights = "" if plan.config.model.on_cuda else ", and the weights"
+        print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
     for name in ACTORS:
         section = plan.config.actor(name)
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}")

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mmrt.actors.device import Completion
+from mmrt.actors.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.actors.running_set import RunningSet
 from mmrt.models.config import ModelConfig
 from mmrt.models.decoder import Chunk, Decoder
 from mmrt.models.lm import LanguageModel
+from mmrt.models.sampler import CpuSampler
 from mmrt.runtime.messages import (
     Done,
     EmbeddingSpan,
@@ -78,14 +81,15 @@ class Bench:
         self.random = np.random.default_rng(3)
         self.kv.data[:] = self.random.integers(0, 60, self.kv.data.shape, dtype=np.uint8)  # finite garbage, as of earlier rows
         self.model = model or LanguageModel(config, weights, torch.from_numpy(self.kv.data), PAGE_TOKENS)
-        self.worker = PrefillWorker(config, self.model, self.table, self.embeddings, PAGE_TOKENS)
+        pages = HostEmbeddingPages(config, self.embeddings)
+        self.worker = PrefillWorker(config, self.model, self.table, pages, PAGE_TOKENS, Completion(torch.device("cpu")))
         self.running = self.new_running_set()
         self._free = self.random.permutation(self.kv.num_pages).tolist()
         self._free_embeddings = self.random.permutation(self.embeddings.num_pages).tolist()
 
     def new_running_set(self) -> RunningSet:
         """That of the next decode generation."""
-        self.running = RunningSet(self.config, self.model, self.table, PAGE_TOKENS)
+        self.running = RunningSet(self.config, self.model, CpuSampler(), self.table, PAGE_TOKENS)
         return self.running
 
     def ids(self, count: int) -> list[int]:
@@ -187,7 +191,7 @@ class Bench:
         """An image of random embedding rows that stands at ``start``, in pages in no order."""
         grid = (1, height, width)
         num_tokens = height * width // 4
-        shape = ItemShape("image", grid, num_tokens, [SegmentShape(grid, height * width, 1176, num_tokens)])
+        shape = ItemShape("image", grid, num_tokens, [SegmentShape("image", grid, height * width, 1176, num_tokens)])
         pages = [self._free_embeddings.pop() for _ in range(-(-num_tokens // EMBEDDING_PAGE_TOKENS))]
         self.embeddings.generations[pages] += np.uint64(1)
         rows = self.random.normal(0, 0.5, (num_tokens, self.config.language.hidden_size)).astype(np.float32)

@@ -4,6 +4,7 @@ usage: sandboxed.py RUN LOGS ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that ec
 """
 
 import errno
+import fcntl
 import io
 import json
 import logging
@@ -13,12 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
+from mmrt.actors import sandbox
 from mmrt.actors.sandbox import enter_sandbox, memory_left
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
@@ -72,8 +75,22 @@ def decode(data: bytes) -> None:
     assert len(list(decode_frames(io.BytesIO(data), info, range(info.num_frames)))) == info.num_frames
 
 
+def landlock_version() -> int:
+    try:
+        return sandbox._syscall(sandbox._CREATE_RULESET, None, 0, sandbox._VERSION)
+    except OSError:
+        return 0
+
+
 def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None:
     theirs = os.getppid()
+    readable, _ = os.pipe()
+    given = socket.socket()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("")  # Linux gives it a name
+    abstract.listen()
     enter_sandbox(run, logs, memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
     forbidden: dict[str, Callable[[], object]] = {
         "connect": connect,
@@ -86,6 +103,19 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "kill": lambda: os.kill(theirs, 0),
         "pidfd": lambda: os.pidfd_open(theirs),
         "limits of others": lambda: resource.prlimit(theirs, resource.RLIMIT_CORE),
+        "bind": lambda: socket.socket(socket.AF_UNIX).bind(""),
+        "accept": listener.accept,
+        "connect what was open": lambda: given.connect(listener.getsockname()),
+        "abstract": lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname()),
+        "owner of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, theirs),
+        "signal of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETSIG, signal.SIGKILL),
+        "owner of a socket": lambda: fcntl.ioctl(given, 0x8901, theirs.to_bytes(4, sys.byteorder)),
+        "type": lambda: fcntl.ioctl(readable, termios.TIOCSTI, b"x"),
+        "memory of others": lambda: Path(f"/proc/{theirs}/mem").open("rb").close(),
+        "environment of others": Path(f"/proc/{theirs}/environ").read_bytes,
+        "chmod": lambda: (elsewhere / "old").chmod(0o777),
+        "utime": lambda: os.utime(elsewhere / "old"),
+        "attribute": lambda: os.setxattr(elsewhere / "old", "user.mmrt", b"x"),
         "chown": lambda: os.chown(run, 1, 1),
         "write": lambda: write(elsewhere / "new"),
         "overwrite": lambda: write(elsewhere / "old"),
@@ -114,6 +144,7 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "status": Path("/proc/self/status").read_text(),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "memory left": memory_left(),
+        "landlock": landlock_version(),
     }
     print(json.dumps(outcome), flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)

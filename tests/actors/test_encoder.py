@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.actors.device import Completion
+from mmrt.actors.embedding_pages import HostEmbeddingPages
 from mmrt.actors.encoder import EncoderWorker
 from mmrt.models.config import ModelConfig
 from mmrt.models.towers import TowerInput, Towers
@@ -25,7 +27,8 @@ class Encoding:
         self.towers = Towers(config, {name: view for name, view in weights.items() if name.startswith(("vision.", "audio."))})
         self.patches = PagePool.create(run, "patch", 24, 16 * PATCH_ROW_BYTES)
         self.embeddings = PagePool.create(run, "embedding", 24, EMBEDDING_PAGE_TOKENS * self.row_bytes)
-        self.worker = EncoderWorker(config, self.towers, self.patches, self.embeddings)
+        pages = HostEmbeddingPages(config, self.embeddings)
+        self.worker = EncoderWorker(self.towers, self.patches, pages, Completion(torch.device("cpu")))
         self.random = np.random.default_rng(0)
         self._free = {id(pool): self.random.permutation(pool.num_pages).tolist() for pool in (self.patches, self.embeddings)}
 
@@ -44,11 +47,11 @@ class Encoding:
             num_tokens = num_rows // 4
             rows = self.random.integers(0, 256, (num_rows, PATCH_ROW_BYTES), dtype=np.uint8)
         row_bytes = rows[0].nbytes
-        shape = SegmentShape(grid, num_rows, row_bytes, num_tokens)
+        shape = SegmentShape(kind, grid, num_rows, row_bytes, num_tokens)  # type: ignore[arg-type]
         source = self.grant(self.patches, row_bytes, num_rows)
         self.patches.scatter_rows(source.pages, rows)
         target = self.grant(self.embeddings, self.row_bytes, num_tokens)
-        return EncodePart(0, 1, kind, shape, source, target), TowerInput(kind, rows, grid)  # type: ignore[arg-type]
+        return EncodePart(0, 1, shape, source, target), TowerInput(kind, rows, grid)  # type: ignore[arg-type]
 
     def written(self, part: EncodePart) -> torch.Tensor:
         rows = self.embeddings.gather_rows(part.target.pages, self.row_bytes, part.shape.num_tokens)

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmrt.actors.media_items import OpenVideo
+from mmrt.actors.media_items import OpenAudio, OpenItem, OpenVideo, open_item
+from mmrt.media.audio import decode_sound_track
 from mmrt.media.decoding import DecodingPool
 from mmrt.media.dispatch import Request
 from mmrt.media.engines import CpuEngine
@@ -18,7 +19,7 @@ from mmrt.media.packets import Bitstream
 from mmrt.media.preprocess import video_rows
 from mmrt.models.config import ModelConfig
 from mmrt.tests.actors.bench import Weights
-from mmrt.tests.media.conftest import decode_all, encode_video
+from mmrt.tests.media.conftest import decode_all, encode_film, encode_video
 
 CASES: dict[str, dict] = {
     "open GOP": {"options": {"x264-params": "open-gop=1:keyint=12:min-keyint=12:bframes=3:scenecut=0"}},
@@ -126,3 +127,47 @@ def test_a_spent_budget_is_an_error_and_leaves_nothing_running(encoded, model, p
             video.rows(segment)
     video.opened.close()
     assert pool._dispatch.requests == ()
+
+
+class Sounded(NamedTuple):
+    opened: OpenItem
+    video: OpenItem
+    sound: OpenItem
+
+
+@pytest.fixture
+def sounded(tiny: tuple[ModelConfig, Weights], pool: DecodingPool) -> Iterator[Sounded]:
+    """Five seconds of video with four and a half of sound, opened together and each for itself."""
+    data = io.BytesIO(encode_film(np.sin(np.arange(72000) / 6), "pcm_s16le", "matroska", num_frames=50))
+    opened = [open_item("video", data, tiny[0], MediaLimits(), UNLIMITED, pool, sound) for sound in (True, False)]
+    yield Sounded(*opened, OpenAudio(data, tiny[0], MediaLimits(), UNLIMITED, decode_sound_track))
+    for item in opened:
+        item.close()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_video_with_sound_has_the_rows_of_both(sounded, order):
+    """In segments of their own, whichever are asked for first."""
+    item = sounded.opened.item
+    assert [part.kind for part in item.segments] == ["video", "audio", "video", "audio", "video", "audio"]
+    assert item.num_tokens == sounded.video.item.num_tokens + sounded.sound.item.num_tokens
+    rows = {number: list(sounded.opened.rows(number)) for number in range(len(item.segments))[::order]}
+    for kind, alone in (("video", sounded.video), ("audio", sounded.sound)):
+        ours = [piece for number, part in enumerate(item.segments) if part.kind == kind for piece in rows[number]]
+        expected = [piece for number in range(len(alone.item.segments)) for piece in alone.rows(number)]
+        assert np.array_equal(np.concatenate(ours), np.concatenate(expected))
+
+
+def test_what_a_video_with_sound_costs(sounded):
+    assert sounded.opened.num_bytes == sounded.video.num_bytes + sounded.sound.num_bytes
+    list(sounded.opened.rows(0))
+    assert sounded.opened.num_bytes > 1 << 20
+    sounded.opened.close()
+    assert sounded.opened.num_bytes < 1 << 19
+
+
+def test_sound_of_a_video_needs_a_model_that_takes_it(encoded, model, pool):
+    deaf = msgspec.structs.replace(model, audio=None, audio_rules=None)
+    with pytest.raises(MediaError, match="this model takes no audio") as caught:
+        open_item("video", io.BytesIO(encoded["open GOP"]), deaf, MediaLimits(), UNLIMITED, pool, True)
+    assert caught.value.status == 400

@@ -1,17 +1,23 @@
 """The memory actor's building: whatever a killed predecessor left, the layout is published last and names whole segments."""
 
+import os
+import select
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from mmrt.actors import memory
 from mmrt.actors.base import Ending
-from mmrt.actors.language_model import WEIGHTS_SEGMENT, shared_weights
+from mmrt.actors.shared_tensors import DEVICE_SOCKET, WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import ACTORS, MemorySection, RuntimeConfig
+from mmrt.runtime.config import ACTORS, MemorySection, ModelSection, RuntimeConfig
+from mmrt.runtime.errors import ConfigError, UserError
 from mmrt.runtime.layout import read_layout
 from mmrt.runtime.notify import Notifier
+from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.errors import SpaceError
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -49,7 +55,7 @@ def check(run: RunDirectory, builder: Builder) -> None:
     table = SequenceTable.attach(run)
     assert (table.num_rows, table.max_context) == (2, layout.max_context) and not table.generation.any()
     assert ActorTable.attach(run).actors == ACTORS
-    weights = shared_weights(builder)  # type: ignore[arg-type]
+    weights = SharedTensors(builder).weights()  # type: ignore[arg-type]
     assert weights["embed"].any() and weights["norm"].any()
 
 
@@ -99,3 +105,27 @@ def test_told_to_end_it_stops_loading(run: RunDirectory, checkpoint: Path) -> No
         build(builder)
     assert read_layout(run.path) is None
     assert not run.segment_path(WEIGHTS_SEGMENT).exists()
+
+
+def test_a_standby_takes_over_what_lies_on_the_device(run: RunDirectory, checkpoint: Path) -> None:
+    builder = Builder(run, checkpoint, msgspec.structs.replace(SMALL, model=ModelSection(device="cuda")))
+    with pytest.raises(UserError, match="memory died, and with it went weights and pages on cuda"):
+        memory.take_over(builder)  # type: ignore[arg-type]
+    fd = os.memfd_create("kv")
+    with DescriptorServer(run.path / DEVICE_SOCKET, {"kv": Descriptor(fd, 9)}) as server:
+        taken: list[dict[str, Descriptor]] = []
+        standby = threading.Thread(target=lambda: taken.append(memory.take_over(builder)))  # type: ignore[arg-type]
+        standby.start()
+        assert select.select([server.fd], [], [], 20)[0] and server.serve() == 1
+        standby.join()
+    ((name, descriptor),) = taken[0].items()
+    assert (name, descriptor.num_bytes) == ("kv", 9) and os.path.sameopenfile(fd, descriptor.fd)
+    os.close(fd)
+    os.close(descriptor.fd)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_nothing_is_made(run: RunDirectory, checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        build(Builder(run, checkpoint, msgspec.structs.replace(SMALL, model=ModelSection(device="cuda"))))
+    assert not list(run.path.glob("pool-*")) and read_layout(run.path) is None

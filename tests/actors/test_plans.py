@@ -183,6 +183,13 @@ def test_where_memory_runs_out_the_process_ends_in_its_step(work: Work, error: E
     assert words.raised and words.step_plan == 7 and words.step_deadline_ns > 0
 
 
+def test_where_the_device_is_lost_the_process_ends_in_its_step(work: Work) -> None:
+    work.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        work.serve([work.write(0, 7)], [])
+    assert work.actor._actors.read("prefill").raised
+
+
 def test_deadlines_of_steps_follow_from_their_cost(work: Work) -> None:
     limits_s: list[float] = []
 

@@ -26,6 +26,7 @@ from mmrt.runtime.messages import (
     Encode,
     ItemError,
     MediaItem,
+    MediaOptions,
     PageRun,
     Plan,
     Prefill,
@@ -140,9 +141,9 @@ def test_video(run: RunDirectory, tiny: tuple[ModelConfig, Weights], checkpoint:
     media.write_bytes(source.pages, data)
     order = Order(run, "video", tmp_path / "captures")
     order.give(2)
-    item = MediaItem("image", len(data))
+    item = MediaItem("image", len(data), options=MediaOptions(max_pixels=1600, min_pixels=784))
     found = order.do(1, Analyse(4, 9, 0, item, source), worker.execute)
-    assert isinstance(found, Analysed)
+    assert isinstance(found, Analysed) and found.shape.grid == (1, 2, 4)
     target = PageRun([6, 1], [0, 0])
     order.do(2, DecodeSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
     assert not order_path(run.path, "video").exists()

@@ -24,7 +24,7 @@ from mmrt.models.tokenizer import Tokenizer
 
 
 def towers(steps: int) -> Towers:
-    return Towers(steps, {"image": 2}, {"image": 1.0})
+    return Towers(steps, 1, {"image": 2}, {"image": 1.0})
 
 
 def small_recipe(**changes: Any) -> Recipe:

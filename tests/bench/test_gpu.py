@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import mmrt.bench.gpu.__main__ as command
-from mmrt.bench.gpu import runner, section, timing
+from mmrt.bench.gpu import runner, section, sweep, timing
 from mmrt.bench.gpu.case import Check, Timing, WrongResult, require_close
 from mmrt.bench.gpu.counts import SHAPE_3B, SHAPE_7B, attention_flops, decode_bytes, extend_flops, rotate_and_write_bytes
 from mmrt.bench.gpu.device import read_facts
-from mmrt.bench.gpu.report import Report, format_report, format_table, write_report
+from mmrt.bench.gpu.report import Report, format_report, format_table, write_picture, write_report
 from mmrt.bench.gpu.results import REFERENCE_CEILINGS, Row, find_ceilings, judge
 from mmrt.bench.gpu.runner import read_rows, run_section
 from mmrt.bench.gpu.section import execute
@@ -135,11 +136,48 @@ def test_empty_columns_are_left_out() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    written = write_report(make_report(ROWS), tmp_path / "out")
-    assert {path.name for path in written} >= {"gpu.json"} and all(path.stat().st_size for path in written)
-    found = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    path = write_report(make_report(ROWS), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == [path] and path.name == "gpu.json"
+    found = json.loads(path.read_text())
     assert found["facts"] == {"device": "NVIDIA H200"} and len(found["rows"]) == 4
     assert found["rows"][1]["verdict"] == "MISSED" and found["rows"][1]["goal"] == 3600 and found["rows"][1]["share"] > 0.77
+
+
+def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(make_report(ROWS[:2]), tmp_path)
+
+    def cut_off(self: Path, text: str) -> None:
+        self.write_bytes(text.encode()[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(make_report(ROWS), tmp_path)
+    assert len(json.loads(path.read_text())["rows"]) == 2
+
+
+def test_a_picture_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert write_picture(make_report(ROWS), tmp_path) == []
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    (path,) = write_picture(make_report(ROWS), tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("times", "time_us", "note"),
+    [
+        ({"shipped": 3.0, "other": 4.0}, 3.0, "as shipped"),
+        ({"shipped": 3.0, "other": 2.0}, 2.0, "other: 1.50 times as fast as the shipped launch"),
+        ({"other": 2.0}, 2.0, "other; the shipped launch was not timed in this process"),
+        ({}, None, "nothing was timed in this process"),
+    ],
+)
+def test_the_best_launch(times: dict[str, float], time_us: float | None, note: str) -> None:
+    """A section that was started again has the times of its own cases alone."""
+    timing = Timing("best", partial(sweep._best, times, "shipped"))
+    assert execute(timing, object(), lambda: None) == [Row(case="best", time_us=time_us, note=note)]  # type: ignore[arg-type]
 
 
 def test_a_timing_that_raises_is_a_row() -> None:
@@ -242,12 +280,16 @@ def test_a_section_writes_each_row_and_stops_when_the_device_is_lost(tmp_path: P
     monkeypatch.setattr(section.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: 0)
     assert section.main(["sampling", "--rows", str(tmp_path / "rows"), "--skip", "1"]) == section.LOST
     written = read_rows(tmp_path / "rows")
     assert (written.begun, written.case, [row.case for row in written.rows]) == (2, "c", ["b", "c"])
     assert written.rows[1].failed and all(row.section == "sampling" for row in written.rows)
     assert section.main(["sampling", "--rows", str(tmp_path / "rows"), "--skip", "3"]) == 0
     assert [row.case for row in read_rows(tmp_path / "rows").rows] == ["b", "c", "check d"]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 1)  # of a capture that failed
+    assert section.main(["sampling", "--rows", str(tmp_path / "rows"), "--skip", "3"]) == section.LOST
 
 
 @pytest.mark.parametrize(("is_wrong", "status"), [(False, 0), (True, 1)])
@@ -255,9 +297,11 @@ def test_the_command_prints_its_table_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_wrong: bool, status: int
 ) -> None:
     sections: list[str] = []
+    kept: list[set[str]] = []
 
     def run(name: str, process: list[str], file: Path, environment: dict[str, str], end_s: float) -> list[Row]:
         assert "--quick" in process and environment["TRITON_CACHE_DIR"] and not file.exists()
+        kept.append({row["section"] for row in json.loads((tmp_path / "gpu.json").read_text())["rows"]})
         sections.append(name)
         return [Row(section=name, case="case", rate=4000.0, unit="GB/s", failed=is_wrong and name == "peers")]
 
@@ -266,6 +310,7 @@ def test_the_command_prints_its_table_last(
     monkeypatch.setattr(command, "run_section", run)
     assert command.main(["--quick", "--out", str(tmp_path)]) == status
     assert sections == [name for name in section.MODULES if name != "sweep"]
+    assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
     assert "steps  (0 s, " in capsys.readouterr().out.partition("wrote ")[2] and (tmp_path / "gpu.json").exists()
 
 

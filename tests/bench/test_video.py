@@ -15,7 +15,7 @@ from mmrt.models.make import make_checkpoint
 
 def test_the_whole_bench(tmp_path: Path) -> None:
     checkpoint, figures, picture = tmp_path / "tiny", tmp_path / "figures.json", tmp_path / "stages.svg"
-    make_checkpoint(checkpoint, "tiny")
+    make_checkpoint("tiny", checkpoint)
     small = ["--seconds", "3", "--height", "90", "--fps", "2", "--max-pixels", "3136", "--rounds", "1"]
     assert main(["--checkpoint", str(checkpoint), *small, "--plot", str(picture), "--json", str(figures)]) in (0, 1)
     bench = msgspec.json.decode(figures.read_bytes(), type=VideoBench)

@@ -4,13 +4,16 @@ Everything from pixels to logits is transformers' and PIL's; nothing of mmrt is 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, Qwen2_5OmniThinkerForConditionalGeneration, WhisperFeatureExtractor
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 TIE = 1e-4
@@ -19,11 +22,18 @@ MERGE = 4  # patches per token
 
 @dataclass
 class Media:
-    """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, float32 samples at 16 kHz."""
+    """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, float32 samples at 16 kHz.
+
+    With ``use_audio_in_video`` the sound tracks of all videos are among ``audios``, each in its place. The bounds are those of the area
+    that a picture or a frame is resized to.
+    """
 
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     videos: list[tuple[NDArray[np.uint8], float]] = field(default_factory=list)
     audios: list[NDArray[np.float32]] = field(default_factory=list)
+    image_pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
+    video_pixels: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)
+    use_audio_in_video: bool = False
 
 
 class Oracle:
@@ -36,6 +46,12 @@ class Oracle:
         self.images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
         self.sounds = WhisperFeatureExtractor(feature_size=128)
         config = self.model.config
+        names = ("video_token", "audio_token", "audio_bos_token", "audio_eos_token")
+        self.processor = SimpleNamespace(
+            **{name: getattr(self.tokenizer, name) for name in names},
+            video_processor=SimpleNamespace(merge_size=2),
+            get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
+        )
         self.placeholders = {
             "image": config.image_token_id,
             "video": config.video_token_id,
@@ -50,11 +66,11 @@ class Oracle:
         found: dict[str, Any] = {}
         counts: dict[str, list[int]] = {"image": [], "video": [], "audio": []}
         if media.images:
-            patches, grids = zip(*(self._patches(picture[None]) for picture in media.images), strict=True)
+            patches, grids = zip(*(self._patches(picture[None], media.image_pixels) for picture in media.images), strict=True)
             found |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
             counts["image"] = [int(np.prod(grid)) // MERGE for grid in grids]
         if media.videos:
-            patches, grids = zip(*(self._patches(frames) for frames, _ in media.videos), strict=True)
+            patches, grids = zip(*(self._patches(frames, media.video_pixels) for frames, _ in media.videos), strict=True)
             seconds = [2 / fps for _, fps in media.videos]
             found |= {
                 "pixel_values_videos": torch.cat(patches),
@@ -70,15 +86,35 @@ class Oracle:
             counts["audio"] = [int(((n - 1) // 2 + 1 - 2) // 2 + 1) for n in batch["attention_mask"].sum(-1).tolist()]
         kinds = {token: kind for kind, token in self.placeholders.items()}
         expanded: list[int] = []
+        videos = iter(range(len(media.videos)))
         for token in ids:
-            expanded += [token] * (counts[kinds[token]].pop(0) if token in kinds else 1)
+            if media.use_audio_in_video and kinds.get(token) == "video":
+                expanded += self._with_sound_track(found, next(videos), counts["audio"].pop(0))
+            else:
+                expanded += [token] * (counts[kinds[token]].pop(0) if token in kinds else 1)
+        if media.use_audio_in_video:
+            found["use_audio_in_video"] = True
         return {"input_ids": torch.tensor([expanded]), **found}
 
-    def _patches(self, frames: NDArray[np.uint8]) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def _with_sound_track(self, found: dict[str, Any], video: int, num_audio_tokens: int) -> list[int]:
+        """What transformers' processor puts in place of a video; it wants torchvision to be made, this part of it does not."""
+        videos = {name: found[name].numpy() for name in ("video_grid_thw", "video_second_per_grid")}
+        text = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+            self.processor,
+            videos,
+            video,
+            {"num_audio_tokens": [num_audio_tokens]},
+            0,
+            position_id_per_seconds=25,
+            seconds_per_chunk=2.0,
+        )
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+    def _patches(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Patches of pictures that are resized as torchvision does it: uint8, bicubic, antialiased."""
         _, height, width, _ = frames.shape
-        low, high = (56 * 56, 28 * 28 * 1280) if len(frames) == 1 else (128 * 28 * 28, 768 * 28 * 28)
-        height, width = smart_resize(height, width, 28, low, high)
+        height, width = smart_resize(height, width, 28, *bounds)
         pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
         if pixels.shape[2:] != (height, width):
             pixels = torch.nn.functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True)

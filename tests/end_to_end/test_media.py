@@ -10,6 +10,7 @@ from typing import Any
 
 import av
 import numpy as np
+import openai
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -102,14 +103,64 @@ def test_video(server: Server, oracle: Oracle, num_frames: int, fps: int) -> Non
     check(server, oracle, [part, text("What moves?")], Media(videos=[(wanted, 2.0)]))
 
 
-def sample(num_frames: int, fps: int) -> list[int]:
+def sample(num_frames: int, fps: int, sampled_fps: float = 2.0, max_frames: int = 768) -> list[int]:
     import torch
 
-    count = num_frames / fps * 2
-    count = min(min(max(count, 4), 768), num_frames)
+    count = num_frames / fps * sampled_fps
+    count = min(min(max(count, 4), max_frames), num_frames)
     count = int(count // 2 * 2)
     indices: list[int] = torch.arange(0, num_frames, num_frames / count).int().tolist()
     return indices
+
+
+def num_prompt_tokens(server: Server, content: list[dict[str, Any]], **options: Any) -> int:
+    """As the usage says."""
+    *_, last = server.stream(content, max_tokens=1, stream_options={"include_usage": True}, **options)
+    return int(last.usage.prompt_tokens)
+
+
+def test_an_image_of_fewer_pixels(server: Server, oracle: Oracle) -> None:
+    """The same tokens as transformers with these bounds, by an option of the part and by one for all media."""
+    pixels = picture(4, 300, 400)
+    part, words = image_part(pixels), text("What is it?")
+    media = Media(images=[pixels], image_pixels=(56 * 56, 20_000))
+    ids = check(server, oracle, [{**part, "max_pixels": 20_000}, words], media)
+    assert check(server, oracle, [part, words], media, extra_body={"mm_processor_kwargs": {"max_pixels": 20_000}}) == ids
+    assert (
+        num_prompt_tokens(server, [part, words]) - num_prompt_tokens(server, [{**part, "max_pixels": 20_000}, words]) == 11 * 14 - 4 * 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted", "fps"),
+    [
+        ({"fps": 1.0}, sample(40, 8, 1.0), 1.0),
+        ({"max_frames": 6}, sample(40, 8, max_frames=6), 2.0),
+        ({"fps": 0.5, "min_frames": 2, "max_pixels": 30_000, "min_pixels": 784}, [0, 20], 0.5),
+    ],
+)
+def test_a_video_of_fewer_frames(server: Server, oracle: Oracle, options: dict[str, Any], wanted: list[int], fps: float) -> None:
+    part, frames = video(40, 96, 128, 8)
+    media = Media(videos=[(frames[wanted], fps)])
+    if "max_pixels" in options:
+        media.video_pixels = (options["min_pixels"], options["max_pixels"])
+    check(server, oracle, [{**part, **options}, text("What moves?")], media)
+
+
+def test_an_animated_webp(server: Server, oracle: Oracle) -> None:
+    """12 frames in 3 s, lossless: 6 of them count."""
+    frames = np.stack([picture(index, 96, 128) for index in range(12)])
+    out = io.BytesIO()
+    first, *others = map(Image.fromarray, frames)
+    first.save(out, "WEBP", save_all=True, append_images=others, duration=250, lossless=True)
+    part = {"type": "video_url", "video_url": {"url": as_url("image/webp", out.getvalue())}}
+    check(server, oracle, [part, text("What moves?")], Media(videos=[(frames[::2], 2.0)]))
+
+
+def test_an_option_above_the_limit_is_refused(server: Server) -> None:
+    part, _ = video(4, 64, 64, 2)
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].fps: is 4, allowed are 0.01 to 2"):
+        server.chat([{**part, "fps": 4}, text("Hm?")])
 
 
 @pytest.mark.parametrize("seconds", [0.3, 2.0, 7.7])

@@ -58,7 +58,7 @@ from mmrt.shm.status import ActorState, ActorTable, ControllerStats, PoolUse, St
 MODEL = "tiny"
 MAX_CONTEXT = 2048
 PAGE_BYTES = 4096
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>"]
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_bos|>", "<|audio_eos|>"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -105,6 +105,8 @@ def model() -> ModelConfig:
         image_token_id=2,
         video_token_id=3,
         audio_token_id=4,
+        audio_start_token_id=5,
+        audio_end_token_id=6,
     )
 
 

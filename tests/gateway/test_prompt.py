@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
 from mmrt.actors.gateway.validation import Limits, read_request
-from mmrt.models.architecture import ModelConfig
+from mmrt.models.architecture import ModelConfig, VisionRules
 from mmrt.models.chat_template import ChatTemplate
 from mmrt.models.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 
-LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048)
+LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 
@@ -39,6 +39,24 @@ def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer)
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n<|video_pad|>and<|image_pad|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.companion_ids is None
+
+
+def test_sound_tracks_are_opened_and_closed(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
+    """Those that count, by an option of the part or one for all: nothing else is."""
+    sounded = {**VIDEO, "use_audio_in_video": True}
+    silent = {**VIDEO, "use_audio_in_video": False}
+
+    def between(content: list[Any], **more: Any) -> str:
+        prompt = build(prompts, [{"role": "user", "content": content}], guidance_scale=2.0, **more)
+        assert prompt.companion_ids is not None and not {5, 6} & set(prompt.companion_ids)
+        return text_of(tokenizer, prompt.ids).split("user\n")[1].split("<|im_end|>")[0]
+
+    film = "<|audio_bos|><|video_pad|><|audio_eos|>"
+    assert between([IMAGE, sounded, VIDEO, sounded]) == f"<|image_pad|>{film}<|video_pad|>{film}"
+    everywhere = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    assert between([VIDEO, IMAGE, silent, {"type": "text", "text": "<|audio_bos|>"}], **everywhere) == (
+        f"{film}<|image_pad|><|video_pad|><|audio_bos|>"
+    )
 
 
 @pytest.mark.parametrize("as_list", [False, True])

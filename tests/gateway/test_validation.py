@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
 from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, Limits, read_request
+from mmrt.models.architecture import VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
 
-LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(max_items=2, max_item_mib=1))
+LIMITS = Limits(
+    model_name="tiny",
+    kinds=("image", "video", "audio"),
+    max_context=2048,
+    media=MediaSection(max_items=2, max_item_mib=1),
+    vision_rules=VisionRules(),
+)
 PIXEL = base64.b64encode(b"\x89PNG not checked here").decode()
 
 
@@ -247,9 +254,12 @@ GOOD_PARTS: list[tuple[Any, str, str]] = [
     ({"type": "image_url", "image_url": {"url": data_url(), "detail": "auto"}}, "image", "image/png"),
     ({"type": "image_url", "image_url": {"url": "DATA:Image/JPEG;charset=x;BASE64," + PIXEL}}, "image", "image/jpeg"),
     ({"type": "video_url", "video_url": {"url": data_url("video/mp4")}}, "video", "video/mp4"),
+    ({"type": "video_url", "video_url": {"url": data_url("Image/GIF")}}, "video", "image/gif"),
+    ({"type": "video_url", "video_url": {"url": data_url("image/webp")}}, "video", "image/webp"),
     ({"type": "audio_url", "audio_url": {"url": data_url("audio/ogg")}}, "audio", "audio/ogg"),
     ({"type": "input_audio", "input_audio": {"data": PIXEL, "format": "mp3"}}, "audio", "audio/mpeg"),
     ({"type": "input_video", "input_video": {"data": PIXEL, "format": "mp4"}}, "video", "video/mp4"),
+    ({"type": "input_video", "input_video": {"data": PIXEL, "format": "gif"}}, "video", "image/gif"),
 ]
 
 
@@ -284,6 +294,7 @@ BAD_PARTS: list[tuple[Any, str, str, int]] = [
     (image("data:;base64," + PIXEL), ".image_url.url", "expected image/", 400),
     (image(data_url("video/mp4")), ".image_url.url", "expected image/", 400),
     (image(data_url("text/html")), ".image_url.url", "expected image/", 400),
+    ({"type": "video_url", "video_url": {"url": data_url("image/png")}}, ".video_url.url", "expected video/", 400),
     (image(data_url(data="")), ".image_url.url", "is empty", 400),
     (image(data_url(data="abc")), ".image_url.url", "not valid base64", 400),
     (image(data_url(data="ab\ncd")), ".image_url.url", "not valid base64", 400),
@@ -345,7 +356,20 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-NAMES = ["messages", "temperature", "top_k", "seed", "stop", "stream", "stream_options", "max_tokens", "n", "tools", "user"]
+NAMES = [
+    "messages",
+    "temperature",
+    "top_k",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "n",
+    "tools",
+    "user",
+    "mm_processor_kwargs",
+]
 PARTS = st.fixed_dictionaries(
     {},
     optional={
@@ -353,6 +377,8 @@ PARTS = st.fixed_dictionaries(
         "text": JSON,
         "image_url": st.fixed_dictionaries({"url": st.sampled_from([data_url(), "data:", "data:,", "http:"]) | JSON}) | JSON,
         "input_audio": JSON,
+        "fps": JSON,
+        "max_pixels": JSON,
     },
 )
 MESSAGES = st.lists(

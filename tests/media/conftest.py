@@ -127,6 +127,37 @@ def encode_audio(
     return buffer.getvalue()
 
 
+def encode_film(
+    samples: np.ndarray,
+    codec: str,
+    container: str,
+    picture_s: float = 0.0,
+    sound_s: float = 0.0,
+    rate: int = 16000,
+    num_frames: int = 20,
+) -> bytes:
+    """``picture``s at ten per second, and samples float [n], which begin at these times."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        pictures: Any = output.add_stream("libx264", rate=10)
+        pictures.width, pictures.height, pictures.pix_fmt = 96, 64, "yuv420p"
+        pictures.codec_context.thread_count = 1
+        sound: Any = output.add_stream(codec, rate=rate, layout="mono")
+        for number in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(picture(number, 64, 96), format="rgb24")
+            frame.pts, frame.time_base = number + round(10 * picture_s), Fraction(1, 10)
+            output.mux(pictures.encode(frame))
+        output.mux(pictures.encode(None))
+        whole = av.AudioFrame.from_ndarray(samples[None].astype(np.float32), format="flt", layout="mono")
+        whole.sample_rate, whole.pts, whole.time_base = rate, 0, Fraction(1, rate)
+        resampler = av.AudioResampler(format=sound.format.name, layout="mono", rate=rate, frame_size=sound.codec_context.frame_size)
+        for frame in [*resampler.resample(whole), *resampler.resample(None)]:
+            frame.pts += round(rate * sound_s)
+            output.mux(sound.encode(frame))
+        output.mux(sound.encode(None))
+    return buffer.getvalue()
+
+
 @pytest.fixture(scope="session")
 def make_video() -> Callable[..., bytes]:
     return encode_video

@@ -5,10 +5,12 @@ import wave
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from mmrt.media.audio import decode_audio
+from mmrt.media.audio import decode_audio, decode_sound_track
 from mmrt.media.errors import MediaError
 from mmrt.media.limits import MediaLimits
+from mmrt.tests.media.conftest import encode_film
 
 LIMITS = MediaLimits()
 RATE = 16000
@@ -132,3 +134,56 @@ def test_a_bomb_is_stopped_while_it_is_decoded(make_audio):
 
 def test_the_sound_of_a_video_can_be_heard(make_video):
     assert len(decoded(make_video(audio=True))) >= 16000
+
+
+def sound_track(data: bytes, limits: MediaLimits = LIMITS) -> np.ndarray:
+    waveform = decode_sound_track(io.BytesIO(data), RATE, limits)
+    assert waveform.dtype == np.float32 and waveform.ndim == 1
+    return waveform
+
+
+NOISE = np.random.default_rng(0).integers(-32768, 32768, 2 * RATE).astype(np.float32) / 32768
+
+
+@pytest.mark.parametrize("container", ["mov", "matroska"])
+@pytest.mark.parametrize(("picture_s", "sound_s"), [(0, 0), (0, 0.5), (0.5, 0), (0.3, 1.1), (1.2, 0.2), (2, 2)])
+def test_a_sound_track_begins_with_the_pictures(container, picture_s, sound_s):
+    """Sound before the first picture is cut off, and silence stands where there is none yet."""
+    late = round((sound_s - picture_s) * RATE)
+    waveform = sound_track(encode_film(NOISE, "pcm_s16le", container, picture_s, sound_s))
+    assert np.array_equal(waveform, np.concatenate((np.zeros(max(0, late), np.float32), NOISE[max(0, -late) :])))
+
+
+@pytest.mark.parametrize(("codec", "container"), [("aac", "mp4"), ("aac", "mpegts"), ("libopus", "matroska"), ("aac", "matroska")])
+@pytest.mark.parametrize("sound_s", [0, 0.5])
+def test_the_delay_of_a_codec_shifts_no_sound(codec, container, sound_s):
+    """Half a second of silence, then a tone: where it begins is where it stood when it was encoded."""
+    samples = np.concatenate((np.zeros(24000), tone(48000)[0])).astype(np.float32)
+    waveform = sound_track(encode_film(samples, codec, container, 0.0, sound_s, 48000))
+    loud = np.abs(waveform) > 0.25
+    assert np.argmax(loud) / RATE == pytest.approx(0.5 + sound_s, abs=0.005)
+
+
+@pytest.mark.parametrize("container", ["mp4", "WEBP", "GIF"])
+def test_a_video_without_sound(make_video, make_picture, container):
+    buffer = io.BytesIO(make_video() if container == "mp4" else b"")
+    if container != "mp4":
+        first, *others = [Image.fromarray(make_picture(number, 64, 96)) for number in range(3)]
+        first.save(buffer, container, save_all=True, append_images=others, duration=200)
+    with pytest.raises(MediaError, match="the video has no sound track") as caught:
+        sound_track(buffer.getvalue())
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(("sound_s", "limit_s"), [(0, 1.5), (1.9, 3.5), (3.0, 2.5)])
+def test_a_sound_track_that_is_too_long(sound_s, limit_s):
+    """Silence in front of it counts, too."""
+    data = encode_film(NOISE, "pcm_s16le", "matroska", 0.0, sound_s)
+    with pytest.raises(MediaError, match=f"the sound track is longer than the limit of {limit_s} s") as caught:
+        sound_track(data, MediaLimits(max_audio_s=limit_s))
+    assert caught.value.status == 400
+
+
+def test_a_sound_track_that_ends_before_the_pictures_begin():
+    with pytest.raises(MediaError, match="the sound track has no samples"):
+        sound_track(encode_film(NOISE, "pcm_s16le", "matroska", 3.0, 0.0))

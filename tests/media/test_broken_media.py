@@ -4,6 +4,7 @@ import io
 import re
 import struct
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import av
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmrt.media.audio import decode_audio
+from mmrt.media.container import open_container
 from mmrt.media.errors import MediaError, MediaMemoryError
 from mmrt.media.image import decode_image
 from mmrt.media.limits import GuardedReader, MediaLimits, TimeBudget
@@ -76,6 +78,7 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
         "image": image_file(picture),
         "jpeg": image_file(picture, "JPEG"),
         "gif": image_file(picture, "GIF"),
+        "webp": image_file(picture, "WEBP"),
         "animated webp": image_file(picture, "WEBP", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
         "scans": with_scans(image_file(picture, "JPEG"), 101),
         "audio": make_audio(tone),
@@ -94,7 +97,7 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
     [
         ("video", "image", "a PNG image, not a video: send it as image_url"),
         ("video", "jpeg", "a JPEG image, not a video"),
-        ("video", "animated webp", "a WebP image, not a video: send it as image_url"),
+        ("video", "webp", "a WebP image, not a video: send it as image_url"),
         ("video", "audio", "a WAV audio file, not a video: send it as input_audio"),
         ("video", "sound in mp4", "holds no video stream; it holds sound"),
         ("video", "text", "this is text, not a video"),
@@ -126,6 +129,16 @@ def test_playlists_open_no_other_file(files, tmp_path: Path, kind, header):
     secret.write_bytes(files["video"])
     line = f"file '{secret}'\n" if header.startswith("ff") else f"{secret}\n#EXT-X-ENDLIST\n"
     refusal(kind, f"{header}{line}".encode())
+
+
+def test_a_codec_that_is_not_on_the_list_is_not_even_tried(make_video):
+    """FFmpeg decodes a frame of any stream of which the container does not say enough."""
+    data = make_video("huffyuv", "avi", num_frames=2, pix_fmt="yuv422p")
+    with av.open(io.BytesIO(data)) as container:
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv422p", "FFmpeg would"
+    with closing(open_container(io.BytesIO(data), "video", LIMITS, TimeBudget(60))) as container:
+        assert container.streams.video[0].codec_context.pix_fmt is None
+    assert "the video codec huffyuv is not supported" in refusal("video", data).message
 
 
 def test_a_cover_picture_is_no_video(files):
@@ -160,7 +173,7 @@ def test_cut_off_files(files, kind, name, part):
 def test_flipped_bytes_never_raise_anything_else(files, data):
     kind, name = data.draw(
         st.sampled_from(
-            [("video", "video"), ("video", "webm"), ("image", "image"), ("image", "jpeg"), ("image", "gif")]
+            [("video", "video"), ("video", "webm"), ("video", "animated webp"), ("image", "image"), ("image", "jpeg"), ("image", "gif")]
             + [("audio", "audio"), ("audio", "mp3"), ("audio", "sound in mp4")]
         )
     )

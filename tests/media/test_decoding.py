@@ -18,7 +18,7 @@ from mmrt.media.errors import MediaError
 from mmrt.media.limits import TimeBudget
 from mmrt.media.packets import Bitstream, PacketCursor
 from mmrt.media.segments import plan_groups, plan_segments
-from mmrt.tests.media.conftest import WAIT_S, Frames, assert_frames, bitstream_of, decode_all, outputs
+from mmrt.tests.media.conftest import WAIT_S, Frames, assert_frames, bitstream_of, decode_all, encode_video, outputs
 
 CASES: dict[str, dict] = {
     "closed GOP": {},
@@ -119,7 +119,7 @@ def test_of_two_requests_the_first_is_decoded_first(make_pool, video_of):
     wanted = list(range(0, 20))
     first, second = (pool.add_decoding_request(bitstream_of(data), wanted, convert=tagged(tag)) for tag in "ab")
     engine.may_go.set()
-    assert len(outputs(pool, second)) == len(outputs(pool, first)) == len(wanted)
+    assert len(outputs(pool, first)) == len(outputs(pool, second)) == len(wanted)
     assert decoded == ["a"] * 20 + ["b"] * 20
     assert len(engine.opened) == 2, "a decoder serves all the segments of a request"
 
@@ -272,13 +272,40 @@ def test_who_waits_for_a_cancelled_request_is_told(make_pool, video_of):
 
 
 def test_a_wait_may_be_limited(make_pool, video_of):
+    """Whatever else happens in the meantime: waiters of all requests are woken for any frame, and any end."""
     engine = HeldEngine()
     pool = make_pool([engine])
-    request = pool.add_decoding_request(bitstream_of(video_of("closed GOP")), [0])
-    with pytest.raises(TimeoutError):
-        pool.get_decoding_output(request, 0.01)
+    request, ended = (pool.add_decoding_request(bitstream_of(video_of("closed GOP")), [0]) for _ in range(2))
+    pool.cancel(ended)
+    is_over = threading.Event()
+
+    def wake() -> None:
+        while not is_over.wait(0.001):
+            pool.cancel(ended)
+
+    waker = threading.Thread(target=wake)
+    waker.start()
+    try:
+        with pytest.raises(TimeoutError):
+            pool.get_decoding_output(request, 0.05)
+    finally:
+        is_over.set()
+        waker.join(WAIT_S)
     engine.may_go.set()
     assert len(outputs(pool, request)) == 1
+
+
+def test_the_budget_ends_a_wait_for_engines_that_do_something_else(make_pool, video_of):
+    engine = HeldEngine()
+    pool = make_pool([engine])
+    other = pool.add_decoding_request(bitstream_of(video_of("closed GOP")), [0])
+    budget = TimeBudget(0.05)
+    request = pool.add_decoding_request(bitstream_of(video_of("closed GOP"), budget), [0])
+    with budget.running(), pytest.raises(MediaError, match=r"longer than the limit of 0\.05 s"):
+        pool.get_decoding_output(request)
+    pool.cancel(request)
+    engine.may_go.set()
+    assert len(outputs(pool, other)) == 1
 
 
 class Breaking:
@@ -359,6 +386,12 @@ def test_a_large_video_is_decoded_by_fewer_engines(make_pool, video_of):
         request = pool.add_decoding_request(bitstream, range(48))
         assert request.max_running == num_engines
         assert_frames(outputs(pool, request), decode_all(video_of("closed GOP")))
+
+
+def test_deep_colours_take_more_memory():
+    """8 bits and 4:2:0 are 12 bits a pixel; 4:2:2 in two bytes a sample is 32."""
+    plain, deep = (decoder_bytes(bitstream_of(encode_video(num_frames=3, pix_fmt=name)).info) for name in ("yuv420p", "yuv422p10le"))
+    assert deep * 12 == plain * 32
 
 
 def test_broken_data_gives_the_frames_that_can_be_had(make_pool, video_of):

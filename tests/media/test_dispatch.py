@@ -72,6 +72,44 @@ def test_the_current_request_goes_first():
     assert taken(dispatch, second) == [] and dispatch.take(second) is Absent.PENDING
 
 
+def test_a_request_whose_taker_waits_goes_before_an_older_one():
+    dispatch = Dispatch(8, 1 << 20)
+    first, second = add(dispatch, 2, 2, 2), add(dispatch, 2, 2)
+    assert dispatch.take(second) is Absent.PENDING
+    run = started(dispatch)
+    assert run.request is second
+    decode(dispatch, run)
+    assert taken(dispatch, second) == [0, 1], "and now it waits for the next"
+    assert dispatch.take(first) is Absent.PENDING
+    assert started(dispatch).request is first, "the older one of two that are waited for"
+
+
+def test_what_nobody_waits_for_makes_way_in_the_middle_of_a_segment():
+    dispatch = Dispatch(8, 1 << 20)
+    first, second = add(dispatch, 4), add(dispatch, 2)
+    ahead = started(dispatch)
+    assert dispatch.deliver(ahead, 0, frame(0)), "nobody waits for anything"
+    assert dispatch.take(second) is Absent.PENDING
+    assert not dispatch.deliver(ahead, 1, frame(1)) and ahead.state is State.PARKED
+    dispatch.leave(ahead)
+    awaited = started(dispatch)
+    assert awaited.request is second
+    resumed = started(dispatch)
+    assert resumed is ahead and dispatch.deliver(ahead, 2, frame(2)), "the other one has an engine"
+    decode(dispatch, awaited)
+    assert taken(dispatch, second) == [0, 1]
+    decode(dispatch, ahead)
+    assert taken(dispatch, first) == [0, 1, 2, 3]
+
+
+def test_who_waits_does_not_make_way():
+    dispatch = Dispatch(8, 1 << 20)
+    first, second = add(dispatch, 4), add(dispatch, 2)
+    run = started(dispatch)
+    assert dispatch.take(first) is Absent.PENDING and dispatch.take(second) is Absent.PENDING
+    assert dispatch.deliver(run, 0, frame(0))
+
+
 def test_no_more_segments_run_than_engines_ask():
     """The printed algorithm's test lets one decode too many in; and a segment that has to wait is not lost."""
     dispatch = Dispatch(8, 1 << 20)

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from mmrt.runtime.config import MediaSection
-from mmrt.runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, MediaItem, PageRun, Plan
+from mmrt.runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, MediaItem, MediaOptions, PageRun, Plan
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
@@ -40,6 +41,7 @@ AUDIO = AudioConfig(num_mel_bins=128, num_layers=1, num_heads=1, ffn_size=64, hi
 TEXT_MODEL = ModelConfig(family="qwen2_5_omni", language=LANGUAGE, dtype="float32", max_context=4096, eos_token_ids=(0,))
 MODEL = msgspec.structs.replace(TEXT_MODEL, vision=VISION, audio=AUDIO, vision_rules=VisionRules(), audio_rules=AudioRules())
 ROW_BYTES = 1176
+NO_OPTIONS = MediaOptions()
 
 
 class Bench:
@@ -65,13 +67,15 @@ class Bench:
         pool.data[pages] = 0xAB
         return PageRun(pages, pool.generations[pages].tolist())
 
-    def analyse_plan(self, kind: str, data: bytes, row: int = 0, generation: int = 1, item: int = 0) -> Analyse:
+    def analyse_plan(
+        self, kind: str, data: bytes, row: int = 0, generation: int = 1, item: int = 0, options: MediaOptions = NO_OPTIONS
+    ) -> Analyse:
         source = self.grant(self.media, self.media.pages_for_bytes(len(data)))
         self.media.write_bytes(source.pages, data)
-        return Analyse(row, generation, item, MediaItem(kind, len(data)), source)
+        return Analyse(row, generation, item, MediaItem(kind, len(data), options=options), source)
 
-    def analyse(self, kind: str, data: bytes, **where: int) -> tuple[Analyse, ItemShape]:
-        plan = self.analyse_plan(kind, data, **where)
+    def analyse(self, kind: str, data: bytes, **more: Any) -> tuple[Analyse, ItemShape]:
+        plan = self.analyse_plan(kind, data, **more)
         result = self.worker.execute(plan)
         assert isinstance(result, Analysed), result
         return plan, result.shape
@@ -151,6 +155,17 @@ def test_frames_are_sampled_as_configured(bench, video):
     assert bench.analyse("video", video)[1].grid[0] == 6
     bench.new_worker(fps=24, max_frames=8)
     assert bench.analyse("video", video)[1].grid[0] == 4
+
+
+def test_options_of_an_item_count_for_it_alone(bench, video, decode_sequentially):
+    bench.new_worker(fps=24)
+    options = MediaOptions(fps=6.0, max_frames=10, min_pixels=784, max_pixels=2000)
+    plan, shape = bench.analyse("video", video, row=1, options=options)
+    assert shape.grid == (5, 2, 2)
+    frames = decode_sequentially(video)
+    expected = np.concatenate(list(video_rows([frames[int(4.8 * k + 1e-6)] for k in range(10)], 28, 28, VisionRules())))
+    assert np.array_equal(bench.all_rows(plan, shape), expected)
+    assert bench.analyse("video", video)[1].grid[0] == 24
 
 
 def test_a_fresh_process_decodes_any_segment_alike(bench, video):
@@ -342,3 +357,13 @@ for size in (3000, 3000, 30):
     assert analysed == "analysed", done.stderr
     pattern = r"media item 1: decoding the image takes more memory than the limit of \d+ MiB"
     assert len(refused) == 2 and all(re.fullmatch(pattern, line) for line in refused), refused
+
+
+@pytest.mark.parametrize(
+    ("with_sound", "max_audio_s", "status", "says"),
+    [(False, 60, 422, "the video has no sound track"), (True, 0.5, 400, "the sound track is longer than the limit of 0.5 s")],
+)
+def test_sound_tracks_that_cannot_be_used(bench, make_video, with_sound, max_audio_s, status, says):
+    bench.new_worker(max_audio_s=max_audio_s)
+    plan = bench.analyse_plan("video", make_video(audio=with_sound), item=1, options=MediaOptions(use_audio_in_video=True))
+    assert bench.worker.execute(plan) == ItemError(status, f"media item 2: {says}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.config import Family, Item, ModelConfig, family_of, load_model_config
+from mmrt.models.config import Family, Item, ModelConfig, Segment, family_of, load_model_config
 from mmrt.models.lm import Chunk, LanguageModel
 from mmrt.models.make import make_checkpoint
 from mmrt.models.towers import TowerInput, Towers
@@ -19,6 +19,11 @@ from mmrt.models.weights import attach_weights, write_weights
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
 PAGE_TOKENS = 16
+FENCES = {
+    "image": ("vision_start_token_id", "vision_end_token_id"),
+    "video": ("vision_start_token_id", "vision_end_token_id"),
+    "audio": ("audio_start_token_id", "audio_end_token_id"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +73,12 @@ class Prompt:
 
     ids: list[int]
     spans: list[Span]
-    rows: list[np.ndarray]
-    reference_inputs: dict[str, torch.Tensor]
+    rows: list[list[np.ndarray]]  # of each segment of each medium
+    reference_inputs: dict[str, Any]
+
+    @property
+    def has_sound_tracks(self) -> bool:
+        return any({part.kind for part in span.shape.segments} > {"audio"} for span in self.spans)
 
 
 def text(rng: np.random.Generator, length: int) -> list[int]:
@@ -102,7 +111,6 @@ class Loaded:
         assert rules is not None
         omni = config.family == "qwen2_5_omni"
         hf = self.reference.config
-        fences = {"audio": ("audio_start_token_id", "audio_end_token_id")}
         prompt = Prompt([], [], [], {})
         pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
         mels: list[np.ndarray] = []
@@ -111,25 +119,25 @@ class Loaded:
             if isinstance(part, int):
                 prompt.ids += text(rng, part)
                 continue
-            opening, closing = fences.get(part.kind, ("vision_start_token_id", "vision_end_token_id"))
-            prompt.ids.append(getattr(hf, opening, 0))
+            kinds = dict.fromkeys((part.kind, *(segment.kind for segment in part.segments)))
+            prompt.ids += [getattr(hf, FENCES[kind][0], 0) for kind in kinds]
             prompt.spans.append(Span(len(prompt.ids), part))
-            prompt.ids += [config.placeholder_id(part.kind)] * part.num_tokens
-            prompt.ids.append(getattr(hf, closing, 0))
-            num_rows = sum(segment.num_rows for segment in part.segments)
-            if part.kind == "audio":
-                rows = rng.normal(0, 0.5, (num_rows, config.audio.num_mel_bins)).astype(np.float32)
-                mels.append(rows)
-            else:
-                rows = rng.integers(0, 256, (num_rows, rules.row_bytes), dtype=np.uint8)
+            for segment in part.segments:
+                prompt.ids += [config.placeholder_id(segment.kind)] * segment.num_tokens
+            prompt.ids += [getattr(hf, FENCES[kind][1], 0) for kind in reversed(kinds)]
+            prompt.rows.append([self._random_rows(segment, rng) for segment in part.segments])
+            for kind in kinds:
+                rows = np.concatenate([rows for rows, of in zip(prompt.rows[-1], part.segments, strict=True) if of.kind == kind])
+                if kind == "audio":
+                    mels.append(rows)
+                    continue
                 frame = rules.row_bytes // 3
                 mean = torch.tensor(rules.image_mean).repeat_interleave(frame) * 255
                 std = torch.tensor(rules.image_std).repeat_interleave(frame) * 255
-                pixels[part.kind].append((torch.from_numpy(rows).float() - mean) / std)
+                pixels[kind].append((torch.from_numpy(rows).float() - mean) / std)
             if part.kind == "video":
                 seconds.append(part.second_per_grid_s)
-            prompt.rows.append(rows)
-        inputs: dict[str, torch.Tensor] = {"input_ids": torch.tensor([prompt.ids])}
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([prompt.ids])}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         for kind, values, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):
             if pixels[kind]:
@@ -142,30 +150,33 @@ class Loaded:
             padded = [np.pad(mel, ((0, longest - len(mel)), (0, 0))) for mel in mels]
             inputs["input_features"] = torch.stack([torch.from_numpy(mel).T for mel in padded])
             inputs["feature_attention_mask"] = torch.tensor([[int(i < len(mel)) for i in range(longest)] for mel in mels])
+        if prompt.has_sound_tracks:
+            inputs["use_audio_in_video"] = True
         if not omni:
-            kinds = {"image": 1, "video": 2}
+            types_of = {"image": 1, "video": 2}
             types = torch.zeros_like(inputs["input_ids"])
             for span in prompt.spans:
-                types[0, span.start : span.start + span.shape.num_tokens] = kinds[span.shape.kind]
+                types[0, span.start : span.start + span.shape.num_tokens] = types_of[span.shape.kind]
             inputs["mm_token_type_ids"] = types
         prompt.reference_inputs = inputs
         return prompt
 
-    def encode(self, prompt: Prompt) -> list[torch.Tensor]:
-        """Each medium's embedding rows, segment by segment."""
-        found = []
-        for span, rows in zip(prompt.spans, prompt.rows, strict=True):
-            parts, at = [], 0
-            for segment in span.shape.segments:
-                parts.append(TowerInput(span.shape.kind, rows[at : at + segment.num_rows], segment.grid))
-                at += segment.num_rows
-            found.append(torch.cat(self.towers.encode(parts)))
-        return found
+    def _random_rows(self, segment: Segment, rng: np.random.Generator) -> np.ndarray:
+        if segment.kind == "audio":
+            return rng.normal(0, 0.5, (segment.num_rows, self.config.audio.num_mel_bins)).astype(np.float32)
+        return rng.integers(0, 256, (segment.num_rows, segment.row_bytes), dtype=np.uint8)
+
+    def encode(self, prompt: Prompt) -> list[list[torch.Tensor]]:
+        """The embedding rows of each segment of each medium."""
+        return [
+            self.towers.encode([TowerInput(part.kind, rows, part.grid) for part, rows in zip(span.shape.segments, found, strict=True)])
+            for span, found in zip(prompt.spans, prompt.rows, strict=True)
+        ]
 
     def embed(self, lm: LanguageModel, prompt: Prompt) -> torch.Tensor:
         embeds = lm.embed(torch.tensor(prompt.ids))
         for span, rows in zip(prompt.spans, self.encode(prompt), strict=True):
-            embeds[span.start : span.start + span.shape.num_tokens] = rows
+            embeds[span.start : span.start + span.shape.num_tokens] = torch.cat(rows)
         return embeds
 
     @staticmethod

@@ -102,6 +102,11 @@ def test_omni_videos_have_limits_of_their_own(directory: Callable[..., Path]) ->
     assert rules is not None and (rules.video_min_pixels, rules.video_max_pixels) == (128 * 784, 768 * 784)
 
 
+def test_what_opens_sound_is_a_token(directory: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match="config.json: audio_start_token_id is 151647, outside the vocabulary of 1216"):
+        load_model_config(directory("qwen2_5_omni", lambda config: config.pop("audio_start_token_id") and config))
+
+
 def set_in(*where: str, value: object) -> Callable[[dict], None]:
     def change(config: dict) -> None:
         for key in where[:-1]:

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
 from mmrt.models.config import Item, ModelConfig, family_of, load_model_config
 from mmrt.models.errors import UnsupportedMediaError
@@ -94,6 +96,68 @@ def test_audio_windows_of_any_size(omni: ModelConfig, window: int, frames: int) 
     rules = msgspec.structs.replace(omni.audio_rules, window_frames=2 * window)
     item = qwen2_5.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
     consistent(item)
+
+
+def sounded(config: ModelConfig, num_frames: int, num_mel_frames: int, height: int = 100, width: int = 60) -> Item:
+    family = family_of(config)
+    video = family.video_item(config, num_frames, height, width, sampled_fps=2.0)
+    return family.video_with_sound(config, video, family.audio_item(config, num_mel_frames))
+
+
+def with_fps(config: ModelConfig, fps: float) -> ModelConfig:
+    return msgspec.structs.replace(config, vision_rules=msgspec.structs.replace(config.vision_rules, fps=fps))
+
+
+@given(frames=st.integers(1, 60), mel_frames=st.integers(3, 4000), fps=st.sampled_from([1, 1.3, 2, 3, 24]), width=st.integers(50, 1500))
+def test_a_sound_track_takes_turns_as_in_transformers(omni: ModelConfig, frames: int, mel_frames: int, fps: float, width: int) -> None:
+    item = sounded(with_fps(omni, fps), frames, mel_frames, width=width)
+    processor = SimpleNamespace(
+        video_processor=SimpleNamespace(merge_size=2),
+        video_token="V",
+        audio_token="A",
+        audio_bos_token="",
+        audio_eos_token="",
+        get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
+    )
+    videos = {"video_grid_thw": np.array([item.grid]), "video_second_per_grid": [2 / fps]}
+    sounds = {"num_audio_tokens": [audio_tokens(mel_frames)]}
+    expected = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+        processor, videos, 0, sounds, 0, position_id_per_seconds=25, seconds_per_chunk=2.0
+    )
+    assert "".join(part.num_tokens * part.kind[0].upper() for part in item.segments) == expected
+    assert item.num_tokens == len(expected)
+
+
+@given(frames=st.integers(1, 60), mel_frames=st.integers(3, 4000), fps=st.sampled_from([0.01, 0.3, 0.9, 2, 5]))
+def test_segments_of_a_video_with_sound(omni: ModelConfig, frames: int, mel_frames: int, fps: float) -> None:
+    """Each kind covers its medium, in whole temporal patches and tower windows, and every patch stands in the chunk of its time."""
+    item = sounded(with_fps(omni, fps), frames, mel_frames, 700, 700)
+    t, h, w = item.grid
+    for kind, grid in (("video", (t, h, w)), ("audio", (mel_frames, 0, 0))):
+        parts = [part for part in item.segments if part.kind == kind]
+        assert sum(part.grid[0] for part in parts) == grid[0] and {part.grid[1:] for part in parts} == {grid[1:]}
+        assert sum(part.num_rows for part in parts) == math.prod(max(n, 1) for n in grid)
+        assert all(part.num_tokens > 0 for part in parts)
+        assert kind == "video" or all(part.num_rows == 200 for part in parts[:-1])
+    patch, sounds = 0, 0
+    num_sounds = sum(part.kind == "audio" for part in item.segments)
+    for part in item.segments:
+        if part.kind == "audio":
+            sounds += 1
+            continue
+        for _ in range(part.grid[0]):
+            assert sounds == min(int(patch * item.second_per_grid_s * 25 // 50), num_sounds)
+            patch += 1
+
+
+def test_models_without_sound_in_videos(omni: ModelConfig, checkpoints: Callable[[str], Path]) -> None:
+    vl = load_model_config(checkpoints("qwen2_5_vl"))
+    video, sound = family_of(omni).video_item(omni, 4, 60, 60, 2.0), family_of(omni).audio_item(omni, 200)
+    with pytest.raises(UnsupportedMediaError, match="takes no sound with its videos"):
+        family_of(vl).video_with_sound(vl, video, sound)
+    windows = msgspec.structs.replace(omni, audio_rules=msgspec.structs.replace(omni.audio_rules, window_frames=300))
+    with pytest.raises(UnsupportedMediaError, match="chunks of 200 mel frames are not made of whole windows of 300"):
+        family_of(omni).video_with_sound(windows, video, sound)
 
 
 def test_limit_on_all_frames_of_a_video(omni: ModelConfig) -> None:

@@ -35,11 +35,26 @@ def prompts(model: Loaded) -> dict[str, Prompt]:
         audio, short = family.audio_item(config, 431), family.audio_item(config, 3)
         cases |= {"audio": [2, audio, 3], "audios": [2, short, 1, audio, 4]}
         cases["all"] = [2, audio, 3, odd, 1, short, video, 5, image, 2]
+        for name, (num_frames, num_mel_frames) in SOUND_TRACKS.items():
+            film = family.video_item(config, num_frames, 90, 60, sampled_fps=2.0)
+            cases[name] = [2, family.video_with_sound(config, film, family.audio_item(config, num_mel_frames)), 5]
+        cases["sound tracks"] = [3, odd, *cases["sound a little longer"], audio, 2, *cases["video much longer"], image, 4]
     model.cache["prompts"] = {name: model.build_prompt(parts, seed) for seed, (name, parts) in enumerate(cases.items())}
     return model.cache["prompts"]
 
 
-CASES = ("one token", "text", "image", "images", "video", "mixed", "audio", "audios", "all")
+SOUND_TRACKS = {  # sampled frames at two per second, mel frames at a hundred
+    "within a chunk": (3, 130),
+    "a whole chunk": (4, 200),
+    "a chunk and two mel frames": (4, 202),
+    "several chunks": (12, 600),
+    "sound a little longer": (8, 431),
+    "sound much longer": (4, 1003),
+    "video a little longer": (10, 403),
+    "video longer within a chunk": (8, 230),
+    "video much longer": (18, 100),
+}
+CASES = ("one token", "text", "image", "images", "video", "mixed", "audio", "audios", "all", *SOUND_TRACKS, "sound tracks")
 
 
 @pytest.fixture(params=CASES)
@@ -54,6 +69,8 @@ def reference_positions(model: Loaded, prompt: Prompt) -> tuple[torch.Tensor, in
     inputs = prompt.reference_inputs
     names = ("input_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
     kwargs = {name: inputs[name] for name in names if name in inputs}
+    if prompt.has_sound_tracks:
+        kwargs["use_audio_in_video"] = True
     if model.config.family == "qwen2_5_omni":
         if "feature_attention_mask" in inputs:
             kwargs["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
@@ -84,9 +101,10 @@ def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
     if "input_features" in inputs:
         found["audio"] = model.get_audio_features(inputs["input_features"], inputs["feature_attention_mask"]).last_hidden_state
     ours: dict[str, list[torch.Tensor]] = {kind: [] for kind in found}
-    for span, rows in zip(prompt.spans, loaded.encode(prompt), strict=True):
-        assert rows.shape[0] == span.shape.num_tokens
-        ours[span.shape.kind].append(rows)
+    for span, segments in zip(prompt.spans, loaded.encode(prompt), strict=True):
+        assert sum(len(rows) for rows in segments) == span.shape.num_tokens
+        for part, rows in zip(span.shape.segments, segments, strict=True):
+            ours[part.kind].append(rows)
     for kind, expected in found.items():
         if expected.numel():
             torch.testing.assert_close(torch.cat(ours[kind]), expected, rtol=1e-4, atol=1e-4)
@@ -168,8 +186,8 @@ def test_segments_encode_as_the_whole(loaded: Loaded) -> None:
     for item in items:
         assert len(item.segments) > 1
         prompt = loaded.build_prompt([item])
-        whole = loaded.towers.encode([TowerInput(item.kind, prompt.rows[0], item.grid)])[0]
-        torch.testing.assert_close(loaded.encode(prompt)[0], whole, rtol=1e-5, atol=1e-5)
+        whole = loaded.towers.encode([TowerInput(item.kind, np.concatenate(prompt.rows[0]), item.grid)])[0]
+        torch.testing.assert_close(torch.cat(loaded.encode(prompt)[0]), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_audio_rows_may_come_as_bytes(models) -> None:

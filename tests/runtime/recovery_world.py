@@ -31,7 +31,7 @@ from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
 
-IMAGE, VIDEO = 901, 902
+IMAGE, VIDEO, AUDIO = 901, 902, 903
 CALM_S = 60.0
 
 
@@ -104,7 +104,7 @@ class World:
             num_patch_pages=rng.choice((4, 5, 8, 12)),
             embedding_page_tokens=4,
             num_embedding_pages=rng.choice((3, 4)) if self.crowded else rng.choice((3, 6, 10)),
-            placeholder_ids={"image": IMAGE, "video": VIDEO},
+            placeholder_ids={"image": IMAGE, "video": VIDEO, "audio": AUDIO},
             max_waiting=rng.choice((2, 50)),
             num_plan_slots=8,
             prefill_budget=rng.choice((0, 1, 3, 16)),
@@ -661,7 +661,8 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wan
         kind = rng.choice(("image", "video"))
         segments = []
         for _ in range(1 if kind == "image" else rng.randint(1, 5)):
-            segments.append(m.SegmentShape((1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
+            part = "audio" if kind == "video" and rng.random() < 0.3 else kind
+            segments.append(m.SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
         items.append(m.MediaItem(kind, rng.randint(1, 24)))
         shapes.append(m.ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
         ids += [IMAGE if kind == "image" else VIDEO, rng.randint(1, 99)]

@@ -77,6 +77,14 @@ def wait_for_standby(toy: "ToyRun") -> None:
     toy.wait_for("lines", lambda event: event["actor"] == "decode" and "decode begins" in event["lines"])
 
 
+def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun") -> None:
+    toy.behave("decode", "asks")
+    toy.start("gateway", "decode")
+    answer = toy.wait_for("lines", lambda event: any("type" in line for line in event["lines"]))
+    pid = toy.pid("decode")
+    assert answer["lines"] == [f'{{"type":"error","message":"process {pid} belongs to the run and may not command it"}}']
+
+
 def test_restarts_of_several_actors_at_once(toy: "ToyRun") -> None:
     toy.start()
     toy.wait_for("ready")

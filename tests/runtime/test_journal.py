@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.runtime.journal import JOURNAL_NAME, KEPT_ENDS, Ended, Journal, JournalRecord, JournalState, Refused, Submitted
-from mmrt.runtime.messages import Definition, Failed, Sampling, encode
+from mmrt.runtime.messages import Definition, Failed, MediaItem, MediaOptions, Sampling, encode
 
 
 def submitted(key: int, size: int = 3) -> Submitted:
-    return Submitted(key, 1, key, Definition(f"request-{key}", list(range(size)), [], Sampling(), None))
+    item = MediaItem("video", 100, "video/mp4", MediaOptions(fps=0.5, max_frames=8, use_audio_in_video=True))
+    return Submitted(key, 1, key, Definition(f"request-{key}", list(range(size)), [item], Sampling(), None))
 
 
 def refused(key: int) -> Refused:

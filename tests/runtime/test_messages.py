@@ -82,6 +82,10 @@ def test_messages_are_immutable(kind: type[msgspec.Struct]) -> None:
 def test_older_senders_are_understood() -> None:
     """Types evolve by appending defaulted fields."""
     assert m.decode_to_controller(msgspec.msgpack.encode(["Dropped", 1, 2, 3])) == m.Dropped(1, 2, 3, 0)
+    analyse = ["Analyse", 1, 2, 3, ["image", 4, "image/png"], [[5], [6]]]
+    assert m.decode_plan(msgspec.msgpack.encode(analyse)) == m.Analyse(
+        1, 2, 3, m.MediaItem("image", 4, "image/png"), m.PageRun([5], [6])
+    )
     assert m.decode_to_actor(msgspec.msgpack.encode(["Drop", 1, 2, 3, 4, "a later field"])) == m.Drop(1, 2, 3, 4)
 
 

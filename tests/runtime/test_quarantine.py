@@ -9,7 +9,9 @@ from mmrt.runtime.request import Strike, StrikeKind, decode_record, encode_recor
 from mmrt.tests.runtime.test_state import IMAGE, KEY, SHAPE, Driver, image, refused, sent, text
 
 CRASHED, KILLED = m.Died(True), m.Died(False)
-TWO_SEGMENTS = m.ItemShape("image", (1, 4, 8), 12, [m.SegmentShape((1, 4, 4), 16, 4, 6), m.SegmentShape((1, 4, 4), 16, 4, 6)])
+TWO_SEGMENTS = m.ItemShape(
+    "image", (1, 4, 8), 12, [m.SegmentShape("image", (1, 4, 4), 16, 4, 6), m.SegmentShape("image", (1, 4, 4), 16, 4, 6)]
+)
 
 
 def analysing(*keys: int) -> Driver:

@@ -27,7 +27,7 @@ from mmrt.shm.sequence_table import Phase
 
 IMAGE = 900
 KEY = 7
-SHAPE = m.ItemShape("image", (1, 4, 4), 6, [m.SegmentShape((1, 4, 4), 16, 4, 6)])
+SHAPE = m.ItemShape("image", (1, 4, 4), 6, [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)])
 
 
 def limits(**changes: object) -> Limits:
@@ -239,7 +239,7 @@ def test_a_prompt_that_grows_beyond_the_context_fails_after_analysis() -> None:
     driver = Driver()
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    big = m.ItemShape("image", (1, 20, 20), 60, [m.SegmentShape((1, 20, 20), 16, 4, 60)])
+    big = m.ItemShape("image", (1, 20, 20), 60, [m.SegmentShape("image", (1, 20, 20), 16, 4, 60)])
     failed = refused(driver.done("video", m.Analysed(big)))
     assert failed.status == 400 and "64 tokens" in failed.message and "context of 64" in failed.message
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
@@ -263,7 +263,7 @@ def test_a_segment_larger_than_its_pool_is_refused() -> None:
     driver = Driver()
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    shape = m.ItemShape("image", (1, 9, 9), 6, [m.SegmentShape((1, 9, 9), 81, 4, 6)])
+    shape = m.ItemShape("image", (1, 9, 9), 6, [m.SegmentShape("image", (1, 9, 9), 81, 4, 6)])
     assert "324 decoded bytes at once, there is room for 128" in refused(driver.done("video", m.Analysed(shape))).message
 
 

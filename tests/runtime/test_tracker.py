@@ -15,7 +15,7 @@ def prompts(draw: st.DrawFn) -> tuple[list[int], list[ItemShape], int]:
     starts, shapes, position = [], [], 0
     for _ in range(draw(st.integers(0, 3))):
         position += draw(st.integers(0, 4))
-        segments = [SegmentShape((1, 1, 1), n, 4, n) for n in draw(st.lists(st.integers(1, 10), min_size=1, max_size=3))]
+        segments = [SegmentShape("image", (1, 1, 1), n, 4, n) for n in draw(st.lists(st.integers(1, 10), min_size=1, max_size=3))]
         starts.append(position)
         shapes.append(ItemShape("image", (1, 1, 1), sum(s.num_tokens for s in segments), segments))
         position += shapes[-1].num_tokens

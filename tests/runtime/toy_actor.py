@@ -2,7 +2,7 @@
 
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
 FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM),
-parent (has a child once active).
+parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
 """
 
 import contextlib
@@ -47,6 +47,11 @@ def main(name: str) -> int:
         os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "1000")
     event(toys, f"active {name}")
     notify(name, generation, "X_MMRT_ACTIVE=1")
+    if "asks" in words:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.connect(f"{run}/control")
+            control.sendall(b'{"type":"debug","actor":"gateway"}\n')
+            print(control.recv(4096).decode(), end="", flush=True)
     beat_ms = int(os.environ["WATCHDOG_USEC"]) // 4000
     lifeline = int(os.environ["MMRT_LIFELINE_FD"])
     poll = select.poll()

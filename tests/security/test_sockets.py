@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from mmrt.runtime.control_server import ControlServer
 from mmrt.runtime.messages import Hello
 from mmrt.runtime.notify import NotifyListener
 from mmrt.runtime.transport import ActorSocket, ControllerSocket
+from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.doorbell import Listener
 from mmrt.shm.run_directory import RunDirectory
 
@@ -51,6 +54,8 @@ def test_every_socket_is_made_for_its_user_alone(tmp_path: Path) -> None:
         assert mode(run.path) == 0o700
         with Listener(run, "gateway"):
             assert mode(run.path / "gateway.bell") == 0o600
+        with socket.socket() as some, DescriptorServer(run.path / "device", {"some": Descriptor(some.fileno(), 0)}):
+            assert mode(run.path / "device") == 0o600
         listener = NotifyListener(run.path / "notify")
         assert mode(run.path / "notify") == 0o600
         listener.close()
@@ -71,7 +76,7 @@ def test_every_socket_is_made_for_its_user_alone(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["notify", "bus", "control"])
+@pytest.mark.parametrize("name", ["notify", "bus", "control", "device"])
 def test_a_stranger_cannot_even_connect(open_directory: Path, name: str) -> None:
     """The socket's mode alone keeps others out, also where the directory does not."""
     path = open_directory / name
@@ -106,6 +111,23 @@ def test_the_supervisor_hears_no_stranger(open_directory: Path) -> None:
     answer = asyncio.run(serve())
     assert not asked
     assert answer.stdout == "b''\n" or "Error" in answer.stderr, answer
+
+
+@needs_root
+def test_strangers_get_no_descriptors(open_directory: Path) -> None:
+    fd = os.memfd_create("kv")
+    with DescriptorServer(open_directory / "device", {"kv": Descriptor(fd, 1)}) as server:
+        (open_directory / "device").chmod(0o666)
+        code = (
+            "import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(20); s.connect(sys.argv[1]);"
+            "print('connected', flush=True); print(socket.recv_fds(s, 100, 4))"
+        )
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(as_nobody, code, str(open_directory / "device"))
+            assert select.select([server.fd], [], [], 20)[0]
+            assert server.serve() == 0
+            assert answer.result().stdout.splitlines() == ["connected", "(b'', [], 0, None)"]
+    os.close(fd)
 
 
 @needs_root

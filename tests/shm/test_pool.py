@@ -189,3 +189,19 @@ def test_reader_refuses(pool):
         assert buffered.read(5) == bytes(5)
     with pytest.raises(ValueError, match="closed"):
         reader.read(1)
+
+
+def test_pages_on_a_device_have_only_their_generations_here(run):
+    pool = PagePool.create(run, "device", PAGES, 1 << 40, on_device=True)
+    other = PagePool.attach(run, "device")
+    assert other.on_device and (other.num_pages, other.page_bytes) == (PAGES, 1 << 40)
+    pool.generations[3] = 5
+    other.check([3], [5])
+    with pytest.raises(StalePage):
+        other.check([3], [4])
+    assert other.data.shape == (0, 1 << 40)
+    for use in (lambda: other.write_bytes([3], b"x"), lambda: other.gather_rows([3], 8, 1), lambda: other.page(3)):
+        with pytest.raises(AssertionError, match="pages of pool 'device' lie on a device"):
+            use()
+    pool.close()
+    other.close()

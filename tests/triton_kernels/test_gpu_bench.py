@@ -6,15 +6,24 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import mmrt.triton_kernels
-from mmrt.bench.gpu import row_kernels
-from mmrt.bench.gpu.case import Check
+from mmrt.bench.gpu import paged_decode, paged_extend, row_kernels, sampling, vision_attention
+from mmrt.bench.gpu.case import Check, WrongResult, require_attention
+from mmrt.bench.gpu.counts import Heads
+from mmrt.bench.gpu.material import far_apart, make_cache
 from mmrt.bench.gpu.results import judge
 from mmrt.bench.gpu.section import MODULES, execute
+from mmrt.triton_kernels.paged_kv import PagedKV
+from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace
 
 LAUNCHES = """
 import importlib, json, torch
@@ -79,6 +88,134 @@ def test_a_result_of_nan_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, device
     check = next(check for check in row_kernels.checks(device, "tiny") if check.name.startswith("silu_mul"))
     (row,) = execute(check, None, nothing)
     assert row.failed and "is nan" in row.note
+
+
+HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=64)
+Fake = Callable[[int], Callable[..., None]]
+
+
+def fake_decode(lost: int) -> Callable[..., None]:
+    """The reference in place of the kernel, over rows whose last ``lost`` tokens are missing."""
+
+    def fake(q: Tensor, kv: PagedKV, table: Tensor, workspace: object, *, out: Tensor) -> None:
+        out.copy_(paged_decode.paged_decode_reference(q, kv, table, torch.tensor([5003 - lost])))
+
+    return fake
+
+
+def fake_extend(lost: int) -> Callable[..., None]:
+    def fake(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, table: Tensor, plan: object, *, out: Tensor) -> None:
+        out.copy_(paged_extend.paged_extend_reference(q, k, v, kv, table, [(4096 - lost, 4097 - lost)]))
+
+    return fake
+
+
+def fake_vision(lost: int) -> Callable[..., None]:
+    def fake(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, max_length: int, *, out: Tensor) -> None:
+        weights = torch.einsum("qhd,khd->hqk", q.float(), k[lost:].float()) * vision_attention.HEAD_DIM**-0.5
+        out.copy_(torch.einsum("hqk,khd->qhd", weights.softmax(-1), v[lost:].float()))
+
+    return fake
+
+
+ATTENTION: dict[str, tuple[ModuleType, str, Fake, list[Any]]] = {
+    "decode": (paged_decode, "paged_decode", fake_decode, [(5003,), HEADS, torch.bfloat16, torch.bfloat16]),
+    "extend": (paged_extend, "paged_extend", fake_extend, [((4096, 4097),), HEADS, torch.bfloat16, torch.bfloat16]),
+    "vision": (vision_attention, "attend", fake_vision, [(2000,), 1, torch.bfloat16]),
+}
+
+
+@pytest.mark.parametrize(("module", "kernel", "fake", "material"), ATTENTION.values(), ids=ATTENTION)
+def test_tokens_that_attention_loses_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, module: ModuleType, kernel: str, fake: Fake, material: list[Any]
+) -> None:
+    """One tile of a long row, and all of it; without a loss the check passes."""
+    check = partial(module._check, device, *material)
+    torch.manual_seed(0)
+    monkeypatch.setattr(module, kernel, fake(0))
+    assert check() < 1e-3
+    monkeypatch.setattr(module, kernel, fake(16))
+    with pytest.raises(WrongResult, match=r"out\["):
+        check()
+    monkeypatch.setattr(module, kernel, lambda *given, out: out.zero_())
+    with pytest.raises(WrongResult, match=r"is 0, expected"):
+        check()
+
+
+def test_rounded_weights_of_tokens_pass() -> None:
+    """What tensor cores are given: each token's weight, in the type of the result. 64 of 70,001 tokens fewer do not."""
+    torch.manual_seed(0)
+    num_tokens, lost = 70001, 64
+    v = torch.randn(num_tokens, 128).to(torch.bfloat16).float()
+    weights = torch.randn(4, num_tokens).exp()
+    expected = (weights @ v / weights.sum(-1, keepdim=True))[None]
+    for dtype in (torch.bfloat16, torch.float16):
+        require_attention((weights.to(dtype).float() @ v / weights.sum(-1, keepdim=True))[None].to(dtype), expected)
+        fewer = weights[:, lost:] @ v[lost:] / weights[:, lost:].sum(-1, keepdim=True)
+        with pytest.raises(WrongResult):
+            require_attention(fewer[None].to(dtype), expected)
+
+
+def test_a_row_over_no_tokens_is_exactly_0() -> None:
+    empty = torch.zeros(1, 2, 16)
+    assert require_attention(empty.to(torch.float16), empty) == 0
+    with pytest.raises(WrongResult):
+        require_attention((empty + 1e-6).to(torch.float16), empty)
+
+
+@pytest.mark.parametrize("name", ["plain", "min-p", "top-k", "greedy, plain", "more candidates"])
+def test_another_token_is_noticed(monkeypatch: pytest.MonkeyPatch, device: torch.device, name: str) -> None:
+    right = sampling.reference.sample
+
+    def next_draw(logits: Tensor, rows: SamplingRows, workspace: object, *, out: Tensor, **tables: Tensor | None) -> None:
+        rows.index += 1
+        out.copy_(right(logits, rows, **tables))
+        rows.index -= 1
+
+    check = next(check for check in sampling.checks(device, "tiny") if check.name.startswith(name))
+    torch.manual_seed(0)
+    monkeypatch.setattr(sampling, "sample", next_draw)
+    with pytest.raises(WrongResult, match="tokens are"):
+        check.run()
+
+
+def test_every_path_of_a_draw_is_checked(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Greedy, padding, and draws from the whole vocabulary, from candidates, and past more candidates than there is room for."""
+    paths: set[tuple[str, ...]] = set()
+
+    def path(rows: SamplingRows, workspace: SamplingWorkspace, row: int) -> str:
+        if rows.logits_row[row] < 0 or rows.temperature[row] == 0:
+            return "padding" if rows.logits_row[row] < 0 else "greedy"
+        if rows.top_k[row] == 0 and rows.top_p[row] == 1:
+            return "whole, min-p" if rows.min_p[row] > 0 else "whole"
+        return "too many" if rows.top_k[row] > workspace.max_candidates else "candidates"
+
+    def record(logits: Tensor, rows: SamplingRows, workspace: SamplingWorkspace, *, out: Tensor, **tables: Tensor | None) -> None:
+        paths.add(tuple(path(rows, workspace, row) for row in range(rows.num_rows)))
+        out.copy_(sampling.reference.sample(logits, rows, **tables))
+
+    monkeypatch.setattr(sampling, "sample", record)
+    for check in sampling.checks(device, "tiny"):
+        check.run()
+    alone = {"greedy", "whole", "whole, min-p", "candidates", "too many"}
+    assert paths == {(name,) * 4 for name in alone} | {("greedy", "whole", "candidates", "padding")}
+
+
+def test_a_draw_at_a_border_may_fall_to_either_side(device: torch.device) -> None:
+    rows = sampling._make_rows(1, [{"temperature": 1.0}], False, device)
+    place = sampling.reference.uniform(int(rows.seed[0]), int(rows.index[0]))
+    at_border = torch.tensor([place, 1 - place, 1e-9], device=device).log()
+    assert [sampling._is_at_border(at_border, rows, 0, token) for token in range(4)] == [True, True, False, False]
+    inside = torch.tensor([place / 2, 1 - place / 2, 1e-9], device=device).log()
+    assert [sampling._is_at_border(inside, rows, 0, token) for token in range(3)] == [False, True, False]
+
+
+def test_pages_far_apart_are_the_same_pages() -> None:
+    cache = make_cache([40, 5], 2, 16, 16, torch.int8, torch.device("cpu"))
+    far = far_apart(cache)
+    assert torch.equal(far.kv.k_pages, cache.kv.k_pages) and torch.equal(far.kv.v_pages, cache.kv.v_pages)
+    num_pages = far.kv.k_pages.shape[0]
+    assert num_pages == 7 and far.kv.k_pages.stride(0) * (num_pages // 2) >= 2**31
 
 
 def test_the_first_of_two_runs_pays_for_compiling(device: torch.device) -> None:

@@ -235,6 +235,7 @@ def test_all_that_kernels_get_lies_on_the_device_and_compiles_once() -> None:
 
 
 def test_a_model_on_the_cpu_loads_no_kernels() -> None:
-    script = "import sys, mmrt.models.lm; print(sorted(name for name in sys.modules if name.startswith(('triton', 'mmrt.triton'))))"
+    actors = "mmrt.actors.memory, mmrt.actors.encoder, mmrt.actors.prefill, mmrt.actors.decode"
+    script = f"import sys, {actors}; print(sorted(name for name in sys.modules if name.startswith(('triton', 'mmrt.triton', 'cuda'))))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

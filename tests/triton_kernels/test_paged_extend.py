@@ -248,6 +248,7 @@ def test_bad_input(message: str, call: Call) -> None:
         ([(5, 4)], (2, 1, 64), r"span \(5, 4\)"),
         ([(-1, 4)], (2, 1, 64), r"span \(-1, 4\)"),
         ([(0, 2**31)], (2, 1, 64), "2147483648"),
+        ([(0, 2**17)], (64, 1, 128), "131072 tokens make 65536 blocks of up to 2, more than 65535"),
         ([(0, 4)], (3, 2, 64), "3 heads are no multiple of 2 KV heads"),
         ([(0, 4)], (3, 0, 64), "0 KV heads"),
         ([(0, 4)], (2, 1, 80), "head_dim 80"),

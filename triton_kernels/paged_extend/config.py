@@ -2,6 +2,7 @@
 
 from ..launch import Launch
 
+MAX_BLOCKS = 2**16 - 1  # of a plan: what CUDA allows on a grid's second axis
 _SHORT_ROWS = 64
 
 

@@ -11,7 +11,7 @@ from ..checks import check_aligned, check_device, check_tensor
 from ..launch import Launch
 from ..paged_decode.op import check_shape
 from ..paged_kv import FLOATS, PagedKV
-from .config import extend_launch
+from .config import MAX_BLOCKS, extend_launch
 from .kernel import extend_kernel
 
 
@@ -49,6 +49,9 @@ def plan_extend(
     lengths = [end - start for start, end in spans]
     launch = launch or extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize)
     step = launch.tiles["BLOCK_M"] // group
+    num_blocks = sum(-(-length // step) for length in lengths)
+    if num_blocks > MAX_BLOCKS:
+        raise ValueError(f"{sum(lengths)} tokens make {num_blocks} blocks of up to {step}, more than {MAX_BLOCKS}")
     blocks = []
     row = 0
     for sequence, ((start, _), length) in enumerate(zip(spans, lengths, strict=True)):

@@ -47,7 +47,7 @@ def scores(logits: Tensor, rows: SamplingRows, row: int, masks: Tensor | None = 
         words = masks[int(rows.mask_row[row])].tolist()
         allowed = [token // 32 < len(words) and words[token // 32] >> token % 32 & 1 == 1 for token in range(len(score))]
         score = score.masked_fill(~torch.tensor(allowed, device=score.device), float("-inf"))
-    temperature = float(rows.temperature[row])
+    temperature = rows.temperature[row]  # a tensor: by a number, torch multiplies with its reciprocal on CUDA
     return score / temperature if temperature > 0 else score
 
 

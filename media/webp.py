@@ -1,0 +1,123 @@
+"""Animated WebP as a video: FFmpeg does not decode it, libwebp does (through Pillow).
+
+Frames, times and sizes stand in the heads of the file's chunks (developers.google.com/speed/webp/docs/riff_container). A frame changes
+a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture is transparent it is laid on white,
+as a still is. Loops are not repeated. Called by ``video_info``, ``packets`` and ``engines``.
+"""
+
+import io
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from PIL import Image, WebPImagePlugin
+
+from .container import broken
+from .errors import MediaError, MediaMemoryError
+from .image import BROKEN_IMAGE, on_white
+from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
+
+CODEC = "webp"
+
+_ANIMATED = 0x02  # among the flags of VP8X
+_TOO_SHORT_MS, _INSTEAD_MS = 10, 100  # what browsers make of frames that nobody could see
+
+
+class Animation(NamedTuple):
+    """What the chunks say. The lists have an entry for each frame."""
+
+    width: int
+    height: int
+    durations_ms: list[int]
+    num_bytes: list[int]
+
+    @property
+    def duration_s(self) -> float:
+        return sum(ms if ms > _TOO_SHORT_MS else _INSTEAD_MS for ms in self.durations_ms) / 1000
+
+
+def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Animation | None:
+    """The animation in these bytes; None if they are anything else.
+
+    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets``.
+    """
+    guarded = GuardedReader(reader, budget)
+    head = guarded.read(30)
+    if head[:4] != b"RIFF" or head[8:16] != b"WEBPVP8X" or len(head) < 30 or not head[20] & _ANIMATED:
+        return None
+    end = 8 + int.from_bytes(head[4:8], "little")
+    if end > guarded.num_bytes:
+        raise broken("video")
+    animation = Animation(_uint24(head, 24) + 1, _uint24(head, 27) + 1, [], [])
+    for num_chunks, (name, size, body) in enumerate(_chunks(guarded, 12, end)):
+        if num_chunks >= limits.max_packets:
+            raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
+        if name == b"ANMF":
+            if len(body) < 16:
+                raise broken("video")
+            animation.durations_ms.append(_uint24(body, 12))
+            animation.num_bytes.append(size)
+    if not animation.num_bytes:
+        raise MediaError("the video has no frames")
+    return animation
+
+
+def _chunks(reader: GuardedReader, start: int, end: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """(name, size, first bytes of its body) of each chunk. Raises: MediaError (422) for one that is cut off."""
+    while start + 8 <= end:
+        reader.seek(start)
+        head = reader.read(24)
+        size = int.from_bytes(head[4:8], "little")
+        if start + 8 + size > end:
+            raise broken("video")
+        yield head[:4], size, head[8 : 8 + size]
+        start += 8 + size + size % 2
+
+
+def _uint24(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 3], "little")
+
+
+class WebpDecoder:
+    """A decoder (see ``engines``) whose packets are the numbers of frames. Pillow keeps a copy of the file."""
+
+    def __init__(self, data: bytes, num_frames: int) -> None:
+        """Raises: MediaError (422) if libwebp finds another number of frames, or no animation at all."""
+        self.reformatter = VideoReformatter()
+        self.is_sound = True
+        try:
+            self._image = Image.open(io.BytesIO(data), formats=(WebPImagePlugin.WebPImageFile.format,))
+        except MemoryError:
+            raise MediaMemoryError from None
+        except BROKEN_IMAGE:
+            raise broken("video") from None
+        if getattr(self._image, "n_frames", 0) != num_frames:
+            raise broken("video")
+
+    def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
+        if not self.is_sound:
+            return []
+        try:
+            self._image.seek(packet)
+            self._image.load()
+            if not is_wanted:
+                return []
+            frame: Any = av.VideoFrame.from_ndarray(np.array(on_white(self._image)), format="rgb24")
+        except MemoryError:
+            raise MediaMemoryError from None
+        except BROKEN_IMAGE:
+            self.is_sound = False  # Pillow would begin anew, with the first frame for whichever is asked for
+            return []
+        frame.pts = packet
+        return [frame]
+
+    def drain(self) -> list[Any]:
+        return []
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._image.close()

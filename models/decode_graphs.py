@@ -1,0 +1,108 @@
+"""Decode steps as CUDA graphs: one per batch size of a small set, captured when it is first needed, replayed from then on.
+
+A step of a 7B model is some 300 launches, which would take longer to make than to run. A graph has fixed addresses and shapes: a
+smaller batch is filled up with rows of length 0, for which nothing is stored, and lengths and pages are read on the device.
+Array suffixes: B rows of the step, P pages of its longest row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .decoder import Chunk, Decoder
+
+_SMALL = (1, 2, 4)
+_STEPS = ((64, 8), (256, 32), (1024, 128))  # up to so many rows, buckets are multiples of so many
+
+
+def bucket_of(num_rows: int) -> int:
+    """The batch size that a step of ``num_rows`` is computed with. Raises: ValueError beyond what there are graphs for."""
+    for size in _SMALL:
+        if num_rows <= size:
+            return size
+    for most, step in _STEPS:
+        if num_rows <= most:
+            return -(-num_rows // step) * step
+    raise ValueError(f"a step of {num_rows} rows is larger than {_STEPS[-1][0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Where a graph reads a step from, and the host's twin that a step is put together in. numbers int64 [5, B]: three rows of
+    positions (at the start, which is aligned whatever B is), ids, lengths. tables int32 [B, most pages]."""
+
+    numbers: Tensor
+    tables: Tensor
+    host_numbers: Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, max_pages: int, device: torch.device) -> "StepInputs":
+        """All rows are padding."""
+        return cls(
+            numbers=torch.zeros(5, num_rows, dtype=torch.int64, device=device),
+            tables=torch.zeros(num_rows, max_pages, dtype=torch.int32, device=device),
+            host_numbers=torch.zeros(5, num_rows, dtype=torch.int64, pin_memory=device.type == "cuda"),
+        )
+
+    def fill(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> None:
+        """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows behind them become padding.
+
+        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have.
+        """
+        num_rows, host = ids.shape[0], self.host_numbers
+        host[:3, :num_rows], host[3, :num_rows], host[4, :num_rows] = positions, ids, lengths
+        host[:, num_rows:] = 0
+        self.numbers.copy_(host, non_blocking=True)
+        self.tables[:num_rows, : block_tables.shape[1]].copy_(block_tables.to(torch.int32), non_blocking=True)
+
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What ``Decoder.decode`` is called with, at addresses that stay."""
+        return self.numbers[3], self.numbers[:3], self.numbers[4], self.tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    inputs: StepInputs
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+
+
+class DecodeGraphs:
+    """``Decoder`` that decodes by replaying captured steps of another. Their memory is one pool: one step runs at a time."""
+
+    def __init__(self, model: Decoder, max_pages: int, device: torch.device) -> None:
+        """``max_pages``: of the longest sequence that there can be."""
+        self._model, self._max_pages, self._device = model, max_pages, device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[int, _Captured] = {}
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self._model.embed(ids)
+
+    def prefill(self, chunks: list[Chunk]) -> None:
+        self._model.prefill(chunks)
+
+    @torch.inference_mode()
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+        """As ``Decoder.decode``; the logits are overwritten by the next step. Raises: ValueError for more than 1024 rows."""
+        size = bucket_of(ids.shape[0])
+        if size not in self._captured:
+            self._captured[size] = self._capture(size)
+        step = self._captured[size]
+        step.inputs.fill(ids, positions, lengths, block_tables)
+        step.graph.replay()
+        return step.logits[: ids.shape[0]]
+
+    def _capture(self, size: int) -> _Captured:
+        """The step over padding, once to compile and load what it launches, and once to record it."""
+        inputs = StepInputs.allocate(size, self._max_pages, self._device)
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(aside):
+            self._model.decode(*inputs.arguments())
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._model.decode(*inputs.arguments())
+        return _Captured(inputs, graph, logits)

@@ -1,0 +1,38 @@
+"""First launches on a CUDA device, made while nobody waits: kernels are compiled or loaded, and the smallest decode step captured.
+
+All of it is padding, for which nothing is stored: a standby may do it while another generation writes the same pages.
+"""
+
+import numpy as np
+import torch
+
+from .decoder import Chunk, Decoder
+from .sampler import Sampler, SamplingRows
+
+_CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles
+
+
+def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
+    """Chunks on page -1, which is nobody's."""
+    for num_tokens in _CHUNKS:
+        nowhere = torch.full((-(-num_tokens // page_tokens),), -1)
+        model.prefill([Chunk(model.embed(torch.zeros(num_tokens, dtype=torch.int64)), _positions(num_tokens), 0, nowhere)])
+
+
+def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
+    """A step of one row of length 0, and the drawing of a token from it."""
+    zero, one = torch.zeros(1, dtype=torch.int64), np.ones(1)
+    logits = model.decode(zero, _positions(1), zero, zero.unsqueeze(1))
+    rows = SamplingRows(
+        temperature=one.astype(np.float32),
+        top_k=one.astype(np.int64),
+        top_p=one.astype(np.float32),
+        min_p=one.astype(np.float32),
+        seed=one.astype(np.uint64),
+        index=one.astype(np.int64),
+    )
+    sampler.sample(logits, rows)
+
+
+def _positions(num_tokens: int) -> torch.Tensor:
+    return torch.arange(num_tokens).expand(3, -1)

@@ -1,0 +1,122 @@
+"""Open descriptors handed from process to process: what has no name in the run directory, such as memory of a CUDA device.
+
+The ``memory`` actor owns the server, on ``<run>/device``; whoever computes connects, gets all descriptors in one packet, and is done.
+Both ends ask the kernel who the other is (SO_PEERCRED): only processes of the same user are heard.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from .errors import MissingError, ShmError
+
+MAX_DESCRIPTORS = 16
+_MAX_PACKET_BYTES = 4096
+_BACKLOG = 16
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Descriptor(NamedTuple):
+    """An open descriptor of this process, and how many bytes lie behind it."""
+
+    fd: int
+    num_bytes: int
+
+
+class DescriptorServer:
+    """Hands ``descriptors`` (by name, at most MAX_DESCRIPTORS) to all who connect. They stay the caller's, and open while it serves."""
+
+    def __init__(self, path: Path, descriptors: Mapping[str, Descriptor]) -> None:
+        """Takes the place of an older generation's server at ``path``."""
+        assert 0 < len(descriptors) <= MAX_DESCRIPTORS
+        self._packet = json.dumps({name: descriptor.num_bytes for name, descriptor in descriptors.items()}).encode()
+        assert len(self._packet) <= _MAX_PACKET_BYTES
+        self._fds = [descriptor.fd for descriptor in descriptors.values()]
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            fresh.unlink(missing_ok=True)
+            os.fchmod(self._socket.fileno(), 0o600)  # the file that bind makes takes the socket's mode
+            self._socket.bind(str(fresh))
+            self._socket.listen(_BACKLOG)
+            os.replace(fresh, path)  # who connects finds the old server or this one, listening
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        """Readable when somebody waits for ``serve``."""
+        return self._socket.fileno()
+
+    def serve(self) -> int:
+        """Answer all who wait; how many got the descriptors. Strangers and those who are gone get nothing."""
+        served = 0
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return served
+            with connection, suppress(OSError):  # whoever is gone by now needs nothing
+                connection.setblocking(False)
+                if peer_uid(connection) == os.getuid():
+                    socket.send_fds(connection, [self._packet], self._fds)
+                    served += 1
+
+    def close(self) -> None:
+        """Serve no more. The file stays: it may be the next generation's already, and a dead one does no harm."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def fetch_descriptors(path: Path, timeout_s: float) -> dict[str, Descriptor]:
+    """The descriptors that the server at ``path`` hands out, closed on exec, the caller's to close.
+
+    Raises: MissingError if nobody listens there; ShmError if the server is another user's, or has not answered after ``timeout_s``.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise MissingError(f"nobody hands out descriptors at {path}") from None
+        except TimeoutError:
+            raise ShmError(f"{path} took no connection within {timeout_s:g} s") from None
+        if (uid := peer_uid(connection)) != os.getuid():
+            raise ShmError(f"{path} is served by user {uid}, not by {os.getuid()}")
+        return _receive(connection, path, timeout_s)
+
+
+def _receive(connection: socket.socket, path: Path, timeout_s: float) -> dict[str, Descriptor]:
+    try:
+        packet, fds, _, _ = socket.recv_fds(connection, _MAX_PACKET_BYTES, MAX_DESCRIPTORS)
+    except TimeoutError:
+        raise ShmError(f"{path} has sent nothing within {timeout_s:g} s") from None
+    except ConnectionError:
+        packet, fds = b"", []
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    sizes: dict[str, int] = json.loads(packet) if packet else {}
+    if not fds or len(sizes) != len(fds):
+        for fd in fds:
+            os.close(fd)
+        if not packet:
+            raise MissingError(f"the server at {path} went away")
+        raise ShmError(f"{path} has sent {len(fds)} descriptors for {len(sizes)} names")
+    return {name: Descriptor(fd, num_bytes) for (name, num_bytes), fd in zip(sizes.items(), fds, strict=True)}
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user of the other end, as the kernel noted it when it connected or listened."""
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)

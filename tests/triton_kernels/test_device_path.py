@@ -1,0 +1,178 @@
+"""What actors do where a run computes on CUDA, by the same code in Triton's interpreter: equal to what they do on the CPU."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmrt.actors.device import Completion
+from mmrt.actors.embedding_pages import DeviceEmbeddingPages, HostEmbeddingPages
+from mmrt.actors.prefill import PrefillWorker
+from mmrt.actors.running_set import RunningSet
+from mmrt.models.config import ModelConfig, load_model_config
+from mmrt.models.decode_graphs import StepInputs
+from mmrt.models.lm import LanguageModel
+from mmrt.models.make import make_checkpoint
+from mmrt.models.sampler import CpuSampler, Sampler
+from mmrt.models.towers import TowerInput, Towers
+from mmrt.models.triton_operations import TritonOperations
+from mmrt.models.triton_sampler import TritonSampler
+from mmrt.models.triton_vision import attend_by_kernel
+from mmrt.models.warm_up import warm_up_decode, warm_up_prefill
+from mmrt.models.weights import attach_weights, write_weights
+from mmrt.runtime.messages import EmbeddingSpan, PageRun, Sampling
+from mmrt.shm.errors import StalePage
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.actors.bench import EMBEDDING_PAGE_TOKENS, PAGE_TOKENS, Bench, Weights, clip
+
+NUM_TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    family = getattr(request, "param", "qwen2_5_omni")
+    path = tmp_path_factory.mktemp("checkpoints") / family
+    make_checkpoint("tiny", path, family)
+    config = load_model_config(path)
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return made[0]
+
+    index = write_weights(path, config, allocate)
+    return config, attach_weights(made[0], index)
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
+    directory = RunDirectory.create(path, {})
+    try:
+        yield directory
+    finally:
+        directory.close()
+        shutil.rmtree(path.parent)
+
+
+def moved(weights: Weights, device: torch.device) -> Weights:
+    return {name: weight.to(device) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
+def test_a_vision_tower_sees_the_same_by_the_kernel(tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:
+    """Two pictures, whose windows at the right and below are smaller than the others."""
+    config, weights = tiny
+    random = np.random.default_rng(0)
+    parts = [
+        TowerInput("image", random.integers(0, 256, (height * width, 1176), dtype=np.uint8), (1, height, width))
+        for height, width in ((10, 6), (4, 4))
+    ]
+    plain = Towers(config, weights)
+    expected = plain.encode(parts)
+    if device.type == "cuda":
+        actual = Towers(config, moved(weights, device), device).encode(parts)
+    else:
+        module = plain._towers["image"]._module  # type: ignore[union-attr]
+        attend_by_kernel(module, sys.modules[type(module).__module__].apply_rotary_pos_emb_vision)
+        actual = plain.encode(parts)
+    for output, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(output.cpu(), reference, rtol=0, atol=2e-5)
+
+
+def test_embedding_rows_come_back_through_device_pages(
+    run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device
+) -> None:
+    """Two segments in pages in no order, read in chunks that begin and end anywhere, over text that stays."""
+    config, _ = tiny
+    page_bytes = EMBEDDING_PAGE_TOKENS * config.embedding_row_bytes()
+    pools = [PagePool.create(run, name, 9, page_bytes, on_device=name == "device") for name in ("host", "device")]
+    for pool in pools:
+        pool.generations[:] = 4
+    memory = torch.full((9, page_bytes), 77, dtype=torch.uint8, device=device)
+    both = HostEmbeddingPages(config, pools[0]), DeviceEmbeddingPages(config, pools[1], memory)
+    runs = [PageRun([7, 2, 5], [4, 4, 4]), PageRun([0], [4])]
+    rows = [torch.randn(count, config.language.hidden_size) for count in (70, 9)]
+    both[0].write(runs, rows)
+    both[1].write(runs, [its.to(device) for its in rows])
+    whole = [EmbeddingSpan(5, 70, 0, runs[0]), EmbeddingSpan(80, 9, 0, runs[1])]
+    for start, end in ((0, 95), (5, 6), (40, 84), (75, 80), (37, 75)):
+        spans = [part for span in whole if (part := clip(span, start, end))]
+        found = []
+        for pages, place in zip(both, (torch.device("cpu"), device), strict=True):
+            embeds = torch.full((end - start, config.language.hidden_size), 3.0, device=place)
+            pages.read(spans, start, embeds)
+            found.append(embeds.cpu())
+        assert torch.equal(*found)
+        assert spans or bool((found[0] == 3).all())
+    pools[1].generations[2] = 5
+    with pytest.raises(StalePage):
+        both[1].read(whole, 0, torch.zeros(95, config.language.hidden_size, device=device))
+
+
+class DeviceBench(Bench):
+    """As ``Bench``, with kernels on pages of the device."""
+
+    def __init__(self, run: RunDirectory, config: ModelConfig, weights: Weights, device: torch.device) -> None:
+        self.sampler: Sampler = CpuSampler()
+        super().__init__(run, config, weights)
+        self.pages = torch.from_numpy(self.kv.data).to(device)
+        embeddings = torch.zeros(self.embeddings.num_pages, self.embeddings.page_bytes, dtype=torch.uint8, device=device)
+        self.model = LanguageModel(config, moved(weights, device), self.pages, PAGE_TOKENS, TritonOperations)
+        self.sampler = TritonSampler(config.language.vocab_size, device)
+        paged = DeviceEmbeddingPages(config, self.embeddings, embeddings)
+        self.worker = PrefillWorker(config, self.model, self.table, paged, PAGE_TOKENS, Completion(device))
+        self.new_running_set()
+
+    def new_running_set(self) -> RunningSet:
+        self.running = RunningSet(self.config, self.model, self.sampler, self.table, PAGE_TOKENS)
+        return self.running
+
+
+def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
+    run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device
+) -> None:
+    """A greedy row, one that draws, and a guided pair, in one running set."""
+    config, weights = tiny
+    said = []
+    for name in ("cpu", "device"):
+        with RunDirectory.create(run.path.parent / name, {}) as place:
+            bench = Bench(place, config, weights) if name == "cpu" else DeviceBench(place, config, weights, device)
+            rows = [
+                bench.place(list(range(40, 61)), row=0, max_new_tokens=NUM_TOKENS),
+                bench.place([7, 8, 9], row=1, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0.8, top_p=0.9, seed=3)),
+                bench.place([5] * 9, [6] * 4, row=2, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, guidance_scale=1.7)),
+            ]
+            for row in rows:
+                bench.start(row)
+            bench.run_to_end()
+            said.append([bench.committed(row) for row in rows])
+    assert said[0] == said[1] and all(len(ids) == NUM_TOKENS for ids in said[0])
+
+
+def test_warming_up_stores_nothing(tiny: tuple[ModelConfig, Weights], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmrt.models.warm_up._CHUNKS", (1, 20))
+    config, weights = tiny
+    kv = torch.full((5, config.kv_page_bytes(PAGE_TOKENS)), 9, dtype=torch.uint8, device=device)
+    model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)
+    warm_up_prefill(model, PAGE_TOKENS)
+    warm_up_decode(model, TritonSampler(config.language.vocab_size, device))
+    assert bool((kv == 9).all())
+
+
+def test_a_step_in_a_graphs_place_says_the_same(tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:
+    """Two rows as a graph for four would read them: filled up with padding, and with a block table as wide as any."""
+    config, weights = tiny
+    kv = torch.randint(0, 60, (9, config.kv_page_bytes(PAGE_TOKENS)), dtype=torch.uint8).to(device)
+    model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)
+    step = torch.tensor([3, 4]), torch.tensor([[20, 1]] * 3), torch.tensor([21, 2]), torch.tensor([[8, 1], [3, 0]])
+    expected = model.decode(*step)
+    inputs = StepInputs.allocate(4, 16, device)
+    inputs.fill(*step)
+    torch.testing.assert_close(model.decode(*inputs.arguments())[:2], expected, rtol=0, atol=1e-5)
