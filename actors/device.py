@@ -30,6 +30,7 @@ def open_device(model: ModelSection) -> torch.device:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too, as it is in products
     return device
 
 

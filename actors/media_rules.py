@@ -8,10 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ..models.architecture import ModelConfig, VisionRules
-from ..runtime.config import MediaSection
+from ..runtime.config import MIN_FPS, MediaSection
 from ..runtime.messages import MediaKind, MediaOptions
-
-MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 
 class Range(NamedTuple):
@@ -30,7 +28,7 @@ def for_run(model: ModelConfig, media: MediaSection) -> ModelConfig:
 
 
 def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
-    """The run's rules with one medium's options, of which each only lowers a number.
+    """The run's rules with one medium's options, of which none raises what a medium may cost at most.
 
     A lower bound gives way to an upper one that lies below it: else what is smaller than ``max_pixels`` would be enlarged beyond it.
     """
@@ -40,14 +38,19 @@ def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
     narrowed = replace(
         rules,
         fps=rules.fps if options.fps is None else min(rules.fps, options.fps),
-        min_frames=_least(rules.min_frames, options.min_frames, options.max_frames),
+        min_frames=_lower(rules.min_frames, options.min_frames, rules.max_frames, options.max_frames),
         max_frames=_least(rules.max_frames, options.max_frames),
-        min_pixels=_least(rules.min_pixels, options.min_pixels, options.max_pixels),
+        min_pixels=_lower(rules.min_pixels, options.min_pixels, rules.max_pixels, options.max_pixels),
         max_pixels=_least(rules.max_pixels, options.max_pixels),
-        video_min_pixels=_least(rules.video_min_pixels, options.min_pixels, options.max_pixels),
+        video_min_pixels=_lower(rules.video_min_pixels, options.min_pixels, rules.video_max_pixels, options.max_pixels),
         video_max_pixels=_least(rules.video_max_pixels, options.max_pixels),
     )
     return replace(model, vision_rules=narrowed)
+
+
+def _lower(mine: int, asked: int | None, *upper: int | None) -> int:
+    """A lower bound: the one asked for, else the run's; above no upper bound."""
+    return _least(mine if asked is None else asked, *upper)
 
 
 def _least(*numbers: int | None) -> int:
@@ -62,12 +65,12 @@ def option_ranges(rules: VisionRules) -> dict[MediaKind, dict[str, Range]]:
         return Range(min(least, most), most)
 
     return {
-        "image": {"min_pixels": upto(rules.min_pixels, token), "max_pixels": upto(rules.max_pixels, token)},
+        "image": {"min_pixels": upto(rules.max_pixels, token), "max_pixels": upto(rules.max_pixels, token)},
         "video": {
             "fps": upto(rules.fps, MIN_FPS),
-            "min_frames": upto(rules.min_frames, 1),
+            "min_frames": upto(rules.max_frames, 1),
             "max_frames": upto(rules.max_frames, rules.temporal_patch_size),
-            "min_pixels": upto(rules.video_min_pixels, token),
+            "min_pixels": upto(rules.video_max_pixels, token),
             "max_pixels": upto(rules.video_max_pixels, token),
         },
         "audio": {},

@@ -11,6 +11,7 @@ import logging
 import msgspec
 import torch
 
+from ..models.decode_graphs import MAX_ROWS
 from ..models.weights import Buffer, write_weights
 from ..runtime.config import ACTORS
 from ..runtime.errors import ConfigError, UserError
@@ -74,6 +75,9 @@ def build(actor: Actor) -> DescriptorServer | None:
     layout = plan_layout(actor.config, facts, model.dtype)
     if actor.config.model.on_cuda and model.null is not None:
         raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")
+    if actor.config.model.on_cuda and 2 * layout.num_rows > MAX_ROWS:
+        most = f"at most {MAX_ROWS // 2} on CUDA: a step has {MAX_ROWS} rows, and a guidance pair takes two"
+        raise ConfigError(f"memory.max_sequences is {layout.num_rows}, {most}")
     device = open_device(actor.config.model)
     clear(actor)
     make_tables(actor, layout)

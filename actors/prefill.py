@@ -32,10 +32,12 @@ def main(actor: Actor) -> None:
     model = open_language_model(actor, shared, PagePool.attach(actor.run, "kv"), layout.kv_page_tokens)
     embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
     shared.close()
+    completion = Completion(shared.device)
     if shared.device.type == "cuda":
         warm_up_prefill(model, layout.kv_page_tokens)
+        completion.wait()  # what fails there must not be laid to the first plan
     table = SequenceTable.attach(actor.run)
-    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, Completion(shared.device))
+    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
     serve_plans(actor, worker.execute, table)
 
 
@@ -64,8 +66,10 @@ class PrefillWorker:
         assert isinstance(plan, Prefill)
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
         if live:
-            self._model.prefill([self._chunk(chunk) for chunk in live])
-            self._completion.wait()
+            try:
+                self._model.prefill([self._chunk(chunk) for chunk in live])
+            finally:
+                self._completion.wait()  # also after an error: kernels before it may still be writing pages
         return Done()
 
     def _chunk(self, chunk: PrefillChunk) -> Chunk:

@@ -61,11 +61,14 @@ class NvjpgDecoder:
         )
 
     def __call__(self, data: bytes, width: int, height: int) -> Pixels | None:
-        """RGB [height, width, 3] on the host; None for what the units do not take, and for files that are cut off."""
+        """RGB [height, width, 3] on the host; None for what the units do not take, another size, and files that are cut off."""
         if not data.rstrip(b"\0").endswith(_END_OF_IMAGE):
             return None  # what is missing would come out grey
         try:
-            decoded = self._decoder.decode(self._library.CodeStream(data), params=self._params)
+            stream = self._library.CodeStream(data)
+            if (stream.height, stream.width) != (height, width):
+                return None  # before there is memory for it
+            decoded = self._decoder.decode(stream, params=self._params)
             on_host = decoded.cpu() if decoded is not None else None
             pixels = np.array(on_host) if on_host is not None else None
         except RuntimeError as error:

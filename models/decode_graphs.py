@@ -14,6 +14,7 @@ from .decoder import Chunk, Decoder
 
 _SMALL = (1, 2, 4)
 _STEPS = ((64, 8), (256, 32), (1024, 128))  # up to so many rows, buckets are multiples of so many
+MAX_ROWS = _STEPS[-1][0]
 
 
 def bucket_of(num_rows: int) -> int:
@@ -24,7 +25,7 @@ def bucket_of(num_rows: int) -> int:
     for most, step in _STEPS:
         if num_rows <= most:
             return -(-num_rows // step) * step
-    raise ValueError(f"a step of {num_rows} rows is larger than {_STEPS[-1][0]}")
+    raise ValueError(f"a step of {num_rows} rows is larger than {MAX_ROWS}")
 
 
 @dataclass(frozen=True, slots=True)

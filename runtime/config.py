@@ -24,6 +24,7 @@ TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
 CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
+MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
@@ -64,7 +65,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_pixels: Positive = 178_956_970
     max_video_s: Seconds = 3600.0
     max_frames: Positive = 256  # sampled frames per video
-    fps: Annotated[float, Meta(gt=0, le=1000)] = 2.0
+    fps: Annotated[float, Meta(ge=MIN_FPS, le=1000)] = 2.0
     max_audio_s: Seconds = 600.0
     item_timeout_s: Seconds = 60.0
 

@@ -88,7 +88,7 @@ def fetch_descriptors(path: Path, timeout_s: float) -> dict[str, Descriptor]:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):  # the last: too many wait there
             raise MissingError(f"nobody hands out descriptors at {path}") from None
         except TimeoutError:
             raise ShmError(f"{path} took no connection within {timeout_s:g} s") from None

@@ -22,7 +22,16 @@ import aiohttp
 import msgspec
 import torch
 
-from ...runtime.config import ActorSection, ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection, SupervisorSection
+from ...runtime.config import (
+    ActorSection,
+    ActorsSection,
+    MemorySection,
+    ModelSection,
+    RuntimeConfig,
+    SchedulingSection,
+    ServerSection,
+    SupervisorSection,
+)
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
 from ..client import BenchError, find_model, open_session, stream_chat
@@ -40,6 +49,8 @@ RESTART_TARGET_S = 3.0
 COLUMNS = ("", "", "target", "", "")
 _TIMEOUT_S = 600.0
 _POLL_S = 0.005
+_STEERED = SchedulingSection()
+_UNCUT = SchedulingSection(prefill_budget_tokens=4096)  # a prompt is one chunk: cut elsewhere, its bf16 sums round differently
 _LOADS: tuple[tuple[Modality, int], ...] = (("text", 1), ("text", 32), ("image", 32))  # requests at a time
 
 
@@ -168,7 +179,7 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
     """Kill -9 an idle actor: until another is ready, until it answers, and whether it says the same."""
     model = _checkpoint(run, options)
     figures = []
-    with _up(run, model, options.device) as (url, _), RunDirectory.attach(run.run) as directory:
+    with _up(run, model, options.device, scheduling=_UNCUT) as (url, _), RunDirectory.attach(run.run) as directory:
         plans = _plans("image", 1, 200, 32)
         expected = asyncio.run(_ask_all(url, plans))
         with closing(ActorTable.attach(directory, writable=False)) as table:
@@ -207,13 +218,16 @@ def _made(run: OwnRun, shape: str) -> Path:
 
 
 @contextmanager
-def _up(run: OwnRun, model: Path, device: str, dtype: str = "auto") -> Iterator[tuple[str, float]]:
+def _up(
+    run: OwnRun, model: Path, device: str, dtype: str = "auto", scheduling: SchedulingSection = _STEERED
+) -> Iterator[tuple[str, float]]:
     """(where it answers, seconds until it was ready). Every death counts as a first one."""
     threads = ActorSection(threads=max(1, (os.cpu_count() or 1) // 4))
     config = RuntimeConfig(
         model=ModelSection(path=str(model), device=device, dtype="float32" if dtype == "float32" else "auto"),
         memory=MemorySection(max_sequences=64, kv_tokens=16384 if device == "cpu" else 131072),
         server=ServerSection(port=0),
+        scheduling=scheduling,
         actors=ActorsSection(decode=threads) if device == "cpu" else ActorsSection(),
         supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.05, backoff_max_s=0.05, ready_timeout_s=_TIMEOUT_S),
     )

@@ -65,9 +65,9 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     patch = rules.temporal_patch_size
     most = math.floor(min(rules.max_frames, total_frames) / patch) * patch
     wanted = min(max(total_frames / fps * rules.fps, rules.min_frames), most, total_frames)
-    wanted = math.floor(wanted / patch) * patch
-    if wanted == 0:
-        return np.arange(min(total_frames, patch), dtype=np.int64)
+    wanted = max(1, math.floor(wanted / patch)) * patch  # where fewer are asked for, transformers divides by zero
+    if wanted > total_frames:
+        return np.arange(total_frames, dtype=np.int64)
     # torch.arange rounds in its own way, so transformers' frames come from it alone. 60 frames, 26 wanted: 27 come out, the last of
     # them frame 60, and transformers raises IndexError. It is left out here.
     import torch
@@ -84,7 +84,7 @@ def video_grid(rules: VisionRules, num_frames: int, height: int, width: int) -> 
     max_pixels = rules.video_max_pixels
     if rules.video_total_pixels:
         share = rules.video_total_pixels * rules.temporal_patch_size // num_frames
-        max_pixels = max(min(max_pixels, share), int(rules.video_min_pixels * 1.05))
+        max_pixels = min(max_pixels, max(share, int(rules.video_min_pixels * 1.05)))
     h, w = smart_resize(height, width, factor, rules.video_min_pixels, max_pixels)
     return -(-num_frames // rules.temporal_patch_size), h // rules.patch_size, w // rules.patch_size
 

@@ -45,11 +45,13 @@ NUMBERS = st.none() | st.integers(1, 2_000_000)
 
 
 @given(st.builds(MediaOptions, st.none() | st.floats(0.01, 100), NUMBERS, NUMBERS, NUMBERS, NUMBERS))
-def test_options_only_lower(options: MediaOptions) -> None:
-    assert RUN.vision_rules is not None
-    for name in VisionRules.__struct_fields__:
-        before, after = getattr(RUN.vision_rules, name), getattr(rules(options), name)
-        assert after <= before if name not in ("image_mean", "image_std") else after == before
+def test_no_option_raises_what_a_medium_may_cost(options: MediaOptions) -> None:
+    run, narrowed = RUN.vision_rules, rules(options)
+    assert run is not None
+    for name in ("fps", "max_frames", "max_pixels", "video_max_pixels"):
+        assert getattr(narrowed, name) <= getattr(run, name)
+    for low, high in (("min_frames", "max_frames"), ("min_pixels", "max_pixels"), ("video_min_pixels", "video_max_pixels")):
+        assert getattr(narrowed, low) <= getattr(narrowed, high)
 
 
 def test_a_lower_bound_gives_way() -> None:
@@ -84,13 +86,13 @@ def test_positions_follow_the_rate_asked_for() -> None:
 
 
 def test_ranges_end_at_the_rules() -> None:
-    assert option_ranges(VisionRules(fps=1.5, min_pixels=100)) == {
-        "image": {"min_pixels": (100, 100), "max_pixels": (784, 1_003_520)},
+    assert option_ranges(VisionRules(fps=1.5, max_pixels=100)) == {
+        "image": {"min_pixels": (100, 100), "max_pixels": (100, 100)},
         "video": {
             "fps": (0.01, 1.5),
-            "min_frames": (1, 4),
+            "min_frames": (1, 768),
             "max_frames": (2, 768),
-            "min_pixels": (784, 100_352),
+            "min_pixels": (784, 602_112),
             "max_pixels": (784, 602_112),
         },
         "audio": {},

@@ -5,7 +5,7 @@ It shows what is asked of the library and what is done with its answers, not wha
 
 import io
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +17,12 @@ from mmrt.media.errors import MediaError
 from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.nvjpg import NvjpgDecoder
+
+
+class ToyStream(NamedTuple):
+    data: bytes
+    height: int
+    width: int
 
 
 class ToyImage:
@@ -45,21 +51,21 @@ class ToyLibrary:
     def DecodeParams(self, apply_exif_orientation: bool, color_spec: int, sample_format: int) -> tuple[bool, int, int]:
         return apply_exif_orientation, color_spec, sample_format
 
-    def CodeStream(self, data: bytes) -> bytes:
-        return data
+    def CodeStream(self, data: bytes) -> ToyStream:
+        return ToyStream(data, *simplejpeg.decode_jpeg_header(data)[:2])
 
     def Decoder(self, device_id: int, backends: list[str], options: str) -> "ToyLibrary":
         assert backends == ["units"] and device_id == 0
         return self
 
-    def decode(self, stream: bytes, params: tuple[bool, int, int]) -> ToyImage | None:
+    def decode(self, stream: ToyStream, params: tuple[bool, int, int]) -> ToyImage | None:
         assert params == (False, 1, 7)
         if self.error is not None:
             raise self.error
-        if b"\xff\xc2" in stream:
+        if b"\xff\xc2" in stream.data:
             return None
         self.num_decoded += 1
-        return ToyImage(simplejpeg.decode_jpeg(stream, "RGB") ^ 1)
+        return ToyImage(simplejpeg.decode_jpeg(stream.data, "RGB") ^ 1)
 
 
 def jpeg(picture: np.ndarray, **options: Any) -> bytes:
@@ -122,8 +128,9 @@ def test_files_that_are_cut_off_stay_refused(toy, units, make_picture):
     assert np.array_equal(decoded(data + bytes(50), units), decoded(data) ^ 1)
 
 
-def test_another_size_than_the_header_says_is_not_taken(units, make_picture):
+def test_another_size_than_the_header_says_is_not_decoded(toy, units, make_picture):
     assert units(jpeg(make_picture(0, 37, 52)), 52, 36) is None
+    assert toy.num_decoded == 0
 
 
 def test_without_a_gpu_there_is_no_decoder():

@@ -165,6 +165,9 @@ def test_limit_on_all_frames_of_a_video(omni: ModelConfig) -> None:
     config = msgspec.structs.replace(omni, vision_rules=rules)
     assert family_of(omni).video_item(omni, 100, 1000, 1000, 2.0).grid == (50, 54, 54)
     assert family_of(omni).video_item(config, 100, 1000, 1000, 2.0).grid == (50, 22, 22)
+    small = msgspec.structs.replace(rules, video_min_pixels=50_000, video_max_pixels=50_000)
+    config = msgspec.structs.replace(omni, vision_rules=small)
+    assert family_of(omni).video_item(config, 100, 1000, 1000, 2.0).grid == (50, 14, 14), "the limit on each frame holds, too"
 
 
 def test_refusals(omni: ModelConfig) -> None:
@@ -201,6 +204,14 @@ def test_frames_equal_transformers(omni: ModelConfig) -> None:
         expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps)).numpy()
         np.testing.assert_array_equal(family_of(omni).sample_frames(omni, total, fps), expected[expected < total])
     assert family_of(omni).sample_frames(omni, 1, 30.0).tolist() == [0]
+
+
+@pytest.mark.parametrize("least", [{"fps": 0.01, "min_frames": 1}, {"max_frames": 1}])
+def test_a_single_temporal_patch_spans_the_video(omni: ModelConfig, least: dict[str, Any]) -> None:
+    """transformers divides by zero here."""
+    config = msgspec.structs.replace(omni, vision_rules=msgspec.structs.replace(omni.vision_rules, **least))
+    found = {total: family_of(omni).sample_frames(config, total, 30.0).tolist() for total in (1, 2, 3, 300)}
+    assert found == {1: [0], 2: [0, 1], 3: [0, 1], 300: [0, 150]}
 
 
 def test_no_frame_behind_the_end_is_sampled(omni: ModelConfig) -> None:
