@@ -43,6 +43,7 @@ def test_a_short_storm_and_its_references(storm: Storm, oracle: Oracle) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_one_fault_again(storm: Storm) -> None:
     only = ("--kinds", "kill", "--actors", "detokenizer", "--phases", "mid-stream")
     report = storm(*only, "--replay", "1:3", "--faults", "2", "--max-tokens", "40", "--concurrency", "2", timeout_s=110)
@@ -57,6 +58,7 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_signal_ends_it_in_order(checkpoints: Callable[[str], Path], short_path: Path) -> None:
     """It says what there was until then, and leaves neither its run nor its place behind."""
     model = checkpoints("qwen2_5_omni")

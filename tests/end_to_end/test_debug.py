@@ -256,6 +256,7 @@ def test_an_exception_is_looked_at(own: Server, source: Path, debug: Callable[..
         file.write_text(before)
 
 
+@pytest.mark.slow
 def test_down_ends_a_debugger_at_its_prompt(launch: Callable[..., Server]) -> None:
     server = launch()
     terminal = Terminal(server, "debug", "controller", "-c", "b Serving._tick", "-c", "c")

@@ -215,6 +215,7 @@ def test_the_last_captured_plan_and_one_by_its_id(server: Server) -> None:
         assert done.returncode == 0 and f"plan {plan_id}" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_hanging_actor_is_captured_from_outside(server: Server) -> None:
     encoder = server.pid("encoder")
     os.kill(encoder, signal.SIGSTOP)
@@ -245,6 +246,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_what_is_known_after_crashes(launch: Callable[..., Server]) -> None:
     """An actor dies; then the supervisor; then everybody at once: each time the trace tells of the time before."""
     server = launch()
