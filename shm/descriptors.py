@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from .errors import MissingError, ShmError
+from .named_socket import bind_in_place
 
 MAX_DESCRIPTORS = 16
 _MAX_PACKET_BYTES = 4096
@@ -37,17 +38,7 @@ class DescriptorServer:
         self._packet = json.dumps({name: descriptor.num_bytes for name, descriptor in descriptors.items()}).encode()
         assert len(self._packet) <= _MAX_PACKET_BYTES
         self._fds = [descriptor.fd for descriptor in descriptors.values()]
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            fresh.unlink(missing_ok=True)
-            os.fchmod(self._socket.fileno(), 0o600)  # the file that bind makes takes the socket's mode
-            self._socket.bind(str(fresh))
-            self._socket.listen(_BACKLOG)
-            os.replace(fresh, path)  # who connects finds the old server or this one, listening
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = bind_in_place(path, socket.SOCK_SEQPACKET, _BACKLOG)
 
     @property
     def fd(self) -> int:

@@ -4,11 +4,11 @@ The waiter's generation that holds the role lock binds ``<run>/<name>.bell``; ri
 there is any.
 """
 
-import os
 import socket
 from contextlib import suppress
 from typing import Self
 
+from .named_socket import bind_in_place
 from .run_directory import RunDirectory
 
 
@@ -16,18 +16,7 @@ class Listener:
     """The waiting end: poll ``fd`` for reading, ``drain``, then look. Takes the bell over from an older generation."""
 
     def __init__(self, run: RunDirectory, name: str) -> None:
-        path = run.path / f"{name}.bell"
-        fresh = run.path / f".{name}.{os.getpid()}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            with suppress(FileNotFoundError):
-                fresh.unlink()
-            os.fchmod(self._socket.fileno(), 0o600)  # the file that bind makes takes the socket's mode
-            self._socket.bind(str(fresh))
-            os.replace(fresh, path)  # ringers always find a bell, the old one or this
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = bind_in_place(run.path / f"{name}.bell", socket.SOCK_DGRAM)
 
     @property
     def fd(self) -> int:

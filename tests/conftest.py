@@ -3,10 +3,14 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from mmrt.shm.run_directory import RunDirectory
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,3 +35,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 _FOLDER = pytest.StashKey[str]()
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    """A run directory without a run: no process in it."""
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
+    directory = RunDirectory.create(path, {})
+    try:
+        yield directory
+    finally:
+        directory.close()
+        shutil.rmtree(path.parent)

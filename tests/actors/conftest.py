@@ -1,9 +1,6 @@
 """A run directory on tmpfs, a tiny checkpoint, and a ``Bench`` with the tiny model or with one that counts."""
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,17 +41,6 @@ def tiny(checkpoint: Path) -> tuple[ModelConfig, Weights]:
 
     index = write_weights(checkpoint, config, allocate)
     return config, attach_weights(memoryview(buffer), index)
-
-
-@pytest.fixture
-def run() -> Iterator[RunDirectory]:
-    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
-    directory = RunDirectory.create(path, {})
-    try:
-        yield directory
-    finally:
-        directory.close()
-        shutil.rmtree(path.parent)
 
 
 @pytest.fixture

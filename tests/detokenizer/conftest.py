@@ -1,27 +1,10 @@
 """A run directory on tmpfs with a sequence table and rings, and a small byte-level tokenizer."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mmrt.models.tokenizer import Tokenizer
-from mmrt.shm.run_directory import RunDirectory
-
-
-@pytest.fixture
-def run() -> Iterator[RunDirectory]:
-    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
-    directory = RunDirectory.create(path, {})
-    try:
-        yield directory
-    finally:
-        directory.close()
-        shutil.rmtree(path.parent)
 
 
 @pytest.fixture(scope="session")

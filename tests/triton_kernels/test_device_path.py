@@ -1,10 +1,6 @@
 """What actors do where a run computes on CUDA, by the same code in Triton's interpreter: equal to what they do on the CPU."""
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,17 +44,6 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     index = write_weights(path, config, allocate)
     return config, attach_weights(made[0], index)
-
-
-@pytest.fixture
-def run() -> Iterator[RunDirectory]:
-    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
-    directory = RunDirectory.create(path, {})
-    try:
-        yield directory
-    finally:
-        directory.close()
-        shutil.rmtree(path.parent)
 
 
 def moved(weights: Weights, device: torch.device) -> Weights:
