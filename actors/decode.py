@@ -20,7 +20,7 @@ from ..shm.ring import Ring
 from ..shm.sequence_table import EndCode, Phase, SequenceTable
 from ..shm.status import ActorStatus
 from .base import Actor
-from .device import is_device_lost
+from .device import Completion, raise_if_fatal
 from .language_model import open_decoding_model
 from .probation import Probation, solo_step
 from .running_set import Outcome, RunningSet
@@ -43,7 +43,7 @@ def main(actor: Actor) -> None:
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)
     if shared.device.type == "cuda":
         warm_up_decode(model, sampler)
-    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens)
+    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens, Completion(shared.device))
     actor.become_active()
     gc.freeze()
     actor.serving()
@@ -126,8 +126,7 @@ class Decoding:
         except MemoryError:
             raise  # this process ends: a new one has what this one has come to hold
         except Exception as error:
-            if is_device_lost(error):
-                raise
+            raise_if_fatal(error)
             log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
             return self._running.step_apart()
 

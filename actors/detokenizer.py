@@ -40,7 +40,7 @@ _FINISH: dict[int, FinishReason] = {EndCode.STOP: "stop", EndCode.LENGTH: "lengt
 
 def main(actor: Actor) -> None:
     """Entry of the detokenizer process."""
-    tokenizer = Tokenizer.load(actor.model_path)
+    tokenizer = Tokenizer.load(actor.model_path, eos_ids=actor.model.eos_token_ids)
     actor.wait_for_layout()
     status = actor.become_active()
     table = SequenceTable.attach(actor.run, writable=False)
@@ -181,7 +181,7 @@ class Detokenizer:
                 self._given_up.add((row, phase >> _PHASE_BITS))
                 if (text := self._texts.get(row)) is not None:
                     text.pending, text.finish = b"", "error"
-                self._due.add(row)
+                    self._due.add(row)  # without a text nobody knows whom to tell: the request's deadline ends it
         return pushed
 
     def _overdue(self, now_s: float) -> list[int]:

@@ -1,10 +1,16 @@
 """The device that a run computes on: opened or refused, waited for, and recognised when it is lost."""
 
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
 import torch
 
 from ..runtime.config import ModelSection
 from ..runtime.errors import ConfigError
 
+_PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
 _LOST = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "CUDNN_STATUS")
 _NO_ROOM = ("allocate memory", "out of memory")
 
@@ -27,9 +33,13 @@ def open_device(model: ModelSection) -> torch.device:
         import cuda.bindings.driver  # noqa: F401
     except ImportError:
         raise ConfigError(f"model.device = {model.device!r} needs cuda-bindings: pip install 'mmrt[cuda]'") from None
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")) or not _PYTHON_H.is_file():
+        what = f"a C compiler and {_PYTHON_H}"
+        raise ConfigError(f"model.device = {model.device!r} needs {what}, with which Triton builds what launches kernels")
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)  # the driver's calls on memory need the context, which is made late
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too, as it is in products
     return device
 
@@ -50,11 +60,15 @@ class Completion:
             self._event.synchronize()
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch or Triton found no room, in host memory or on the device."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_ROOM)
+def raise_if_fatal(error: Exception) -> None:
+    """Let what must end this process go on, while it is handled: the fault is the process's, not its request's.
 
-
-def is_device_lost(error: Exception) -> bool:
-    """Whether the device refuses this process from now on, as after a fault in a kernel: only a new process can compute."""
-    return isinstance(error, RuntimeError) and not is_out_of_memory(error) and any(words in str(error) for words in _LOST)
+    Raises: MemoryError if torch or Triton found no room, in host memory or on the device: a new process has what this one has come
+    to hold. ``error`` itself if the device refuses this process from now on, as after a fault in a kernel.
+    """
+    if not isinstance(error, RuntimeError):
+        return
+    if any(words in str(error) for words in _NO_ROOM):
+        raise MemoryError(str(error)) from None
+    if any(words in str(error) for words in _LOST):
+        raise error

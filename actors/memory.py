@@ -44,6 +44,7 @@ from .shared_tensors import DEVICE_SOCKET, FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGME
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+LOADING_S = 60.0  # for one tensor: longer is a hang
 
 
 def main(actor: Actor) -> None:
@@ -168,7 +169,7 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
             raise Ending
         percent = 100 * done_bytes // max(1, total_bytes)
         actor.notifier.status(f"loading weights {percent} % of {total_bytes / 1e6:.0f} MB")
-        actor.notifier.watchdog()
+        actor.notifier.extend(LOADING_S)
 
     index = write_weights(actor.model_path, actor.model, allocate, progress)
     if segment is not None:

@@ -17,7 +17,7 @@ from ..shm.plan_table import PlanTable
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorStatus
 from .base import Actor
-from .device import is_device_lost, is_out_of_memory
+from .device import raise_if_fatal
 from .plan_work import cost_units, still_wanted
 from .recording import PlanFlight
 
@@ -79,18 +79,14 @@ def _do(execute: Callable[[Plan], Result], plan: Plan, plan_id: int, status: Act
 def _attempt(execute: Callable[[Plan], Result], plan: Plan) -> Result:
     """A plan that cannot be done fails its request, not this process: that would meet it again after every restart.
 
-    Where memory runs out this process ends all the same: a new one has what this one has come to hold. So it does where the device is
-    lost to it.
+    Where memory runs out or the device is lost this process ends all the same.
     """
     try:
         return execute(plan)
     except MemoryError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from None
-        if is_device_lost(error):
-            raise
+        raise_if_fatal(error)
         log.exception("%s failed", type(plan).__name__)
         return ItemError(500, "the request could not be processed")
 

@@ -19,7 +19,7 @@ from ..models.sampler import Pairs, Sampler, SamplingRows
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.errors import StaleRow
 from ..shm.sequence_table import EndCode, SequenceTable
-from .device import is_device_lost
+from .device import Completion, raise_if_fatal
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,11 @@ class Outcome:
 class RunningSet:
     """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
 
-    def __init__(self, config: ModelConfig, model: Decoder, sampler: Sampler, table: SequenceTable, page_tokens: int) -> None:
+    def __init__(
+        self, config: ModelConfig, model: Decoder, sampler: Sampler, table: SequenceTable, page_tokens: int, completion: Completion
+    ) -> None:
         self._config = config
+        self._completion = completion
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
@@ -122,8 +125,7 @@ class RunningSet:
         except MemoryError:
             raise
         except Exception as error:
-            if is_device_lost(error):
-                raise
+            raise_if_fatal(error)
             log.exception("row %d cannot be computed and ends", row)
             return Outcome([row], [self._give_up(member)])
 
@@ -156,8 +158,7 @@ class RunningSet:
             except MemoryError:
                 raise
             except Exception as error:
-                if is_device_lost(error):
-                    raise
+                raise_if_fatal(error)
                 failed.append((member, error))
                 self._batch = None
             else:
@@ -172,7 +173,11 @@ class RunningSet:
         return outcome
 
     def _advance(self, batch: "_Batch") -> Outcome:
-        ended = self._commit(batch, self._forward(batch))
+        try:
+            ended = self._commit(batch, self._forward(batch))
+        except Exception:
+            self._completion.wait()  # what has been launched still writes pages, which may be somebody else's soon
+            raise
         for row, generation, _ in ended:
             self.remove(row, generation)
         return Outcome(batch.row_N.tolist(), ended)

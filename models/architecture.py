@@ -115,6 +115,17 @@ class NullConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_token_ms: float = 0.0
 
 
+MAX_TEMPERATURE = 2.0
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts where a request does not say; fields as in ``messages.Sampling``."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run must know about its model."""
 
@@ -123,6 +134,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType
     max_context: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults = SamplingDefaults()
     vision: VisionConfig | None = None
     audio: AudioConfig | None = None
     vision_rules: VisionRules | None = None

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from .architecture import (
+    MAX_TEMPERATURE,
     AudioConfig,
     AudioRules,
     DType,
@@ -14,6 +15,7 @@ from .architecture import (
     MediaKind,
     ModelConfig,
     NullConfig,
+    SamplingDefaults,
     Segment,
     VisionConfig,
     VisionRules,
@@ -33,6 +35,7 @@ __all__ = [
     "MediaKind",
     "ModelConfig",
     "NullConfig",
+    "SamplingDefaults",
     "Segment",
     "VisionConfig",
     "VisionRules",
@@ -68,24 +71,42 @@ def load_model_config(path: Path | str, dtype: Literal["auto", "float32", "bfloa
     model_type = root.text("model_type")
     if model_type not in _MODEL_TYPES:
         raise root.error("model_type", f"is {model_type!r}, expected one of {', '.join(sorted(_MODEL_TYPES))}")
+    for place in (root, root.object("thinker_config")):
+        if place.has("quantization_config"):
+            method = place.object("quantization_config").text("quant_method", default="unknown")
+            raise place.error("quantization_config", f"is of method {method!r}: quantized checkpoints are not supported")
     config = _FAMILIES[_MODEL_TYPES[model_type]].parse_config(files)
-    _check_ids(files, config)
+    _check_ids(Path(path), config)
     if max_context > config.max_context:
         raise CheckpointError(f"{path}: max_context of {max_context} is above the model's limit of {config.max_context}")
     return msgspec.structs.replace(
         config,
         dtype=config.dtype if dtype == "auto" else dtype,
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
+        sampling=_sampling_defaults(files),
     )
 
 
-def _check_ids(files: CheckpointFiles, config: ModelConfig) -> None:
+def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
+    """What generation_config.json recommends. Without sampling by its word (``do_sample``) answers are greedy."""
+    found = files.optional("generation_config.json")
+    if found is None:
+        return SamplingDefaults()
+    if not found.boolean("do_sample", default=True):
+        return SamplingDefaults(temperature=0.0)
+    return SamplingDefaults(
+        temperature=found.number("temperature", default=1.0, zero=True, most=MAX_TEMPERATURE),
+        top_p=found.number("top_p", default=1.0, most=1.0),
+        top_k=max(found.integer("top_k", default=0, least=-1), 0),
+    )
+
+
+def _check_ids(path: Path, config: ModelConfig) -> None:
     ids = [("eos_token_id", token) for token in config.eos_token_ids]
     ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
     if config.audio is not None:
         ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
     for name, token in ids:
         if not 0 <= token < config.language.vocab_size:
-            raise CheckpointError(
-                f"{files.path / 'config.json'}: {name} is {token}, outside the vocabulary of {config.language.vocab_size}"
-            )
+            file = "generation_config.json or config.json" if name == "eos_token_id" else "config.json"
+            raise CheckpointError(f"{path}: {file}: {name} is {token}, outside the vocabulary of {config.language.vocab_size}")

@@ -42,12 +42,14 @@ class JsonObject:
             raise self.error(field, f"is {value!r}, expected an integer from {least} to {most}")
         return value
 
-    def number(self, *fields: str, default: object = _MISSING, above: float = 0.0) -> float:
-        """Likewise a number greater than ``above``."""
+    def number(self, *fields: str, default: object = _MISSING, zero: bool = False, most: float = 1e30) -> float:
+        """Likewise a number above 0, or 0 where ``zero`` says so, and ``most`` at most."""
         field, value = self._get(fields, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < 1e30:
-            raise self.error(field, f"is {value!r}, expected a number above {above:g}")
-        return float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= most or (value == 0 and not zero):  # type: ignore[operator]
+            limits = ("of at least 0" if zero else "above 0") + (f", at most {most:g}" if most < 1e30 else "")
+            raise self.error(field, f"is {value!r}, expected a number {limits}")
+        return float(value)  # type: ignore[arg-type]
 
     def boolean(self, *fields: str, default: object = _MISSING) -> bool:
         field, value = self._get(fields, default)
@@ -61,6 +63,19 @@ class JsonObject:
             expected = " or ".join(repr(choice) for choice in choices) if choices else "a string"
             raise self.error(field, f"is {value!r}, expected {expected}")
         return value
+
+    def token(self, *fields: str) -> str:
+        """A token as tokenizer_config.json writes it: a string, or an object with ``content``."""
+        field, value = self._get(fields, _MISSING)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if not isinstance(value, str):
+            raise self.error(field, f"is {value!r}, expected a token")
+        return value
+
+    def tokens(self) -> dict[str, str]:
+        """All fields as tokens."""
+        return {field: self.token(field) for field in self._data}
 
     def integers(self, *fields: str, default: object = _MISSING, least: int = 0) -> tuple[int, ...]:
         field, value = self._get(fields, default)

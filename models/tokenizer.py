@@ -48,7 +48,7 @@ class Tokenizer:
         self._literal_ids = {content: self._encode_literally(content) for content in self.control_ids}
 
     @classmethod
-    def load(cls, path: Path, control_ids: Collection[int] = ()) -> "Tokenizer":
+    def load(cls, path: Path, control_ids: Collection[int] = (), eos_ids: Collection[int] = ()) -> "Tokenizer":
         """Read a checkpoint directory. ``control_ids`` are ids (media placeholders) that are control tokens whatever the file says.
 
         Raises:
@@ -66,12 +66,7 @@ class Tokenizer:
         named = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         special_tokens = {name: text for name, text in named.items() if text is not None}
         try:
-            return cls(
-                backend,
-                eos_ids=_eos_ids(path, backend, special_tokens),
-                control_ids=control_ids,
-                special_tokens=special_tokens,
-            )
+            return cls(backend, eos_ids=eos_ids, control_ids=control_ids, special_tokens=special_tokens)
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
 
@@ -91,9 +86,9 @@ class Tokenizer:
         """The whole text at once, without special tokens: what the joined deltas equal."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
-    def min_tokens(self, text: str) -> int:
-        """A lower bound on ``len(encode(text))`` that costs nothing, to refuse hopelessly long prompts."""
-        return len(text) // self._longest_token_chars
+    def min_tokens(self, num_chars: int) -> int:
+        """A lower bound on how many tokens so many characters make, however they are cut; to refuse hopelessly long prompts."""
+        return num_chars // self._longest_token_chars
 
     def _encode_literally(self, content: str) -> list[int]:
         control = set(self.control_ids.values())
@@ -254,14 +249,3 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], p
                 f"{path / 'tokenizer_config.json'}: token {content!r} should have id {id}, "
                 f"with tokenizer.json it gets {backend.token_to_id(content)}"
             )
-
-
-def _eos_ids(path: Path, backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> set[int]:
-    """End ids from generation_config.json, else config.json, else the tokenizer's eos token."""
-    for name in ("generation_config.json", "config.json"):
-        stated = _read_json(path / name).get("eos_token_id")
-        ids = stated if isinstance(stated, list) else [stated]
-        if ids and all(type(id) is int for id in ids):
-            return set(ids)
-    eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
-    return set() if eos is None else {eos}

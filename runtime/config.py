@@ -82,7 +82,7 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Literal["unified"] = "unified"
     tbt_target_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 50.0
-    prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: found by search at start, then steered
+    prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
 
 
@@ -145,11 +145,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/lifeline.py
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
-    watchdog_s: float | None = None  # WATCHDOG_USEC: how often WATCHDOG=1 is expected at least
-    invocation_id: str = ""  # INVOCATION_ID: systemd started this process
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: default models
     plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
-    cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: default models, transformed weights
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -171,7 +169,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     def home(variable: str, default: str) -> Path:
         return (path(variable) or (path("HOME") or Path("/")) / default) / "mmrt"
 
-    watchdog_usec = number("WATCHDOG_USEC")
     return Environment(
         run_dir=path("MMRT_RUN_DIR"),
         config_file=path("MMRT_CONFIG"),
@@ -179,8 +176,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         lifeline_fd=number("MMRT_LIFELINE_FD"),
         listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
         fault_file=path("MMRT_FAULTS"),
-        watchdog_s=watchdog_usec / 1e6 if watchdog_usec else None,
-        invocation_id=environ.get("INVOCATION_ID", ""),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
         cache_home=home("XDG_CACHE_HOME", ".cache"),

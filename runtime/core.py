@@ -43,6 +43,7 @@ class Outstanding:
     plan: Plan
     requests: list[Request]
     sent_s: float = LONG_AGO_S
+    begun_s: float = LONG_AGO_S
 
 
 @dataclass(slots=True)
@@ -170,7 +171,7 @@ class Core:
         self, actor: str, plan: Plan, requests: Iterable[Request], uses: Iterable[tuple[PoolName, Iterable[int]]], now: float
     ) -> Outstanding:
         """Write a plan into a slot, hold what it names, and send it."""
-        outstanding = Outstanding(self.number(), self.free_slots.pop(), actor, plan, list(requests))
+        outstanding = Outstanding(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
         self.adopt_plan(outstanding, uses)
         self.emit(WritePlan(outstanding.slot, outstanding.plan_id, actor, encode(plan)))
         self.send_plan(outstanding, now)

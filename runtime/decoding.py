@@ -200,6 +200,7 @@ def admit_to_decode(core: Core) -> None:
         if request.plans or not request.looked or not request.is_prefilled:
             continue
         request.record.member = True
+        request.window = None  # time out of decode is no time between tokens
         core.save(request)
         for table in request.block_tables:
             core.pools["kv"].use(membership(request), table)

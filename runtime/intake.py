@@ -177,7 +177,7 @@ def prepare(core: Core, request: Request) -> None:
         num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
         page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
         page_bytes += MAX_DEATHS * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
-        _fits("the record of the request's media", len(encode_record(record)) + page_bytes, limits.max_state_bytes)
+        check_record(core, request, page_bytes)
     except RequestError as error:
         fail(core, request, error)
         return
@@ -252,6 +252,12 @@ def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
                 room = limits.num_embedding_pages * limits.embedding_page_tokens
                 message = f"{segment.kind} of {segment.num_tokens} tokens at once, there is room for {room}"
                 raise RequestError(message, param="messages")
+
+
+def check_record(core: Core, request: Request, more_bytes: int = 0) -> None:
+    """What is known of the media must fit the row, with ``more_bytes`` that are still to come. Raises RequestError."""
+    num_bytes = len(encode_record(request.record)) + more_bytes
+    _fits("the record of the request's media", num_bytes, core.limits.max_state_bytes)
 
 
 def _fits(what: str, num_bytes: int, limit: int) -> None:

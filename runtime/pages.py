@@ -136,6 +136,11 @@ class PageLedger:
         """True for a page that waits for its last users."""
         return self._num_owners[page] == 0 and self._num_users[page] > 0
 
+    @property
+    def num_retired(self) -> int:
+        """Pages that will be free when their last users are done; linear."""
+        return sum(map(self.is_retired, range(self.num_pages)))
+
     def check(self) -> None:
         """Assert the invariants; linear, for tests and for a controller that has just recovered."""
         owners = [0] * self.num_pages

@@ -7,7 +7,8 @@ acknowledged then: its slot is free, and nobody holds pages because of it.
 from ..shm.sequence_table import Phase
 from .core import Core, Outstanding, owner
 from .effects import SetPrefilled
-from .intake import timed_out
+from .errors import RequestError
+from .intake import check_record, timed_out
 from .lifecycle import fail, settle
 from .messages import Analyse, Analysed, DecodeSegment, Died, Encode, ItemError, Prefill, Result, Skipped
 from .quarantine import absolve, blame, give_back, segments_by_target
@@ -66,10 +67,17 @@ def _skip(core: Core, plan: Analyse | DecodeSegment | Encode | Prefill, live: li
 def _apply_shape(core: Core, plan: Analyse, live: list[Request], result: Analysed) -> None:
     for request in live:
         item = request.record.items[plan.item]
-        if item.shape is None:
-            item.shape = result.shape
-            absolve(request, plan)
-            core.save(request)
+        if item.shape is not None:
+            continue
+        item.shape = result.shape
+        try:
+            check_record(core, request)
+        except RequestError as error:
+            item.shape = None
+            fail(core, request, error)
+            continue
+        absolve(request, plan)
+        core.save(request)
 
 
 def _apply_decoded(core: Core, plan: DecodeSegment, live: list[Request]) -> None:

@@ -35,6 +35,7 @@ from .scheduling.types import (
 )
 
 MAX_ROUNDS = 8
+STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
 WINDOW = 16  # segments of one request that a policy sees: enough to keep video and encoder busy
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -62,9 +63,10 @@ def issue(core: Core, now: float) -> None:
 
 def make_view(core: Core) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
-    rows = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending and r.record.filled]
+    preparing = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
+    rows = [r for r in preparing if r.record.filled and r.failure is None]
     rows.sort(key=lambda request: request.arrival)
-    in_flight = [outstanding.actor for outstanding in core.plans.values()]
+    in_flight = [outstanding.actor for outstanding in core.plans.values() if core.now - outstanding.begun_s < STUCK_S]
     return View(
         requests=tuple(_view_request(core, request) for request in rows),
         video_credit=core.credit("video"),
@@ -143,7 +145,7 @@ def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> N
     younger = [r for r in core.rows if r is not None and not r.ending and r.arrival > request.arrival]
     holders = [r for r in younger if ledger.num_owned(owner(r))]
     for victim in sorted(holders, key=lambda r: -r.arrival):
-        if ledger.num_free >= need:
+        if ledger.num_free + ledger.num_retired >= need:
             return
         core.totals.evicted += 1
         reset_media(core, victim, consumed_too=False)

@@ -166,6 +166,8 @@ class Starter:
         own = {child.pid for child in self._children}
         own |= {self._zygote.process.pid} if self._zygote else set()
         reap_strangers(own)
+        if os.getpid() == 1:
+            return  # a container's orphans are all ours, also those of other commands in it
         strangers = set(children()) - own
         for pid in strangers & self._strangers:
             with contextlib.suppress(ProcessLookupError):

@@ -175,7 +175,8 @@ class Controller:
             kv=max(0, core.pools["kv"].num_free - reserve(core)),
         )
         rows = [request for request in core.rows if request is not None and request.record.prepared and not request.ending]
-        oldest = min((request.arrival for request in rows if not request.is_finished), default=-1)
+        texts = [request for request in core.waiting.values() if not request.definition.items]  # these wait for KV pages, too
+        oldest = min((request.arrival for request in [*rows, *texts] if not request.is_finished), default=-1)
         for request in sorted([*filter(needs_kv, rows), *core.waiting.values()], key=lambda request: request.arrival):
             if not request.has_row:
                 admit(core, granter, request, now)

@@ -196,7 +196,7 @@ class SupervisedActor:
         decision, self._history = decide(
             self._host.policy,
             self._history,
-            lifetime_s=dead.process.lifetime_s,
+            lifetime_s=dead.process.lifetime_s if dead.active.is_set() else 0.0,  # a start that failed has not run
             status=dead.process.returncode,
             in_step=dead.died_in_step,
             jitter=random.random(),
@@ -244,6 +244,11 @@ class SupervisedActor:
             if await instance.process.wait(hurry_after_s) is not None:
                 return
         await instance.process.stop(grace_s)
+
+    def hurry(self) -> None:
+        """A second SIGTERM: stop draining."""
+        for instance in self.instances:
+            instance.process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL every process and start none again."""

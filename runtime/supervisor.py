@@ -241,7 +241,7 @@ class Supervisor:
     def _handle_signals(self) -> None:
         self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
         self._loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        if self._hang_up_ends:
+        if self._hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             self._loop.add_signal_handler(signal.SIGHUP, self._on_signal)
         else:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -260,6 +260,7 @@ class Supervisor:
         last_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
+            self._notifier.watchdog()
             now_s = time.monotonic()
             # What we have not read yet cannot be held against anybody; nor can it when we were stopped ourselves (Ctrl-Z).
             self._on_notify()
@@ -342,15 +343,17 @@ class Supervisor:
 
     def say(self, text: str) -> None:
         """Tell people, and note in the log."""
-        self._logs.write("supervisor", [text])
+        self._logs.write("supervisor", text.splitlines())
         self._reporter.message(text)
 
     # ------------------------------------------------------------------------------------------------------ control
 
     async def end(self, drain_s: float | None) -> None:
         """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
-        if drain_s is not None:
-            self._drain_s = min(self._drain_s, drain_s)
+        if drain_s is not None and drain_s < self._drain_s:
+            self._drain_s = drain_s
+            if self._end.is_set() and "gateway" in self.actors:  # it has been told of a longer one
+                self._loop.call_later(drain_s, self.actors["gateway"].hurry)
         self._end.set()
         await self._gone.wait()
 

@@ -7,6 +7,7 @@ User= added.
 
 import ipaddress
 from collections.abc import Mapping
+from pathlib import Path
 
 from .config import ACTORS, RuntimeConfig
 from .listening import BACKLOG
@@ -30,13 +31,15 @@ def service_name(actor: str) -> str:
     return f"mmrt-{actor}.service"
 
 
-def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, str]) -> dict[str, str]:
+def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
     """File name -> contents. ``program`` is the absolute path of the mmrt command, ``environment`` what every actor gets.
+
+    ``directory`` is where actors run: what relative paths in the configuration start from.
 
     ``environment`` must name MMRT_RUN_DIR, since every actor has to find the same one.
     """
     assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
-    services = {service_name(actor): _service(config, actor, program, environment) for actor in ACTORS}
+    services = {service_name(actor): _service(config, actor, program, environment, directory) for actor in ACTORS}
     socket = _socket(config)
     sockets = {SOCKET: socket} if socket else {}
     return {TARGET: _target([*sockets, *services]), **sockets, **services}
@@ -79,7 +82,7 @@ WantedBy=default.target
 """
 
 
-def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str]) -> str:
+def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str], directory: Path) -> str:
     settings = config.supervisor
     section = config.actor(actor)
     variables = {
@@ -104,6 +107,7 @@ Type=notify
 NotifyAccess=main
 ExecStart={_quote(program.replace("$", "$$"))} actor {actor}
 {lines}
+WorkingDirectory={str(directory).replace("%", "%%")}
 Restart=on-failure
 RestartSec={max(0.1, settings.backoff_s):g}
 RestartPreventExitStatus=2

@@ -107,6 +107,8 @@ def _error_response(error: RequestError) -> web.Response:
         response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.request_id:
+        response.headers["X-Request-Id"] = error.request_id
     return response
 
 
@@ -148,12 +150,13 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 def _authenticate(api_key: str) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready."""
-    expected = f"Bearer {api_key}".encode()
+    expected = f"bearer {api_key}".encode()
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         if api_key and request.path not in OPEN_ROUTES:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+            given = f"{scheme.lower()} {key}".encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
                 raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
         return await handler(request)

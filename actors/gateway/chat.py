@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -30,8 +31,9 @@ OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
 # Bodies and media in memory at once, in bodies of the largest size.
 _INTAKE_BODIES = 4
-# Larger bodies are validated and tokenized in a thread, so that running streams do not wait for them.
+# Larger bodies are validated and tokenized in threads, so that running streams do not wait for them; few, since each takes memory.
 _THREAD_BYTES = 32 * 1024
+_NUM_THREADS = 2
 
 
 class _Stream:
@@ -43,6 +45,11 @@ class _Stream:
         self.request = request
         self.written_s = now_s
         self.write_began_s: float | None = None
+
+
+def shutting_down() -> RequestError:
+    """What clients are told when the server ends."""
+    return RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
@@ -74,9 +81,12 @@ class ChatCompletions:
         self._fingerprint = fingerprint
         self._max_body_bytes = server.max_body_mib << 20
         self._num_reading_bytes = 0
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake")
         self._streams: set[_Stream] = set()
         self.num_open = 0
+        self.num_reading = 0  # of them, those whose body has not come whole
         self.is_draining = False
+        self.is_closed = False  # running requests have been failed, and none begins
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request.
@@ -85,7 +95,7 @@ class ChatCompletions:
             RequestError: as long as no headers are out.
         """
         if self.is_draining:
-            raise RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
+            raise shutting_down()
         self.num_open += 1
         try:
             try:
@@ -117,13 +127,23 @@ class ChatCompletions:
     async def _intake(self, http: web.Request) -> tuple[ChatRequest, Prompt]:
         self._check_headers(http)
         body = bytearray()
+        self.num_reading += 1
         try:
             await self._read_body(http, body)
             if len(body) <= _THREAD_BYTES:
-                return self._parse(bytes(body))
-            return await asyncio.to_thread(self._parse, bytes(body))
+                return self._parse(body)
+            parsing = self._threads.submit(self._parse, body)
         finally:
+            self.num_reading -= 1
             self._num_reading_bytes -= len(body)
+        # The body takes memory until its thread is done, whether or not somebody still waits for that.
+        loop, num_bytes = asyncio.get_running_loop(), len(body)
+        self._num_reading_bytes += num_bytes
+        parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
+        return await asyncio.wrap_future(parsing)
+
+    def _forget(self, num_bytes: int) -> None:
+        self._num_reading_bytes -= num_bytes
 
     def _check_headers(self, http: web.Request) -> None:
         content_type = http.headers.get("Content-Type")
@@ -160,13 +180,15 @@ class ChatCompletions:
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
-    def _parse(self, body: bytes) -> tuple[ChatRequest, Prompt]:
+    def _parse(self, body: bytearray) -> tuple[ChatRequest, Prompt]:
         chat = read_request(body, self._limits)
         return chat, self._prompts.build(chat)
 
     # --------------------------------------------------------------------------------------------------------- answer
 
     async def _answer(self, http: web.Request, chat: ChatRequest, prompt: Prompt) -> web.StreamResponse:
+        if self.is_closed:
+            raise shutting_down()
         now_s = time.monotonic()
         id = f"chatcmpl-{secrets.token_hex(12)}"
         definition = Definition(
@@ -189,6 +211,9 @@ class ChatCompletions:
                 chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage, chat.return_token_ids)
                 return await self._stream(http, request, completion, chunks, event)
             return await self._whole(request, completion, event)
+        except RequestError as error:
+            error.request_id = id
+            raise
         finally:
             now_s = time.monotonic()
             self._registry.cancel(request, now_s)
@@ -229,7 +254,7 @@ class ChatCompletions:
                     break
             if request.error is not None:
                 raise request.error
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers={**headers, "X-Request-Id": completion.id})
             await response.prepare(http)
             try:
@@ -237,6 +262,9 @@ class ChatCompletions:
                 await response.write_eof()
             except ConnectionResetError:
                 log.info("request %x: its client has gone", request.key)
+            except Exception:  # a bug here must not look like an end, nor like a second response
+                log.exception("request %x: its stream failed", request.key)
+                _reset(http.transport)
             return response
         finally:
             self._streams.discard(stream)

@@ -100,7 +100,7 @@ def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[st
     if found is None:
         raise _bad_url(path, url)
     mime = found["mime"].strip().lower()
-    if ";base64" not in found["parameters"].lower():
+    if not found["parameters"].lower().endswith(";base64"):
         raise refuse(path, f"a data: URL must be base64-encoded (data:{kind}/…;base64,…), got {show(url)}")
     if mime.partition("/")[0] != kind and not (kind == "video" and mime in _ANIMATIONS):
         raise refuse(path, f"has type {show(mime)}, expected {kind}/…")

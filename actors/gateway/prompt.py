@@ -40,17 +40,19 @@ class PromptBuilder:
         Raises:
             RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long.
         """
-        ids = self._encode(request.conversation)
+        ids = self._encode(request.conversation, "messages")
         companion_ids = None
         if request.sampling.guidance_scale != 1.0:
             is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
             content = (request.negative_prompt,) if is_list else request.negative_prompt
-            companion_ids = self._encode(Conversation((Message("user", content),), ()))
+            companion_ids = self._encode(Conversation((Message("user", content),), ()), "negative_prompt")
         return Prompt(ids, companion_ids)
 
-    def _encode(self, conversation: Conversation) -> list[int]:
+    def _encode(self, conversation: Conversation, field: str) -> list[int]:
         texts = [text for message in conversation.messages for text in _texts(message)]
-        self._check_length(sum(self._tokenizer.min_tokens(text) for text in texts), "at least ")
+        if len(texts) > self._max_context:  # empty ones too: each costs time here
+            raise RequestError(f"{field}: has {len(texts)} texts, the limit is the context, {self._max_context}", param=field)
+        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
         guard = PromptGuard(self._tokenizer)
         hidden = iter(guard.hide(texts))
         try:
@@ -58,17 +60,17 @@ class PromptBuilder:
         except TemplateRefusal as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         ids = guard.encode(rendered)
-        self._check_length(len(ids))
+        self._check_length(len(ids), field)
         self._check_placeholders(ids, conversation)
         return self._fence_sound_tracks(ids, conversation)
 
-    def _check_length(self, num_tokens: int, qualifier: str = "") -> None:
+    def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
         """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""
         if num_tokens >= self._max_context:
             raise RequestError(
-                f"messages: the prompt has {qualifier}{num_tokens} tokens, the context has {self._max_context} and the answer"
+                f"{field}: the prompt has {qualifier}{num_tokens} tokens, the context has {self._max_context} and the answer"
                 " needs at least one of them",
-                param="messages",
+                param=field,
             )
 
     def _check_placeholders(self, ids: Sequence[int], conversation: Conversation) -> None:

@@ -21,7 +21,6 @@ from ...models.chat_template import ChatTemplate
 from ...models.config import load_model_config
 from ...models.tokenizer import Tokenizer
 from ...runtime.config import ACTORS
-from ...runtime.errors import RequestError
 from ...runtime.listening import BACKLOG, inherited_listeners, open_listeners
 from ...runtime.messages import ToActor, ToController, decode_delta
 from ...runtime.transport import drain_in_loop
@@ -34,7 +33,7 @@ from ..base import Actor
 from ..media_rules import for_run
 from ..recording import GatewayFlight
 from .app import build_app
-from .chat import ChatCompletions
+from .chat import ChatCompletions, shutting_down
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 FAREWELL_S = 1.0  # for error events to reach their clients at the end
+IDLE_CONNECTION_S = 75.0  # also for the first request to come
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
 
@@ -73,6 +73,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         model_name=actor.config.model.name or actor.model_path.name,
         kinds=model.media_kinds,
         max_context=layout.max_context,
+        sampling=model.sampling,
         media=actor.config.media,
         vision_rules=for_run(model, actor.config.media).vision_rules,
     )
@@ -166,7 +167,14 @@ async def serve(actor: Actor, text: TextStack) -> None:
     bus = drain_in_loop(loop, actor.bus, receive)
     with Listener(actor.run, "gateway") as bell:
         loop.add_reader(bell.fd, on_bell)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=_protocol_log(), shutdown_timeout=FAREWELL_S)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_protocol_log(),
+            shutdown_timeout=FAREWELL_S,
+            keepalive_timeout=IDLE_CONNECTION_S,
+        )
         await runner.setup()
         try:
             url = await _listen(runner, actor)
@@ -177,7 +185,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
                 tick()
                 await asyncio.sleep(TICK_S)
             if is_handing_over:
-                await _stop_accepting(runner, tick)
+                await _stop_accepting(runner, chat, tick, actor.config.supervisor.drain_s)
             chat.is_draining = True
             await _drain(actor, chat, registry, tick, is_forced)
         finally:
@@ -223,12 +231,12 @@ def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
     return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
 
 
-async def _stop_accepting(runner: web.AppRunner, tick: Callable[[], None]) -> None:
-    """Leave new connections to the successor, serve what the accepted ones have sent, and close those that wait for nothing."""
+async def _stop_accepting(runner: web.AppRunner, chat: ChatCompletions, tick: Callable[[], None], drain_s: float) -> None:
+    """Leave new connections to the successor, serve what the accepted ones have sent or are sending, and close those that are idle."""
     for site in runner.sites:
         await site.stop()
-    end_s = time.monotonic() + LAST_REQUESTS_S
-    while time.monotonic() < end_s:
+    began_s = time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < LAST_REQUESTS_S or (chat.num_reading and waited_s < drain_s):
         tick()
         await asyncio.sleep(TICK_S / 10)
     assert runner.server is not None
@@ -245,8 +253,8 @@ async def _drain(
     while chat.num_open and time.monotonic() < end_s and not is_forced():
         tick()
         await asyncio.sleep(TICK_S / 2)
-    error = RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=5)
-    registry.fail_all(error, time.monotonic())
+    chat.is_closed = True
+    registry.fail_all(shutting_down(), time.monotonic())
     end_s = time.monotonic() + FAREWELL_S
     while chat.num_open and time.monotonic() < end_s:
         tick()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...models.architecture import VisionRules
+from ...models.architecture import MAX_TEMPERATURE, SamplingDefaults, VisionRules
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...runtime.messages import MediaKind, Sampling
@@ -19,7 +19,7 @@ from .fields import Fields, kind_of, refuse, show
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
 
-MAX_TEMPERATURE = 2.0
+GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
 MAX_GUIDANCE_SCALE = 20.0
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -35,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     kinds: tuple[MediaKind, ...]
     max_context: int
+    sampling: SamplingDefaults = SamplingDefaults()
     media: MediaSection = MediaSection()
     vision_rules: VisionRules | None = None
 
@@ -117,7 +118,7 @@ HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def decode_body(body: bytes) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """Parse JSON. Raises RequestError for anything but an object: bad syntax, bad UTF-8, nesting too deep, NaN, 1e999."""
     if len(body) > MAX_ELEMENTS and sum(map(body.count, (b",", b"[", b"{"))) > MAX_ELEMENTS:
         raise RequestError(f"the body has more than {MAX_ELEMENTS} elements")
@@ -134,7 +135,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read_request(body: bytes, limits: Limits) -> ChatRequest:
+def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     """Validate a whole request body.
 
     Raises:
@@ -145,7 +146,7 @@ def read_request(body: bytes, limits: Limits) -> ChatRequest:
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     max_new_tokens = _read_max_tokens(fields, limits.max_context)
-    sampling = _read_sampling(fields)
+    sampling = _read_sampling(fields, limits.sampling)
     stop = _read_stop(fields)
     ignore_eos = fields.take_bool("ignore_eos")
     return_token_ids = fields.take_bool("return_token_ids")
@@ -212,13 +213,14 @@ def _read_max_tokens(fields: Fields, max_context: int) -> int | None:
     return old if new is None else new
 
 
-def _read_sampling(fields: Fields) -> Sampling:
+def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:
     seed = fields.take_int("seed", -_INT64, _INT64 - 1)
     top_k = fields.take_int("top_k", -1, (1 << 31) - 1)
+    temperature = _or(fields.take_float("temperature", 0, MAX_TEMPERATURE), defaults.temperature)
     return Sampling(
-        temperature=_or(fields.take_float("temperature", 0, MAX_TEMPERATURE), 1.0),
-        top_p=_or(fields.take_float("top_p", 0, 1, low_allowed=False), 1.0),
-        top_k=max(top_k or 0, 0),  # -1 is off, as in vLLM
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_p=_or(fields.take_float("top_p", 0, 1, low_allowed=False), defaults.top_p),
+        top_k=defaults.top_k if top_k is None else max(top_k, 0),  # -1 is off, as in vLLM
         min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
         seed=secrets.randbits(63) if seed is None else seed % _INT64,
         guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),

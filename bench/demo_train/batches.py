@@ -3,7 +3,7 @@
 Step k's batch depends on the seed and k alone. The training loop reads them through worker processes (``torch.utils.data``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from ...models.architecture import Item, ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
 from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
+from .grounding import Looks, Vocabulary, looks, places_of
 from .hints import heard, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
@@ -35,7 +36,7 @@ class MediaRows:
 
     Vision: rows uint8 [groups, patches, row bytes], positions [groups, patches, 2], one group per temporal patch.
     Audio: rows float32 [windows, bins, frames]. ``lengths`` patches or frames, ``num_tokens`` per group or window.
-    ``hints`` [tokens, parts, questions]: hints.py.
+    ``hints`` [tokens, parts, questions]: hints.py. ``thirds`` [tokens, 2]: which third of the picture's height and width it lies in.
     """
 
     rows: Tensor
@@ -44,13 +45,14 @@ class MediaRows:
     where: Tensor  # bool [batch, length]: the tokens that they become
     hints: Tensor
     positions: Tensor | None = None
+    thirds: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """ids [batch, length]; positions [batch, 3, length]; mask [batch, length, length]; learned [n]: flat indices of tokens to predict.
 
-    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task.
+    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task. ``looks``: grounding.py.
     """
 
     medium: Medium
@@ -62,6 +64,7 @@ class Batch:
     tasks: list[str]
     vision: MediaRows | None
     audio: MediaRows | None
+    looks: Looks
 
     def to(self, device: torch.device) -> "Batch":
         """The batch with its tensors there."""
@@ -90,6 +93,7 @@ class Batches(Dataset[Batch]):
         self._config = config
         self._builder = PromptBuilder(config, tokenizer)
         self._log_mel = LogMel(config.audio_rules)
+        self._words = Vocabulary(tokenizer)
 
     def __len__(self) -> int:
         return self._recipe.steps
@@ -174,6 +178,7 @@ class Batches(Dataset[Batch]):
         mask = same & np.tri(length, dtype=bool)
         mask |= np.eye(length, dtype=bool)
         config = self._config
+        told = [look for i, one in enumerate(sequences) for look in self._looks(i, one, items[i], rows[i], length)]
         flat = [(item, *data) for mine, theirs in zip(items, rows, strict=True) for item, data in zip(mine, theirs, strict=True)]
         vision = [one for one in flat if one[0].kind != "audio"]
         audio = [one for one in flat if one[0].kind == "audio"]
@@ -189,7 +194,18 @@ class Batches(Dataset[Batch]):
             [task for one in sequences for task in one.tasks],
             _vision(vision, seen) if vision else None,
             _audio(audio, heard, config) if audio else None,
+            Looks(*map(torch.from_numpy, map(np.array, zip(*told, strict=True)))),
         )
+
+    def _looks(
+        self, number: int, row: TokenRow, items: Sequence[Item], rows: Sequence[tuple[Any, Tensor]], length: int
+    ) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
+        """(slot, row, position, target) of one row."""
+        vision = [data[1] for item, data in zip(items, rows, strict=True) if item.kind != "audio"]
+        audio = [data[1] for item, data in zip(items, rows, strict=True) if item.kind == "audio"]
+        places = places_of(row.ids, self._config, torch.cat(vision) if vision else None, torch.cat(audio) if audio else None)
+        for slot, position, target in looks(row, places, self._words):
+            yield slot, number, position, np.pad(target, (0, length - len(target)))
 
 
 def _vision(media: Sequence[tuple[Item, npt.NDArray[np.uint8], Tensor]], where: Tensor) -> MediaRows:
@@ -207,7 +223,14 @@ def _vision(media: Sequence[tuple[Item, npt.NDArray[np.uint8], Tensor]], where: 
         at += t
     counts = torch.from_numpy(lengths)
     hints = torch.cat([hints for *_, hints in media])
-    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions))
+    thirds = torch.from_numpy(np.concatenate([_thirds(item) for item, *_ in media]))
+    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions), thirds)
+
+
+def _thirds(item: Item) -> npt.NDArray[np.int64]:
+    t, h, w = item.grid[0], item.grid[1] // 2, item.grid[2] // 2
+    down, across = (np.arange(h) * 2 + 1) * 3 // (2 * h), (np.arange(w) * 2 + 1) * 3 // (2 * w)
+    return np.tile(np.stack(np.meshgrid(down, across, indexing="ij"), axis=-1).reshape(-1, 2), (t, 1))
 
 
 def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:

@@ -30,6 +30,7 @@ def export(network: Network, work: Path, out: Path) -> None:
         shutil.copyfile(work / name, out / name)
     weights = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     draw_curve(work / CURVE, out / "loss.png")
 
 

@@ -55,6 +55,18 @@ def sound_heads(hidden: int) -> HintHead:
     return HintHead(hidden, 1, tuple(HEARD.values()))
 
 
+class PlaceHead(nn.Module):
+    """States of the language model's media tokens [n, hidden] -> loss against the third of height and of width that each lies in."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.say = nn.Linear(hidden, 6)
+
+    def forward(self, states: Tensor, thirds: Tensor) -> Tensor:
+        said = self.say(F.rms_norm(states.float(), states.shape[-1:]))
+        return F.cross_entropy(said[:, :3], thirds[:, 0]) + F.cross_entropy(said[:, 3:], thirds[:, 1])
+
+
 def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Tensor:
     """int64 [tokens, 4, 5] of what is in each frame of an item. grid: temporal patches, patches down, patches across."""
     groups, h, w = grid

@@ -20,7 +20,8 @@ from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...models.tokenizer import Tokenizer
 from .batches import Batch, Batches, MediaRows
-from .hints import sound_heads, vision_heads
+from .grounding import WORD_LAYER, missed
+from .hints import PlaceHead, sound_heads, vision_heads
 from .muon import Muon
 from .network import Network
 from .recipe import Recipe
@@ -41,6 +42,8 @@ class Learner:
         self.network = Network(config).to(device)
         hidden = config.language.hidden_size
         self.hint_heads = nn.ModuleList([vision_heads(hidden), sound_heads(hidden)]).to(device)
+        self.place_head = PlaceHead(hidden).to(device)
+        self.modules = {"network": self.network, "hints": self.hint_heads, "place": self.place_head}
         self.dtype = fast_dtype(device)
         rules = config.vision_rules
         assert rules is not None
@@ -49,14 +52,14 @@ class Learner:
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         matrices, others = _split(self.network)
         muon = Muon(matrices, recipe.matrix_rate, recipe.weight_decay, self.dtype)
-        others += self.hint_heads.parameters()
+        others += [*self.hint_heads.parameters(), *self.place_head.parameters()]
         adam = AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.matrix_rate), (adam, recipe.other_rate)]
 
     def loss(self, batch: Batch, towers_alone: bool = False) -> tuple[Tensor, Tensor]:
         """What to descend; and for each question whether every token of its answer is the likeliest.
 
-        The mean cross-entropy over the answers' tokens, plus that of the hints; or that of the hints alone, and of no question.
+        The mean cross-entropy over the answers' tokens, plus what hints and grounding add; or the hints' alone, and of no question.
         """
         hint = torch.zeros((), device=self.device)
         media = []
@@ -67,13 +70,17 @@ class Learner:
                     hint = hint + head(media[-1][1], rows.hints)
             if towers_alone:
                 return hint, torch.zeros(0, device=self.device)
-            hidden = self.network(batch.ids, batch.positions, batch.mask, media)
-            logits = self.network.logits(hidden.flatten(0, 1)[batch.learned - 1])
+            thought = self.network(batch.ids, batch.positions, batch.mask, media)
+            logits = self.network.logits(thought.hidden.flatten(0, 1)[batch.learned - 1])
+            ground = missed(batch.looks, thought.attention)
+            if batch.vision is not None and batch.vision.thirds is not None:
+                ground = ground + self.place_head(thought.states[WORD_LAYER][batch.vision.where], batch.vision.thirds)
         targets = batch.ids.flatten()[batch.learned]
         right = (logits.argmax(-1) == targets).int()
         all_right = torch.ones(len(batch.tasks), dtype=torch.int32, device=self.device)
         all_right = all_right.scatter_reduce(0, batch.question, right, "amin")
-        return F.cross_entropy(logits.float(), targets) + self.recipe.hint_weight * hint, all_right
+        more = self.recipe.hint_weight * hint + self.recipe.ground_weight * ground
+        return F.cross_entropy(logits.float(), targets) + more, all_right
 
     def embed(self, rows: MediaRows) -> Tensor:
         if rows.positions is None:
@@ -211,7 +218,11 @@ def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
 def _save(learner: Learner, step: int, file: Path) -> None:
     partial = file.with_suffix(".partial")
     optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
-    modules = {"network": learner.network.state_dict(), "hints": learner.hint_heads.state_dict()}
+    modules = {
+        "network": learner.network.state_dict(),
+        "hints": learner.hint_heads.state_dict(),
+        "place": learner.place_head.state_dict(),
+    }
     torch.save({"step": step, "recipe": repr(learner.recipe), **modules, "optimizers": optimizers}, partial)
     partial.rename(file)
 
@@ -222,8 +233,8 @@ def _resume(learner: Learner, file: Path) -> int:
     state = torch.load(file, weights_only=True, map_location=learner.device)
     if state["recipe"] != repr(learner.recipe):
         raise ValueError(f"{file} was made by another recipe; train in another directory")
-    learner.network.load_state_dict(state["network"])
-    learner.hint_heads.load_state_dict(state["hints"])
+    for name, module in learner.modules.items():
+        module.load_state_dict(state[name])
     for (optimizer, _), saved in zip(learner.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     return int(state["step"])

@@ -57,6 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: float
     clip_norm: float
     hint_weight: float
+    ground_weight: float
     batch: dict[str, int]
     row_tokens: dict[str, int]
     mixture: dict[str, float]

@@ -1,6 +1,7 @@
 """What the two Qwen2.5 families share of reading a checkpoint: the fields of decoder, towers and processors."""
 
 from ..architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
+from ..errors import CheckpointError
 from ..json_fields import CheckpointFiles, JsonObject
 
 
@@ -100,34 +101,44 @@ def parse_dtype(*places: JsonObject) -> DType:
 
 
 def parse_eos(files: CheckpointFiles, *places: JsonObject) -> tuple[int, ...]:
-    """Ids that end a sequence, from generation_config.json or else from the configuration."""
+    """Ids that end a sequence: generation_config.json's, else the configuration's, else the tokenizer's. Raises CheckpointError."""
     generation = files.optional("generation_config.json")
     for place in (generation, *places) if generation is not None else places:
-        if place.has("eos_token_id"):
-            return place.integers("eos_token_id")
-    return ()
+        if place.has("eos_token_id") and (found := place.integers("eos_token_id")):
+            return found
+    tokenizer = files.optional("tokenizer_config.json") or JsonObject({}, "defaults")
+    for id, token in tokenizer.object("added_tokens_decoder").tokens().items():
+        if tokenizer.has("eos_token") and id.isdigit() and token == tokenizer.token("eos_token"):
+            return (int(id),)
+    raise CheckpointError(f"{files.path}: neither generation_config.json nor config.json says eos_token_id, and no eos_token is named")
 
 
 def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:
-    """Rules of the image and video processors. ``video_falls_back``: without a video file, the image file counts for videos too."""
+    """Rules of the image and video processors.
+
+    ``video_falls_back``: without a video file, the image file counts for videos too. Without that, transformers' processor sets the
+    sizes of videos itself, whatever processor_config.json says; a video file counts here all the same.
+    """
     nested = files.optional("processor_config.json")
     image = files.optional("preprocessor_config.json")
     video = files.optional("video_preprocessor_config.json") or (image if video_falls_back else None)
     if nested is not None and nested.has("image_processor"):
         image = nested.object("image_processor")
+    sized = video
     if nested is not None and nested.has("video_processor"):
         video = nested.object("video_processor")
+        sized = video if video_falls_back else sized
     empty = JsonObject({}, "defaults")
-    image, video, base = image or empty, video or empty, VisionRules()
-    size, video_size = image.object("size"), video.object("size")
+    image, video, sized, base = image or empty, video or empty, sized or empty, VisionRules()
+    size, video_size = image.object("size"), sized.object("size")
     rules = VisionRules(
         patch_size=vision.patch_size,
         temporal_patch_size=vision.temporal_patch_size,
         merge_size=vision.merge_size,
         min_pixels=_edge(image, size, "min_pixels", "shortest_edge", base.min_pixels),
         max_pixels=_edge(image, size, "max_pixels", "longest_edge", base.max_pixels),
-        video_min_pixels=_edge(video, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
-        video_max_pixels=_edge(video, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
+        video_min_pixels=_edge(sized, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
+        video_max_pixels=_edge(sized, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
         video_total_pixels=_total_pixels(video, vision),
         fps=video.number("fps", default=base.fps),
         min_frames=video.integer("min_frames", default=base.min_frames),

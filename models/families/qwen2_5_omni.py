@@ -32,7 +32,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         language=language,
         dtype=fields.parse_dtype(outer, config, text),
         max_context=text.integer("max_position_embeddings", default=32768),
-        eos_token_ids=fields.parse_eos(files, config, text),
+        eos_token_ids=fields.parse_eos(files, config, text, outer),
         vision=vision,
         audio=audio,
         vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=False),

@@ -103,13 +103,27 @@ class _Server:
 
     def first_model(self) -> str:
         with self._open("/v1/models", None) as response:
-            models = json.load(response)["data"]
-        if not models:
+            try:
+                models = json.load(response)["data"]
+                name = str(models[0]["id"]) if models else ""
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                raise RunError(f"{self._url}/v1/models is no list of models: {type(error).__name__}: {error}") from None
+        if not name:
             raise RunError(f"{self._url} serves no model")
-        return str(models[0]["id"])
+        return name
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends."""
+        """The answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends or is none."""
+        try:
+            yield from self._events(body)
+        except (OSError, http.client.HTTPException) as error:
+            raise RunError(f"the connection broke before the answer was complete: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, RunError):
+                raise
+            raise RunError(f"{self._url} does not speak OpenAI's protocol: {type(error).__name__}: {error}") from None
+
+    def _events(self, body: dict[str, Any]) -> Iterator[str]:
         with self._open("/v1/chat/completions", body) as response:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -135,7 +149,7 @@ class _Server:
         except urllib.error.HTTPError as error:
             with error:
                 raise RunError(f"{error.code}: {_reason(error.read())}") from None
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise RunError(f"cannot reach {self._url}: {getattr(error, 'reason', error)}") from None
 
 

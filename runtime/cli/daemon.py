@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...shm.errors import ShmError
+from ..errors import RunError, UserError
 from ..supervisor import Reporter
 
 
@@ -83,8 +85,14 @@ def detach(supervise: Callable[[PipeReporter], int], log_file: Path, reporter: R
     """Run ``supervise`` in a daemon and wait until it is ready. Returns 0 then, or the exit status of a run that failed.
 
     Must be called while this process has one thread. ``log_file`` gets what the daemon prints itself, such as a traceback.
+
+    Raises: RunError if it cannot be written.
     """
-    log_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunError(f"cannot write {log_file}: {error.strerror} (XDG_STATE_HOME says where logs go)") from None
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -93,15 +101,16 @@ def detach(supervise: Callable[[PipeReporter], int], log_file: Path, reporter: R
         status = 1
         try:
             os.close(read_end)
-            status = _become_daemon(supervise, write_end, log_file)
+            status = _become_daemon(supervise, write_end, log)
         finally:
             os._exit(status)
     os.close(write_end)
+    os.close(log)
     os.waitpid(child, 0)
-    return _wait(read_end, reporter)
+    return _wait(read_end, log_file, reporter)
 
 
-def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log_file: Path) -> int:
+def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log: int) -> int:
     """In the child: one session of its own for the whole run (niceness works only inside one), then the daemon proper."""
     os.setsid()
     if os.fork():
@@ -109,7 +118,6 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log_file: 
     os.chdir("/")
     os.umask(0o077)
     null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -119,7 +127,8 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log_file: 
     os.write(fd, msgspec.json.encode(Started(os.getpid())) + b"\n")
     try:
         return supervise(pipe)
-    except ValueError as error:
+    except (UserError, ShmError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
         pipe.failed(str(error), [])
         return int(getattr(error, "exit_code", 1))
     except BaseException:
@@ -130,12 +139,14 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log_file: 
         raise
 
 
-def _wait(fd: int, reporter: Reporter) -> int:
+def _wait(fd: int, log_file: Path, reporter: Reporter) -> int:
     """Pass on what the daemon tells. Ctrl-C while it starts ends the run."""
     pidfd = -1
-    failed = False
+    failed = interrupted = False
 
     def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
         if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -167,6 +178,8 @@ def _wait(fd: int, reporter: Reporter) -> int:
         if pidfd >= 0:
             os.close(pidfd)
         signal.signal(signal.SIGINT, before)
+    if interrupted:
+        return 130
     if not failed:
-        reporter.failed("the supervisor ended before the run was ready", [])
+        reporter.failed(f"the supervisor ended before the run was ready: see {log_file}", [])
     return 1

@@ -11,7 +11,6 @@ import typer
 
 from ..config import ACTORS, CHILD_LISTEN_FD
 from ..control import borrow_role
-from ..errors import RunError
 from ..processes import CHILD_LIFELINE_FD
 from .options import DEFAULT_RUN, RunName, run_path
 
@@ -35,7 +34,7 @@ def register(app: typer.Typer) -> None:
         supervised process takes over.
         """
         if actor not in ACTORS:
-            raise RunError(f"no actor {actor!r}; there are {', '.join(ACTORS)}")
+            raise typer.BadParameter(f"no actor {actor!r}; there are {', '.join(ACTORS)}")
         if no_pdb and command:
             raise typer.BadParameter("--command is for pdb, which --no-pdb leaves out")
         path = run_path(run)

@@ -80,6 +80,8 @@ def _run_app(arguments: Sequence[str]) -> int:
     def root() -> None:
         pass
 
+    if list(arguments) == ["--version"]:
+        arguments = ["version"]
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for command in COMMANDS if chosen is None else (chosen,):
         importlib.import_module(f".{command}", __package__).register(app)

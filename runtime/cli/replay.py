@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...shm.errors import MissingError, ShmError
+from ...shm.errors import ShmError
 from ...shm.run_directory import RunDirectory
 from ..config import convert_config, read_environment
 from ..errors import RunError, UserError
@@ -88,23 +88,23 @@ def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
 
 def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | None, wait_s: float) -> None:
     """Order it, wait until it is done, and say where it is. Raises RunError."""
+    if not RunDirectory.is_alive(path):
+        raise RunError(f"no run is up in {path} (mmrt up)")
+    before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
+    write_order(path, actor, CaptureOrder(str(directory), count))
     try:
-        run = RunDirectory.attach(path, timeout_s=0.5)
-    except MissingError:
-        raise RunError(f"no run is up in {path} (mmrt up)") from None
-    with run:
-        before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
-        write_order(run.path, actor, CaptureOrder(str(directory), count))
-        try:
-            deadline_s = time.monotonic() + wait_s
-            while order_path(run.path, actor).exists() and time.monotonic() < deadline_s:
-                time.sleep(_POLL_S)
-            is_done = not order_path(run.path, actor).exists()
-        finally:
-            order_path(run.path, actor).unlink(missing_ok=True)
-        new = [file for file in captures_in(directory, actor) if before.get(file) != file.stat().st_mtime_ns]
-        if not is_done and not new:
-            new = _from_outside(run, actor, directory)
+        deadline_s = time.monotonic() + wait_s
+        # Not attached meanwhile: a run that ends removes its memory only when nobody is.
+        while order_path(path, actor).exists() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        is_done = not order_path(path, actor).exists()
+    finally:
+        order_path(path, actor).unlink(missing_ok=True)
+    new = [file for file in captures_in(directory, actor) if before.get(file) != file.stat().st_mtime_ns]
+    if not is_done and not new:
+        new = _from_outside(path, actor, directory)
+    if not new and not RunDirectory.is_alive(path):
+        raise RunError(f"the run in {path} has ended meanwhile")
     if not new:
         raise RunError(f"{actor} was given no plan within {wait_s:g} s (--wait)")
     if out is not None:
@@ -118,11 +118,11 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
         print(f"{file}: {captured.about}, {_say(captured.header.result)}")
 
 
-def _from_outside(run: RunDirectory, actor: str, directory: Path) -> list[Path]:
+def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:
     """The actor took no notice: it may be dead, or hang in a plan. Copy what its plans read."""
-    page_tokens = convert_config(run.info["config"]).memory.kv_page_tokens
     try:
-        found = capture_live(run, actor, page_tokens, directory)
+        with RunDirectory.attach(path, timeout_s=0.5) as run:
+            found = capture_live(run, actor, convert_config(run.info["config"]).memory.kv_page_tokens, directory)
     except (OSError, ShmError) as error:
         raise RunError(f"the plans of {actor} cannot be captured: {error}") from None
     if found:

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -39,12 +40,12 @@ def register(app: typer.Typer) -> None:
 
 
 def check_names(actors: Sequence[str], everything: bool) -> list[str]:
-    """Whom to restart, each once. Raises: RunError for names that are none, BadParameter for nobody or both."""
+    """Whom to restart, each once. Raises: BadParameter for names that are none, for nobody and for both."""
     if everything == bool(actors):
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
         if name not in ACTORS:
-            raise RunError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+            raise typer.BadParameter(f"no actor {name!r}; there are {', '.join(ACTORS)}")
     return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
 
 
@@ -58,8 +59,12 @@ def _restart(run: Path, name: str) -> RestartReply | RunError:
 
 
 def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
-    with ThreadPoolExecutor(len(names)) as pool:
-        yield from zip(names, pool.map(lambda name: _restart(run, name), names), strict=True)
+    """In threads that Ctrl-C need not wait for."""
+    replies: Queue[tuple[str, RestartReply | RunError]] = Queue()
+    for name in names:
+        Thread(target=lambda name=name: replies.put((name, _restart(run, name))), daemon=True).start()
+    for _ in names:
+        yield replies.get()
 
 
 def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 _WATCH_S = 1.0
+_PIPE_WIDTH = 120
 _STYLES = {"active": "green", "failed": "red", "backoff": "yellow", "restarting": "cyan", "debugged": "magenta", "absent": "red"}
 
 
@@ -40,7 +41,7 @@ def register(app: typer.Typer) -> None:
                 time.sleep(_WATCH_S)
         from rich.console import Console
 
-        console = Console(file=sys.stdout)
+        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         if not watch:
             console.print(_render(read_report(path)))
             return
@@ -81,11 +82,9 @@ def _render(report: RunReport) -> "Group":
         actors.add_column(column, no_wrap=True)
     for column in ("PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP"):
         actors.add_column(column, justify="right", no_wrap=True)
-    rows = [(_cells(actor), _remarks(actor)) for actor in report.actors]
-    if any(remarks for _, remarks in rows):
-        actors.add_column("REMARKS", overflow="ellipsis", no_wrap=True)
-    for cells, remarks in rows:
-        actors.add_row(*cells, remarks)
+    for actor in report.actors:
+        actors.add_row(*_cells(actor))
+    remarks = [Text(f"{actor.name}: {said}") for actor in report.actors if (said := _remarks(actor))]
     pools = ", ".join(f"{name} {pool.used}/{pool.pages}" for name, pool in report.pools.items())
     requests = report.requests
     memory = report.overhead_bytes + sum(actor.memory_bytes or 0 for actor in report.actors)
@@ -95,6 +94,7 @@ def _render(report: RunReport) -> "Group":
             f"  {report.endpoint}/v1  {report.model}  up {_duration(report.uptime_s)}",
         ),
         actors,
+        *remarks,
         Text(f"pages used: {pools}"),
         Text(f"memory: {memory / 1e6:.0f} MB in all, {report.overhead_bytes / 1e6:.0f} of it supervisor and zygote"),
         Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
@@ -121,7 +121,7 @@ def _cells(actor: ActorReport) -> list[str]:
 def _remarks(actor: ActorReport) -> str:
     """How its last process ended, and what it says beyond its state."""
     status = "" if actor.status == actor.state else actor.status
-    return "; ".join(filter(None, (actor.last_exit, status))).replace("[", "\\[")
+    return "; ".join(filter(None, (actor.last_exit, status)))
 
 
 def _duration(seconds: float) -> str:

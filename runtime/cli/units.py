@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         variables = {"MMRT_RUN_DIR": str(run_path(run))}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())
-        files = unit_files(effective, _program(), variables)
+        files = unit_files(effective, _program(), variables, Path.cwd())
         try:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
@@ -36,7 +36,8 @@ def register(app: typer.Typer) -> None:
         except OSError as error:
             raise RunError(f"cannot write units to {out}: {error.strerror}") from None
         print(f"{len(files)} files in {out.absolute()}. To use them:")
-        print(f"  cp {out}/mmrt* ~/.config/systemd/user/ && systemctl --user daemon-reload")
+        names = f"{out}/mmrt.target {out}/mmrt-*.s*"
+        print(f"  mkdir -p ~/.config/systemd/user && cp {names} ~/.config/systemd/user/ && systemctl --user daemon-reload")
         print(f"  systemctl --user start {TARGET}")
 
 

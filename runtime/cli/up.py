@@ -49,7 +49,8 @@ def register(app: typer.Typer) -> None:
         config: ConfigFile = None,
         model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
         device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
-        port: Annotated[int | None, typer.Option("--port", "-p", help="Where to serve; 0 picks a free port.")] = None,
+        host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere.")] = None,
+        port: Annotated[int | None, typer.Option("--port", "-p", help="The port; 0 picks a free one.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
@@ -59,7 +60,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
-        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, port), environment)
+        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, host, port), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
         if dry_run:
             _describe(plan)
@@ -72,14 +73,14 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(status)
 
 
-def _override(config: RuntimeConfig, model: str | None, device: str | None, port: int | None) -> RuntimeConfig:
+def _override(config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None) -> RuntimeConfig:
+    if model == "":
+        raise typer.BadParameter("is empty; leave it out for the default model", param_hint="--model")
     data = to_data(config)
-    if model is not None:
-        data["model"]["path"] = model
-    if device is not None:
-        data["model"]["device"] = device
-    if port is not None:
-        data["server"]["port"] = port
+    for key, value in {"model.path": model, "model.device": device, "server.host": host, "server.port": port}.items():
+        if value is not None:
+            section, _, name = key.partition(".")
+            data[section][name] = value
     return convert_config(data)
 
 
@@ -119,7 +120,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
             reporter,
             environment=child_environment(os.environ),
             log_directory=plan.logs,
-            zygote_stages=zygote_stages(family),
+            zygote_stages=None if plan.config.model.on_cuda else zygote_stages(family),  # CUDA allows no fork
             preparation=None if is_made else default_model.spec(plan.model),
             notify_socket=plan.environment.notify_socket,
             hang_up_ends=hang_up_ends,
@@ -133,8 +134,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
 
 def _describe(plan: Plan) -> None:
     """--dry-run: what would be started, and how much shared memory it would take."""
-    made = "" if default_model.is_made(plan.model) else " (not made yet: it would be, with random weights)"
     print(f"run directory  {plan.path}")
+    made = "" if default_model.is_made(plan.model) else " (not made yet: it would be, with random weights)"
     print(f"model          {plan.model}{made}")
     print(f"endpoint       {endpoint(run_info(plan.config, plan.model, plan.port))}/v1")
     print(f"logs           {plan.logs}")

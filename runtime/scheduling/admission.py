@@ -44,7 +44,7 @@ def check_submission(definition: Definition, limits: Limits, load: Load) -> None
             param="messages",
         )
     check_lengths(definition, _shortest(definition), limits)
-    if load.num_waiting >= limits.max_waiting:
+    if load.num_waiting >= limits.max_waiting + limits.num_rows - load.num_rows_used:  # who comes for a free row does not wait
         raise overloaded(f"{load.num_waiting} requests are waiting, the limit is {limits.max_waiting}", limits, load)
     num_tokens = load.num_waiting_tokens + len(definition.prompt_ids)
     if load.num_waiting and num_tokens > limits.max_waiting_tokens:

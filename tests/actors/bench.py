@@ -89,7 +89,7 @@ class Bench:
 
     def new_running_set(self) -> RunningSet:
         """That of the next decode generation."""
-        self.running = RunningSet(self.config, self.model, CpuSampler(), self.table, PAGE_TOKENS)
+        self.running = RunningSet(self.config, self.model, CpuSampler(), self.table, PAGE_TOKENS, Completion(torch.device("cpu")))
         return self.running
 
     def ids(self, count: int) -> list[int]:

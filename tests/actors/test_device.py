@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmrt.actors.device import is_device_lost, is_out_of_memory, open_device
+from mmrt.actors.device import open_device, raise_if_fatal
 from mmrt.runtime.config import ModelSection
 from mmrt.runtime.errors import ConfigError
 
@@ -28,6 +28,19 @@ def test_a_torch_without_cuda_is_told_apart(name: str) -> None:
         open_device(ModelSection(device=name))
 
 
-def test_errors_of_a_device() -> None:
-    assert [is_device_lost(error) for error in [*LOST, *NO_ROOM, *HARMLESS]] == [True] * 2 + [False] * 5
-    assert [is_out_of_memory(error) for error in [*LOST, *NO_ROOM, *HARMLESS]] == [False] * 2 + [True] * 3 + [False] * 2
+@pytest.mark.parametrize("error", LOST)
+def test_a_lost_device_ends_the_process(error: RuntimeError) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise_if_fatal(error)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", NO_ROOM)
+def test_so_does_a_lack_of_memory(error: RuntimeError) -> None:
+    with pytest.raises(MemoryError, match="allocate|out of memory"):
+        raise_if_fatal(error)
+
+
+@pytest.mark.parametrize("error", HARMLESS)
+def test_other_errors_are_the_request_s(error: Exception) -> None:
+    raise_if_fatal(error)

@@ -30,7 +30,7 @@ def towers(steps: int) -> Towers:
 def small_recipe(**changes: Any) -> Recipe:
     recipe = load_recipe()
     batch = dict.fromkeys(recipe.batch, 2)
-    model = msgspec.structs.replace(recipe.model, text={**recipe.model.text, "num_hidden_layers": 2})
+    model = msgspec.structs.replace(recipe.model, text={**recipe.model.text, "num_hidden_layers": 3})
     return msgspec.structs.replace(
         recipe, **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "warmup_steps": 1, **changes}
     )
@@ -108,7 +108,7 @@ def test_logits_equal_transformers(prepared: Prepared, reference: Any, medium: A
     batch = batches._pad(medium, sequences, items, rows)
     with torch.no_grad():
         media = [(part.where, learner.embed(part)) for part in (batch.vision, batch.audio) if part is not None]
-        ours = learner.network.logits(learner.network(batch.ids, batch.positions, batch.mask, media))
+        ours = learner.network.logits(learner.network(batch.ids, batch.positions, batch.mask, media).hidden)
         for row, one in enumerate(samples):
             inputs = reference_inputs(prepared, batch, row, list(one.media))
             theirs = reference(attention_mask=torch.ones_like(inputs["input_ids"]), **inputs).logits[0]
@@ -126,7 +126,7 @@ def test_questions_with_one_prefix_are_conversations_of_their_own(prepared: Prep
 
         def hidden(batch: Batch) -> torch.Tensor:
             media = [(part.where, learner.embed(part)) for part in (batch.vision, batch.audio) if part is not None]
-            return learner.network(batch.ids, batch.positions, batch.mask, media).flatten(0, 1)[batch.learned - 1]
+            return learner.network(batch.ids, batch.positions, batch.mask, media).hidden.flatten(0, 1)[batch.learned - 1]
 
         found = hidden(together)
         for number, question in enumerate(questions):

@@ -3,6 +3,7 @@
 Everything from pixels to logits is transformers' and PIL's; nothing of mmrt is imported. Media come decoded.
 """
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,25 +26,27 @@ class Media:
     """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, float32 samples at 16 kHz.
 
     With ``use_audio_in_video`` the sound tracks of all videos are among ``audios``, each in its place. The bounds are those of the area
-    that a picture or a frame is resized to.
+    that a picture or a frame is resized to; None: as the checkpoint says.
     """
 
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     videos: list[tuple[NDArray[np.uint8], float]] = field(default_factory=list)
     audios: list[NDArray[np.float32]] = field(default_factory=list)
-    image_pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
-    video_pixels: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)
+    image_pixels: tuple[int, int] | None = None
+    video_pixels: tuple[int, int] | None = None
     use_audio_in_video: bool = False
 
 
 class Oracle:
-    """The tiny omni checkpoint in transformers, float32."""
+    """An omni checkpoint in transformers, float32."""
 
     def __init__(self, checkpoint: Path) -> None:
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.model = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self.images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
+        self.image_pixels = _pixels(checkpoint / "preprocessor_config.json", (56 * 56, 28 * 28 * 1280))
+        self.video_pixels = _pixels(checkpoint / "video_preprocessor_config.json", (128 * 28 * 28, 768 * 28 * 28))
         self.sounds = WhisperFeatureExtractor(feature_size=128)
         config = self.model.config
         names = ("video_token", "audio_token", "audio_bos_token", "audio_eos_token")
@@ -66,11 +69,13 @@ class Oracle:
         found: dict[str, Any] = {}
         counts: dict[str, list[int]] = {"image": [], "video": [], "audio": []}
         if media.images:
-            patches, grids = zip(*(self._patches(picture[None], media.image_pixels) for picture in media.images), strict=True)
+            bounds = media.image_pixels or self.image_pixels
+            patches, grids = zip(*(self._patches(picture[None], bounds) for picture in media.images), strict=True)
             found |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
             counts["image"] = [int(np.prod(grid)) // MERGE for grid in grids]
         if media.videos:
-            patches, grids = zip(*(self._patches(frames, media.video_pixels) for frames, _ in media.videos), strict=True)
+            bounds = media.video_pixels or self.video_pixels
+            patches, grids = zip(*(self._patches(frames, bounds) for frames, _ in media.videos), strict=True)
             seconds = [2 / fps for _, fps in media.videos]
             found |= {
                 "pixel_values_videos": torch.cat(patches),
@@ -148,6 +153,14 @@ class Oracle:
         """Fail unless every id is the argmax of its prefix, or within TIE of it."""
         assert ids
         check_argmax(self.logits(inputs, ids), ids)
+
+
+def _pixels(processor_config: Path, default: tuple[int, int]) -> tuple[int, int]:
+    """Least and most of the area of a picture or a frame; the default where there is no such file."""
+    if not processor_config.exists():
+        return default
+    found = json.loads(processor_config.read_bytes())
+    return found["min_pixels"], found["max_pixels"]
 
 
 def check_argmax(logits: torch.Tensor, ids: list[int]) -> None:

@@ -1,6 +1,7 @@
 """Restarts as users do them: several at once, all in turn, with code that is broken on disk, and by editing it under ``--reload``."""
 
 import itertools
+import json
 import os
 import signal
 import socket
@@ -196,6 +197,25 @@ def test_a_stream_finishes_while_the_gateway_hands_over(own: Server) -> None:
     with Streams(own, 2) as streams:
         assert own.mmrt("restart", "gateway").returncode == 0
     assert streams.errors == [] and streams.ids == [expected] * 2
+
+
+def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
+    """Half of the body before, half of it behind the order to hand over."""
+    body = json.dumps(
+        {"model": own.checkpoint.name, "messages": [{"role": "user", "content": "Hello!" * 20}], "max_tokens": 4}
+    ).encode()
+    address = urllib.parse.urlsplit(own.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as upload:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        upload.sendall(head.encode() + body[: len(body) // 2])
+        time.sleep(0.3)
+        restart = threading.Thread(target=own.mmrt, args=("restart", "gateway"))
+        restart.start()
+        time.sleep(2.5)
+        upload.sendall(body[len(body) // 2 :])
+        answer = b"".join(iter(lambda: upload.recv(65536), b""))
+        restart.join(60)
+    assert answer.startswith(b"HTTP/1.1 200 OK") and b'"usage"' in answer
 
 
 def test_after_down_connections_are_refused(launch: Callable[..., Server]) -> None:

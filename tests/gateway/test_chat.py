@@ -59,7 +59,7 @@ def test_a_stream(stage: Any, options: dict[str, bool] | None) -> None:
 def test_the_wire_format_of_a_stream(stage: Any) -> None:
     async def test(scene: Any) -> None:
         response = await scene.post(scene.chat(stream=True, stream_options={"include_usage": True}))
-        assert response.headers["content-type"] == "text/event-stream"
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert response.headers["server"] == "mmrt"
         events = response.text.split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]

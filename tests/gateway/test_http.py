@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -15,13 +16,11 @@ from mmrt.shm.status import ActorState, StatsSnapshot
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 
 
-async def exchange(scene: Any, data: bytes, *, half_close: bool = False) -> bytes:
+async def exchange(scene: Any, data: bytes) -> bytes:
     """Send raw bytes; everything that comes back until the server closes or has answered once."""
     reader, writer = await scene.connect()
     try:
         writer.write(data)
-        if half_close:
-            writer.write_eof()
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if b": " in line)
         body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
@@ -83,6 +82,8 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
         assert (await scene.http.get("/ready")).status_code == 200
         right = {"Authorization": "Bearer sécret".encode()}
         assert (await scene.http.get("/v1/models", headers=right)).status_code == 200
+        other_case = {"Authorization": "bEaReR sécret".encode()}
+        assert (await scene.http.get("/v1/models", headers=other_case)).status_code == 200
         assert (await scene.post(scene.chat(), headers=right)).status_code == 200
 
     stage.run(test)
@@ -219,6 +220,49 @@ def test_a_large_prompt_does_not_hold_up_others(stage: Any) -> None:
         assert [answer.status_code for answer in answers] == [400, 400, 400, 200]
         padded = scene.chat(metadata={"padding": "x" * 100_000})
         assert (await scene.post(padded)).status_code == 200
+
+    stage.run(test)
+
+
+def test_whoever_leaves_a_large_prompt_behind_still_counts(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body is in memory until the thread that reads it is done, however soon the client has gone."""
+    go = threading.Event()
+    parse = chat_module.ChatCompletions._parse
+
+    def slow(self: Any, body: bytearray) -> Any:
+        assert go.wait(10)
+        return parse(self, body)
+
+    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(chat_module.ChatCompletions, "_parse", slow)
+
+    async def test(scene: Any) -> None:
+        body = json.dumps(scene.chat("x" * 950_000)).encode()
+        for _ in range(2):
+            _, writer = await scene.connect()
+            writer.write(POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.transport.abort()
+        answer = await exchange(scene, POST + b"Content-Type: application/json\r\nContent-Length: 900000\r\n\r\n" + b" " * 900_000)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        go.set()
+        async with asyncio.timeout(5):
+            while (await scene.post(scene.chat())).status_code == 503:
+                pass
+
+    stage.run(test)
+
+
+def test_a_failed_request_can_be_named(stage: Any) -> None:
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.fail(422, "too bad")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        answer = await scene.post(scene.chat())
+        assert answer.status_code == 422 and answer.headers["X-Request-Id"].startswith("chatcmpl-")
 
     stage.run(test)
 

@@ -97,6 +97,14 @@ def test_a_prompt_that_is_too_long(prompts: PromptBuilder, monkeypatch: pytest.M
     monkeypatch.setattr(Tokenizer, "encode_pieces", None)  # hopeless ones are not even tokenized
     with pytest.raises(RequestError, match="at least"):
         build(prompts, [{"role": "user", "content": "x" * 500_000}])
+    with pytest.raises(RequestError, match="messages: has 3000 texts, the limit is the context, 2048"):
+        build(prompts, [{"role": "user", "content": ""}] * 3000)
+
+
+def test_a_negative_prompt_that_is_too_long_is_named(prompts: PromptBuilder) -> None:
+    with pytest.raises(RequestError, match=r"negative_prompt: the prompt has \d+ tokens") as caught:
+        build(prompts, [{"role": "user", "content": "x"}], guidance_scale=2.0, negative_prompt="a 7 " * 1500)
+    assert caught.value.param == "negative_prompt"
 
 
 def test_a_template_that_refuses(tokenizer: Tokenizer, model: ModelConfig) -> None:

@@ -4,13 +4,14 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
 from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, Limits, read_request
-from mmrt.models.architecture import VisionRules
+from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
 
@@ -50,6 +51,15 @@ def test_the_defaults() -> None:
     assert sampling.guidance_scale == 1.0 and sampling.seed >= 0
     assert (request.max_new_tokens, request.stop, request.ignore_eos, request.stream) == (None, [], False, False)
     assert read(body()).sampling.seed != sampling.seed
+
+
+def test_the_checkpoint_says_what_counts_by_default() -> None:
+    limits = msgspec.structs.replace(LIMITS, sampling=SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20))
+    sampling = read_request(body(), limits).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.8, 20)
+    assert read_request(body(temperature=9e-6), limits).sampling.temperature == 0.0, "nothing is left to chance"
+    sampling = read_request(body(temperature=1, top_p=1, top_k=-1), limits).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
 
 
 def test_all_fields() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmrt.models.config import ModelConfig, VisionRules, load_model_config
+from mmrt.models.config import ModelConfig, SamplingDefaults, VisionRules, load_model_config
 from mmrt.models.errors import CheckpointError
 
 
@@ -97,13 +97,64 @@ def test_processor_files(directory: Callable[..., Path]) -> None:
     assert rules("v").video_total_pixels == int(128000 * 784 * 0.9)
 
 
+def test_sampling_as_the_checkpoint_recommends(directory: Callable[..., Path]) -> None:
+    path = directory("qwen2_5_vl")
+    (path / "generation_config.json").unlink(missing_ok=True)
+    assert load_model_config(path).sampling == SamplingDefaults()
+    (path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20}')
+    assert load_model_config(path).sampling == SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+    (path / "generation_config.json").write_text('{"do_sample": false, "top_k": 50}')
+    assert load_model_config(path).sampling == SamplingDefaults(temperature=0.0)
+    (path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(CheckpointError, match="json: temperature is 'hot', expected a number of at least 0, at most 2"):
+        load_model_config(path)
+
+
+def test_what_ends_an_answer(directory: Callable[..., Path]) -> None:
+    """generation_config.json first, then config.json from the inside out, then the tokenizer's own."""
+
+    def without(config: dict) -> dict:
+        for place in (config, config["text_config"]):
+            place.pop("eos_token_id", None)
+        return {"model_type": "qwen2_5_omni", "thinker_config": config}
+
+    path = directory("qwen2_5_omni", without)
+    (path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load_model_config(path).eos_token_ids == (5, 6)
+    (path / "generation_config.json").write_text('{"eos_token_id": []}')
+    tokenizer = {"eos_token": {"content": "<end>"}, "added_tokens_decoder": {"7": {"content": "<end>"}, "8": {"content": "<pad>"}}}
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert load_model_config(path).eos_token_ids == (7,)
+    (path / "config.json").write_text(json.dumps({**read(path / "config.json"), "eos_token_id": 9}))
+    assert load_model_config(path).eos_token_ids == (9,)
+    (path / "config.json").write_text(json.dumps({**read(path / "config.json"), "eos_token_id": None}))
+    (path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="neither generation_config.json nor config.json says eos_token_id"):
+        load_model_config(path)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_quantized_checkpoints_are_refused_by_name(directory: Callable[..., Path], inner: bool) -> None:
+    def quantized(config: dict) -> dict:
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+        return {"model_type": "qwen2_5_omni", "thinker_config": config} if inner else config
+
+    with pytest.raises(CheckpointError, match="quantization_config is of method 'awq': quantized checkpoints are not supported"):
+        load_model_config(directory("qwen2_5_omni", quantized))
+
+
 def test_omni_videos_have_limits_of_their_own(directory: Callable[..., Path]) -> None:
-    rules = load_model_config(directory("qwen2_5_omni")).vision_rules
-    assert rules is not None and (rules.video_min_pixels, rules.video_max_pixels) == (128 * 784, 768 * 784)
+    """Also where transformers 5 has saved a size beside the others, which its own processor then overrides."""
+    path = directory("qwen2_5_omni")
+    for _ in range(2):
+        rules = load_model_config(path).vision_rules
+        assert rules is not None and (rules.video_min_pixels, rules.video_max_pixels) == (128 * 784, 768 * 784)
+        saved = {"video_processor": {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}}
+        (path / "processor_config.json").write_text(json.dumps(saved))
 
 
 def test_what_opens_sound_is_a_token(directory: Callable[..., Path]) -> None:
-    with pytest.raises(CheckpointError, match="config.json: audio_start_token_id is 151647, outside the vocabulary of 1216"):
+    with pytest.raises(CheckpointError, match="audio_start_token_id is 151647, outside the vocabulary of 1216"):
         load_model_config(directory("qwen2_5_omni", lambda config: config.pop("audio_start_token_id") and config))
 
 

@@ -96,14 +96,13 @@ def test_the_environment() -> None:
             "MMRT_CONFIG": "/etc/c.toml",
             "NOTIFY_SOCKET": "@n",
             "MMRT_LIFELINE_FD": "3",
-            "WATCHDOG_USEC": "1500000",
             "XDG_STATE_HOME": "/s",
             "XDG_CACHE_HOME": "/c",
             "NO_COLOR": "1",
         }
     )
     assert (found.run_dir, found.config_file, found.notify_socket) == (Path("/dev/shm/x"), Path("/etc/c.toml"), "@n")
-    assert (found.lifeline_fd, found.watchdog_s, found.plain_output) == (3, 1.5, True)
+    assert (found.lifeline_fd, found.plain_output) == (3, True)
     assert (found.state_home, found.cache_home) == (Path("/s/mmrt"), Path("/c/mmrt"))
     with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
         read_environment({"MMRT_LIFELINE_FD": "x"})

@@ -263,7 +263,9 @@ def test_max_tokens_defaults_to_what_fits() -> None:
         check_lengths(definition(max_new=22), (28,), tight)
 
 
-@pytest.mark.parametrize("load", [Load(num_waiting=3, service_s=100.0), Load(num_waiting=1, num_waiting_tokens=98)])
+@pytest.mark.parametrize(
+    "load", [Load(num_waiting=3, num_rows_used=LIMITS.num_rows, service_s=100.0), Load(num_waiting=1, num_waiting_tokens=98)]
+)
 def test_too_much_waiting_is_503_with_retry_after(load: Load) -> None:
     with pytest.raises(RequestError) as caught:
         check_submission(definition(), LIMITS, load)

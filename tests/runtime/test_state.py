@@ -591,3 +591,106 @@ def test_timers_sleep_while_nothing_is_outstanding() -> None:
     assert driver.machine.next_tick_s() == pytest.approx(0.2)
     driver.done("prefill")
     assert 0.01 <= driver.machine.next_tick_s() <= 0.2
+
+
+# what must not end the controller, nor keep anybody waiting for ever
+
+
+def test_a_record_that_outgrows_its_row_is_refused_as_the_shapes_come() -> None:
+    """Else the row could not be written, by this controller or by any that follows it."""
+    driver = Driver(max_state_bytes=300)
+    driver.submit(image())
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    segments = [m.SegmentShape("image", (1, 2, 2), 4, 4, 1)] * 40
+    effects = driver.done("video", m.Analysed(m.ItemShape("image", (40, 2, 2), 40, segments)))
+    assert "the record of the request's media takes" in refused(effects).message
+    assert all(len(effect.data) <= 300 for effect in effects if isinstance(effect, WriteState))
+
+
+def test_a_large_text_request_is_not_passed_for_ever_by_younger_media() -> None:
+    """It waits for nine of ten KV pages while images that need five keep coming."""
+    driver = Driver(num_rows=2, num_kv_pages=10, num_media_pages=16)
+    image_key = iter(range(100, 200))
+
+    def send_image() -> int:
+        key = next(image_key)
+        driver.submit(image(), key=key)
+        driver.receive("gateway", m.Filled(1, key)).tick()
+        return key
+
+    send_image()
+    driver.submit(text(33, 1), key=1)
+    for _ in range(30):
+        if driver.core.requests[1].has_row:
+            break
+        if len(driver.core.requests) < 4:
+            send_image()
+        finish_a_step(driver)
+    assert driver.core.requests[1].has_row
+
+
+def finish_a_step(driver: Driver) -> None:
+    """Whatever is asked of an actor is done, and every row that decodes comes to its end."""
+    for plan in list(driver.core.plans.values()):
+        result = m.Analysed(SHAPE) if isinstance(plan.plan, m.Analyse) else m.Done()
+        driver.receive(plan.actor, m.PlanDone(plan.actor, 1, plan.plan_id, 0.01, result))
+    for row, request in enumerate(driver.core.rows):
+        if request is not None and request.phase == Phase.DECODE:
+            driver.counts[row] = (4, 2)
+            driver.receive("decode", m.SequenceEnded(1, row, request.row_generation))
+    for drop in sent(driver.tick(0.3), m.Drop):
+        assert isinstance(drop, m.Drop)
+        driver.counts.pop(drop.row, None)
+        driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+    for request in list(driver.core.requests.values()):
+        if request.is_finished:
+            driver.receive("gateway", m.Delivered(1, request.key))
+    driver.tick()
+
+
+def test_an_encoder_that_hangs_keeps_no_text_from_its_prefill() -> None:
+    driver = Driver(num_rows=3, exclusive=True)
+    driver.submit(text(), key=1)
+    driver.done("prefill")
+    driver.submit(image(), key=2)
+    driver.receive("gateway", m.Filled(1, 2)).tick()
+    driver.done("video", m.Analysed(SHAPE))
+    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+        driver.done("prefill")
+    driver.done("video")
+    assert any(plan.actor == "encoder" for plan in driver.core.plans.values())
+    driver.submit(text(), key=3)
+    assert not any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    driver.tick(6.0)
+    assert any(plan.actor == "prefill" for plan in driver.core.plans.values())
+
+
+def test_time_out_of_decode_is_no_time_between_tokens() -> None:
+    driver = Driver()
+    driver.submit(text(6, 40))
+    driver.done("prefill")
+    for count in range(1, 10):
+        driver.counts[0] = (count, 0)
+        driver.tick(0.1)
+    rate = driver.core.requests[KEY].rate
+    assert rate == pytest.approx(10, rel=0.2)
+    preempt(driver.core, driver.core.requests[KEY])
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
+    driver.tick(5.0)
+    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+        driver.done("prefill")
+    for count in range(10, 16):
+        driver.counts[0] = (count, 0)
+        driver.tick(0.1)
+        assert driver.core.requests[KEY].rate == pytest.approx(10, rel=0.2)
+
+
+def test_who_comes_for_a_free_row_does_not_wait() -> None:
+    driver = Driver(num_rows=2, max_waiting=0)
+    driver.receive("gateway", m.Submit(1, 1, text()))
+    driver.receive("gateway", m.Submit(1, 2, text()))
+    effects = driver.tick()
+    assert not sent(effects, m.Failed) and all(request.has_row for request in driver.core.requests.values())
+    assert refused(driver.submit(text(), key=3)).status == 503

@@ -86,9 +86,11 @@ def test_a_configuration_error_is_not_tried_again(toy: "ToyRun") -> None:
 
 
 def test_an_actor_that_is_never_ready_is_killed(toy: "ToyRun") -> None:
+    """And given up after a while, however long each start takes: the window counts time in which it served."""
     toy.behave("decode", "mute")
-    toy.start("memory", "decode", ready_timeout_s=0.3, restart_limit=1)
-    assert "SIGKILL (not ready within 0.3 s)" in toy.wait_for("failed")["reason"]
+    toy.start("memory", "decode", ready_timeout_s=0.3, restart_limit=3, restart_window_s=0.2)
+    reason = toy.wait_for("failed")["reason"]
+    assert "SIGKILL (not ready within 0.3 s); 3 failures" in reason
     assert toy.end() == 1
 
 
@@ -159,6 +161,32 @@ def test_a_signal_ends_the_run_cleanly(toy: "ToyRun", number: signal.Signals) ->
     toy.wait_for("ready")
     assert toy.process is not None
     toy.process.send_signal(number)
+    assert toy.end() == 0
+    toy.assert_nothing_left()
+
+
+def test_under_nohup_the_run_outlives_its_terminal(toy: "ToyRun") -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup leaves it
+    try:
+        toy.start("memory", "decode")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    toy.wait_for("ready")
+    assert toy.process is not None
+    toy.process.send_signal(signal.SIGHUP)
+    assert toy.report().ready
+    toy.call(DownRequest(drain_s=0.0))
+    assert toy.end() == 0
+
+
+def test_a_shorter_drain_hurries_one_that_has_begun(toy: "ToyRun") -> None:
+    toy.behave("gateway", "drains")
+    toy.start(drain_s=1000.0)
+    toy.wait_for("ready")
+    assert toy.process is not None
+    toy.process.send_signal(signal.SIGINT)
+    toy.wait_for("message", lambda event: event["text"] == "stopping")
+    toy.call(DownRequest(drain_s=0.0))
     assert toy.end() == 0
     toy.assert_nothing_left()
 

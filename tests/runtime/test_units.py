@@ -13,7 +13,7 @@ ENVIRONMENT = {"MMRT_RUN_DIR": '/dev/shm/a "b" %c $d'}
 
 
 def test_a_service_for_each_actor_and_a_target_over_them() -> None:
-    files = unit_files(RuntimeConfig(), "/usr/bin/mmrt", ENVIRONMENT)
+    files = unit_files(RuntimeConfig(), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
     assert set(files) == {TARGET, SOCKET, *map(service_name, ACTORS)}
     assert SOCKET in files[TARGET]
     assert "\nListenStream=127.0.0.1:8000\n" in files[SOCKET]
@@ -30,7 +30,7 @@ def test_a_service_for_each_actor_and_a_target_over_them() -> None:
 
 def test_settings_come_from_the_configuration() -> None:
     config = parse_config("[actors.decode]\nthreads = 2\nnice = 1\n[supervisor]\nwatchdog_s = 7.5\nrestart_limit = 9\ndrain_s = 60\n")
-    files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT)
+    files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
     decode = files["mmrt-decode.service"]
     for line in ('Environment="OMP_NUM_THREADS=2"', "Nice=1", "WatchdogSec=127.5", "StartLimitBurst=9"):
         assert f"\n{line}\n" in decode
@@ -47,7 +47,7 @@ def test_settings_come_from_the_configuration() -> None:
     ],
 )
 def test_systemd_listens_where_it_can(server: str, listens: str) -> None:
-    text = unit_files(parse_config(f"[server]\n{server}\n"), "/usr/bin/mmrt", ENVIRONMENT).get(SOCKET, "")
+    text = unit_files(parse_config(f"[server]\n{server}\n"), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b")).get(SOCKET, "")
     assert listens in text and bool(listens) == bool(text)
 
 
@@ -56,7 +56,7 @@ def test_decode_gets_most_of_the_processor() -> None:
 
 
 def test_special_characters_are_escaped() -> None:
-    text = unit_files(RuntimeConfig(), "/opt/a b/mmrt", ENVIRONMENT)["mmrt-video.service"]
+    text = unit_files(RuntimeConfig(), "/opt/a b/mmrt", ENVIRONMENT, Path("/srv/a b"))["mmrt-video.service"]
     assert 'ExecStart="/opt/a b/mmrt" actor video' in text
     assert r'Environment="MMRT_RUN_DIR=/dev/shm/a \"b\" %%c $d"' in text
 
@@ -66,7 +66,7 @@ def test_systemd_accepts_them(tmp_path: Path) -> None:
     program = tmp_path / "mmrt program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    for name, text in unit_files(RuntimeConfig(), str(program), ENVIRONMENT).items():
+    for name, text in unit_files(RuntimeConfig(), str(program), ENVIRONMENT, tmp_path).items():
         (tmp_path / name).write_text(text)
     command = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", *map(str, sorted(tmp_path.glob("mmrt*.*")))]
     result = subprocess.run(

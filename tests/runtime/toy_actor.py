@@ -2,7 +2,7 @@
 
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
 FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM),
-parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
+drains (ends at the second), parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
 """
 
 import contextlib
@@ -23,6 +23,8 @@ def main(name: str) -> int:
     event(toys, f"start {name}")
     if "stubborn" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "drains" in words:
+        signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     if "crash" in words:
         print("Traceback: the toy is broken", file=sys.stderr, flush=True)
         return 1

@@ -43,8 +43,7 @@ def test_encoding_equals_transformers_for_any_text(checkpoint: Path, text: str) 
     assert PromptGuard(ours).encode(text) == backend.encode(text, add_special_tokens=False).ids
 
 
-def test_eos_ids_come_from_the_generation_config(tokenizer: Tokenizer) -> None:
-    assert tokenizer.eos_ids == {0, 2}
+def test_special_tokens_are_those_of_the_configuration(tokenizer: Tokenizer) -> None:
     assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
@@ -154,9 +153,3 @@ def test_tokens_of_the_configuration_alone_are_added(checkpoint: Path, tmp_path:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="should have id"):
         Tokenizer.load(path)
-
-
-def test_eos_falls_back_to_the_named_token(checkpoint: Path, tmp_path: Path) -> None:
-    path = broken_copy(checkpoint, tmp_path)
-    (path / "generation_config.json").unlink()
-    assert Tokenizer.load(path).eos_ids == {2}

@@ -106,17 +106,18 @@ class DeviceBench(Bench):
 
     def __init__(self, run: RunDirectory, config: ModelConfig, weights: Weights, device: torch.device) -> None:
         self.sampler: Sampler = CpuSampler()
+        self.completion = Completion(device)
         super().__init__(run, config, weights)
         self.pages = torch.from_numpy(self.kv.data).to(device)
         embeddings = torch.zeros(self.embeddings.num_pages, self.embeddings.page_bytes, dtype=torch.uint8, device=device)
         self.model = LanguageModel(config, moved(weights, device), self.pages, PAGE_TOKENS, TritonOperations)
         self.sampler = TritonSampler(config.language.vocab_size, device)
         paged = DeviceEmbeddingPages(config, self.embeddings, embeddings)
-        self.worker = PrefillWorker(config, self.model, self.table, paged, PAGE_TOKENS, Completion(device))
+        self.worker = PrefillWorker(config, self.model, self.table, paged, PAGE_TOKENS, self.completion)
         self.new_running_set()
 
     def new_running_set(self) -> RunningSet:
-        self.running = RunningSet(self.config, self.model, self.sampler, self.table, PAGE_TOKENS)
+        self.running = RunningSet(self.config, self.model, self.sampler, self.table, PAGE_TOKENS, self.completion)
         return self.running
 
 
