@@ -30,6 +30,10 @@ class EmbeddingPages(Protocol):
         """Put the rows of spans over ``embeds``, whose row 0 is the prompt's token ``start``. Raises: StalePage, ValueError."""
         ...
 
+    def warm_up(self) -> None:
+        """Do once what the first write and read would have to wait for; no page is touched."""
+        ...
+
 
 def open_embedding_pages(config: ModelConfig, pool: PagePool, shared: SharedTensors) -> EmbeddingPages:
     """Over the run's pool, wherever its pages are."""
@@ -54,6 +58,9 @@ class HostEmbeddingPages:
             at = span.start - start
             embeds[at : at + span.num_tokens] = torch.from_numpy(rows).view(self._dtype)
 
+    def warm_up(self) -> None:
+        pass
+
 
 class DeviceEmbeddingPages:
     """``EmbeddingPages`` on a CUDA device: one launch over all runs, or all spans."""
@@ -76,6 +83,12 @@ class DeviceEmbeddingPages:
             self._pool.check(span.source.pages, span.source.generations)
         if spans:
             self._kernels.read_embeddings(self._pages, self._packed(stepped_over(spans, start, self._pages.shape[1])), embeds)
+
+    def warm_up(self) -> None:
+        """Both kernels, over a row that has no page."""
+        nowhere, row = self._packed([((), 0, 1)]), self._pages.new_zeros(1, self._pages.shape[-1])
+        self._kernels.write_embeddings(row, self._pages, nowhere)
+        self._kernels.read_embeddings(self._pages, nowhere, row)
 
     def _packed(self, spans: Sequence[Rows]) -> "PageIndices":
         named = [self._kernels.PageSpan(*span) for span in spans]

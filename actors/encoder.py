@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..models.towers import TowerInput, Towers
+from ..models.warm_up import warm_up_towers
 from ..runtime.messages import Done, Encode, EncodePart, Plan, Result
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
@@ -21,7 +22,12 @@ def main(actor: Actor) -> None:
     towers = Towers(config, shared.weights(), shared.device)
     embeddings = open_embedding_pages(config, PagePool.attach(actor.run, "embedding"), shared)
     shared.close()
-    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, Completion(shared.device))
+    completion = Completion(shared.device)
+    embeddings.warm_up()
+    if shared.device.type == "cuda":
+        warm_up_towers(towers, config)
+    completion.wait()  # what fails there must not be laid to the first plan
+    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion)
     serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False))
 
 

@@ -33,9 +33,10 @@ def main(actor: Actor) -> None:
     embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
     shared.close()
     completion = Completion(shared.device)
+    embeddings.warm_up()
     if shared.device.type == "cuda":
         warm_up_prefill(model, layout.kv_page_tokens)
-        completion.wait()  # what fails there must not be laid to the first plan
+    completion.wait()  # what fails there must not be laid to the first plan
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
     serve_plans(actor, worker.execute, table)

@@ -104,6 +104,11 @@ class DecodeGraphs:
             self._model.decode(*inputs.arguments())
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._model.decode(*inputs.arguments())
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                logits = self._model.decode(*inputs.arguments())
+        except Exception as error:
+            torch.cuda.set_stream(stream)  # torch stays on the capture's own where ending it fails, too, which hides why
+            raise error.__context__ or error from None
         return _Captured(inputs, graph, logits)

@@ -6,8 +6,10 @@ All of it is padding, for which nothing is stored: a standby may do it while ano
 import numpy as np
 import torch
 
+from .architecture import ModelConfig
 from .decoder import Chunk, Decoder
 from .sampler import Sampler, SamplingRows
+from .towers import TowerInput, Towers
 
 _CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles
 
@@ -17,6 +19,20 @@ def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
     for num_tokens in _CHUNKS:
         nowhere = torch.full((-(-num_tokens // page_tokens),), -1)
         model.prefill([Chunk(model.embed(torch.zeros(num_tokens, dtype=torch.int64)), _positions(num_tokens), 0, nowhere)])
+
+
+def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
+    """The smallest picture, and the shortest sound."""
+    parts = []
+    if config.vision is not None and config.vision_rules is not None:
+        rules = config.vision_rules
+        side = rules.merge_size
+        row_values = 3 * rules.temporal_patch_size * rules.patch_size**2
+        parts.append(TowerInput("image", np.zeros((side * side, row_values), np.uint8), (1, side, side)))
+    if config.audio is not None and config.audio_rules is not None:
+        frames = 4  # of which the tower makes one token
+        parts.append(TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0)))
+    towers.encode(parts)
 
 
 def warm_up_decode(model: Decoder, sampler: Sampler) -> None:

@@ -19,7 +19,7 @@ from mmrt.models.towers import TowerInput, Towers
 from mmrt.models.triton_operations import TritonOperations
 from mmrt.models.triton_sampler import TritonSampler
 from mmrt.models.triton_vision import attend_by_kernel
-from mmrt.models.warm_up import warm_up_decode, warm_up_prefill
+from mmrt.models.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.weights import attach_weights, write_weights
 from mmrt.runtime.messages import EmbeddingSpan, PageRun, Sampling
 from mmrt.shm.errors import StalePage
@@ -150,6 +150,18 @@ def test_warming_up_stores_nothing(tiny: tuple[ModelConfig, Weights], device: to
     warm_up_prefill(model, PAGE_TOKENS)
     warm_up_decode(model, TritonSampler(config.language.vocab_size, device))
     assert bool((kv == 9).all())
+
+
+def test_so_does_warming_up_the_pages_of_embeddings(run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:
+    pool = Bench(run, *tiny).embeddings
+    pages = torch.full((pool.num_pages, pool.page_bytes), 9, dtype=torch.uint8, device=device)
+    DeviceEmbeddingPages(tiny[0], pool, pages).warm_up()
+    assert bool((pages == 9).all())
+
+
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
+def test_the_smallest_picture_and_sound_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
+    warm_up_towers(Towers(tiny[0], tiny[1]), tiny[0])
 
 
 def test_a_step_in_a_graphs_place_says_the_same(tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:
