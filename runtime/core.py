@@ -26,7 +26,7 @@ from .journal import KEPT_ENDS, JournalRecord
 from .messages import PageRun, Plan, Run, ToActor, encode
 from .pages import Owner, PageLedger, User
 from .request import Request, encode_record
-from .scheduling.budgets import Budget, encode_budget, prefill_budget
+from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
 from .scheduling.types import Device, Limits
 
 WORKERS = ("video", "encoder", "prefill")
@@ -66,6 +66,7 @@ class Steering:
 
     prefill: Budget
     encode: Budget
+    allowance_s: float  # of a plan, by who decodes now
     share: float = 1.0
     tbt_s: float | None = None
     last: Device = "prefill"
@@ -115,7 +116,8 @@ class Core:
         self.row_generations = [0] * limits.num_rows
         self.free_rows = list(range(limits.num_rows - 1, -1, -1))
         self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
-        self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget))
+        idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
+        self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
 
     # ------------------------------------------------------------------------------------------------------ effects
 

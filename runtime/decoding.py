@@ -16,7 +16,7 @@ from .lifecycle import preempt, settle
 from .messages import Admit
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
-from .scheduling.budgets import allowance_s, retarget, steer_share
+from .scheduling.budgets import steer_share
 
 WINDOW_S = 0.25
 
@@ -67,12 +67,8 @@ def show_ended(core: Core) -> None:
 
 
 def _steer(core: Core, tbt_s: float) -> None:
-    steering, target_s = core.steering, core.limits.tbt_target_s
-    steering.tbt_s = tbt_s
-    steering.share = steer_share(steering.share, tbt_s, target_s)
-    allowance = allowance_s(steering.share, 1, target_s)
-    steering.prefill = retarget(steering.prefill, allowance)
-    steering.encode = retarget(steering.encode, allowance)
+    core.steering.tbt_s = tbt_s
+    core.steering.share = steer_share(core.steering.share, tbt_s, core.limits.tbt_target_s)
 
 
 def watched(core: Core) -> list[tuple[int, int]]:

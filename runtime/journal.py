@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 JOURNAL_NAME = "journal"
 KEPT_ENDS = 4096
 RESERVE_BYTES = 64 * 1024  # for failures and ends alone
+_FAREWELL_BYTES = 1024  # more, for those of each live request
 _STEP_BYTES = 256 * 1024  # room is taken in pieces of this size
 _END_BYTES = 24
 _FALLOC_FL_KEEP_SIZE = 1
@@ -109,7 +110,7 @@ class Journal:
         journal = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), compact_bytes)
         state = journal._load()
         with contextlib.suppress(OSError):  # a full file system: only what must be written is, as far as that goes
-            journal._room = _reserve(journal._fd, journal._size)
+            journal._room = _reserve(journal._fd, journal._size, journal._reserve_bytes())
         return journal, state
 
     @property
@@ -122,8 +123,10 @@ class Journal:
         A Submitted finds it full while there is still room for the ends of all others.
         """
         data = _frame(record)
-        if isinstance(record, Submitted) and self._size + len(data) + RESERVE_BYTES > self._room:
-            self._room = _reserve(self._fd, self._size + len(data))
+        if isinstance(record, Submitted):
+            reserve = self._reserve_bytes(1)
+            if self._size + len(data) + reserve > self._room:
+                self._room = _reserve(self._fd, self._size + len(data), reserve)
         try:
             _write_all(self._fd, data, self._size)
         except OSError:
@@ -134,6 +137,10 @@ class Journal:
         self._size += len(data)
         if self._size >= self._compact_bytes and self._size >= 2 * (self._live_bytes + len(self._ends) * _END_BYTES):
             self._compact()
+
+    def _reserve_bytes(self, num_more: int = 0) -> int:
+        """For the failures and ends of all that live, and of so many more requests."""
+        return RESERVE_BYTES + _FAREWELL_BYTES * (len(self._spans) + num_more)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -190,7 +197,7 @@ class Journal:
                     spans.setdefault(key, []).append((offset, size))
                     offset += size
             data = b"".join(chunks)
-            room = _reserve(fd, len(data))
+            room = _reserve(fd, len(data), self._reserve_bytes())
             _write_all(fd, data, 0)
             os.replace(part, self._path)
         except OSError as error:
@@ -221,14 +228,14 @@ def read_journal(directory: Path) -> JournalState:
     return state
 
 
-def _reserve(fd: int, size: int) -> int:
-    """Have room for ``size`` bytes and the reserve set aside, in a file that stays as long as it is. Returns how many bytes there are.
+def _reserve(fd: int, size: int, reserve: int) -> int:
+    """Have room for ``size`` bytes and ``reserve`` more set aside, in a file that stays as long as it is. Returns how much there is.
 
     Raises OSError (ENOSPC) if there is no such room. Where the file system cannot promise any, none is needed.
     """
-    wanted = -(-(size + RESERVE_BYTES) // _STEP_BYTES) * _STEP_BYTES
+    wanted = -(-(size + reserve) // _STEP_BYTES) * _STEP_BYTES
     libc = ctypes.CDLL(None, use_errno=True)
-    for room in (wanted, size + RESERVE_BYTES):
+    for room in (wanted, size + reserve):
         if libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(room)) == 0:
             return room
         number = ctypes.get_errno()

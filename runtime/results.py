@@ -4,7 +4,6 @@ Results are idempotent: one is applied where the record still names the pages th
 acknowledged then: its slot is free, and nobody holds pages because of it.
 """
 
-from ..shm.sequence_table import Phase
 from .core import Core, Outstanding, owner
 from .effects import SetPrefilled
 from .errors import RequestError
@@ -13,7 +12,7 @@ from .lifecycle import fail, settle
 from .messages import Analyse, Analysed, DecodeSegment, Died, Encode, ItemError, Prefill, Result, Skipped
 from .quarantine import absolve, blame, give_back, segments_by_target
 from .request import Request
-from .scheduling.budgets import allowance_s, update
+from .scheduling.budgets import update
 from .scheduling.types import SegmentStage
 
 
@@ -37,21 +36,16 @@ def finish_plan(core: Core, outstanding: Outstanding, result: Result, elapsed_s:
         rows = {(request.row, request.row_generation): request for request in live}
         if isinstance(plan, Encode):
             num_rows = sum(part.shape.num_rows for part in plan.parts if (part.row, part.row_generation) in rows)
-            core.steering.encode = update(core.steering.encode, num_rows, elapsed_s, _allowance(core))
+            core.steering.encode = update(core.steering.encode, num_rows, elapsed_s, core.steering.allowance_s)
             _apply_encoded(core, plan, live)
         else:
             chunks = [chunk for chunk in plan.chunks if (chunk.row, chunk.row_generation) in rows]
             num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-            core.steering.prefill = update(core.steering.prefill, num_tokens, elapsed_s, _allowance(core))
+            core.steering.prefill = update(core.steering.prefill, num_tokens, elapsed_s, core.steering.allowance_s)
             _apply_prefilled(core, plan, rows)
     core.clear_plan(outstanding)
     for request in outstanding.requests:
         settle(core, request)
-
-
-def _allowance(core: Core) -> float:
-    decoding = sum(r is not None and r.phase == Phase.DECODE for r in core.rows)
-    return allowance_s(core.steering.share, decoding, core.limits.tbt_target_s)
 
 
 def _skip(core: Core, plan: Analyse | DecodeSegment | Encode | Prefill, live: list[Request]) -> None:

@@ -23,6 +23,7 @@ from .messages import (
 from .quarantine import is_suspect
 from .request import Request
 from .scheduling import unified
+from .scheduling.budgets import allowance_s, retarget
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -44,6 +45,7 @@ WINDOW = 16  # segments of one request that a policy sees: enough to keep video 
 def issue(core: Core, now: float) -> None:
     """Plan and send until the policy has nothing more for the credit that is left."""
     steering = core.steering
+    _aim(core)
     limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
     for _ in range(MAX_ROUNDS):
         view = make_view(core)
@@ -61,6 +63,19 @@ def issue(core: Core, now: float) -> None:
     _notice_shortage(core, view, now)
 
 
+def _aim(core: Core) -> None:
+    """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
+    steering = core.steering
+    allowance = allowance_s(steering.share, _num_decoding(core), core.limits.tbt_target_s)
+    if allowance != steering.allowance_s:
+        steering.allowance_s = allowance
+        steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
+
+
+def _num_decoding(core: Core) -> int:
+    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in core.rows)
+
+
 def make_view(core: Core) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
     preparing = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
@@ -74,7 +89,7 @@ def make_view(core: Core) -> View:
         prefill_credit=core.credit("prefill"),
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
-        num_decoding=sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in core.rows),
+        num_decoding=_num_decoding(core),
         num_patch_pages=core.limits.num_patch_pages,
         num_free_patch_pages=core.pools["patch"].num_free,
         num_embedding_pages=core.limits.num_embedding_pages,

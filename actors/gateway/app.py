@@ -4,6 +4,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -149,7 +150,10 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _authenticate(api_key: str) -> Middleware:
-    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready."""
+    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
+
+    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back.
+    """
     expected = f"bearer {api_key}".encode()
 
     @web.middleware
@@ -159,6 +163,10 @@ def _authenticate(api_key: str) -> Middleware:
             given = f"{scheme.lower()} {key}".encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
                 raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
+        origin = request.headers.get("Origin")
+        if origin is not None and not api_key and urlsplit(origin).netloc.lower() != request.host.lower():
+            message = f"web pages of another origin ({origin[:100]!r}) may not use this server: it has no API key (server.api_key)"
+            raise RequestError(message, status=403, type="permission_error")
         return await handler(request)
 
     return authenticate

@@ -82,8 +82,8 @@ class MediaIntake:
         if kind_of_part in URL_PARTS:
             mime, data = _from_url(kind, inner, self._limits)
             detail = inner.take("detail")
-            if detail not in (None, "auto"):
-                raise refuse(inner.path("detail"), f"only 'auto' is supported, got {show(detail)}")
+            if detail not in (None, "auto", "high"):
+                raise refuse(inner.path("detail"), f"'auto' and 'high' are supported, got {show(detail)}; see max_pixels")
         else:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()

@@ -380,3 +380,14 @@ def test_metrics(stage: Any) -> None:
         assert f"vllm:num_requests_running{{{name}}} 0.0" in (await scene.http.get("/metrics")).text
 
     stage.run(test)
+
+
+def test_web_pages_of_other_origins_need_the_key(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+            answer = await scene.post(scene.chat(), headers={"Origin": origin})
+            assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
+        own = str(scene.http.base_url).rstrip("/")
+        assert (await scene.post(scene.chat(), headers={"Origin": own})).status_code == 200
+
+    stage.run(test)

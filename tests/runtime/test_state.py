@@ -694,3 +694,19 @@ def test_who_comes_for_a_free_row_does_not_wait() -> None:
     effects = driver.tick()
     assert not sent(effects, m.Failed) and all(request.has_row for request in driver.core.requests.values())
     assert refused(driver.submit(text(), key=3)).status == 503
+
+
+def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
+    driver = Driver(tbt_target_s=0.05, prefill_budget=0, max_context=4096, num_kv_pages=4000)
+    driver.submit(m.Definition("r", [1] * 3000, [], m.Sampling(), 64), key=1)
+    for _ in range(8):
+        if any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+            plan_id, plan = driver.plan("prefill")
+            assert isinstance(plan, m.Prefill)
+            units = sum(chunk.end - chunk.start for chunk in plan.chunks)
+            driver.receive("prefill", m.PlanDone("prefill", 1, plan_id, units * 1e-4, m.Done())).tick()
+    idle = driver.core.steering.prefill.units
+    assert driver.core.requests[1].phase == Phase.DECODE and idle > 600
+    driver.submit(m.Definition("r", [1] * 3000, [], m.Sampling(), 64), key=2)
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, m.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
