@@ -92,6 +92,13 @@ class JsonObject:
             raise self.error(field, f"is {value!r}, expected three numbers")
         return (float(value[0]), float(value[1]), float(value[2]))
 
+    def objects(self, field: str) -> "list[JsonObject]":
+        """A list of objects; an absent one reads as empty."""
+        found = self._data.get(field, [])
+        if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+            raise self.error(field, "is no list of objects")
+        return [JsonObject(one, self._file, f"{self._name(field)}[{i}]") for i, one in enumerate(found)]
+
     def object(self, *fields: str) -> "JsonObject":
         """A nested object; an absent one reads as empty."""
         field, value = self._get(fields, {})

@@ -175,16 +175,18 @@ class Controller:
             kv=max(0, core.pools["kv"].num_free - reserve(core)),
         )
         rows = [request for request in core.rows if request is not None and request.record.prepared and not request.ending]
-        texts = [request for request in core.waiting.values() if not request.definition.items]  # these wait for KV pages, too
-        oldest = min((request.arrival for request in [*rows, *texts] if not request.is_finished), default=-1)
+        oldest = min((request.arrival for request in rows if not request.is_finished), default=-1)
+        texts = [request.arrival for request in core.waiting.values() if not request.definition.items]  # these wait for KV pages, too
+        is_passed = min(texts, default=oldest) < oldest
         for request in sorted([*filter(needs_kv, rows), *core.waiting.values()], key=lambda request: request.arrival):
             if not request.has_row:
                 admit(core, granter, request, now)
                 continue
             need = kv_need(core, request)
-            if request.arrival == oldest:  # it does not leave room for the growth of younger ones
-                if grant_kv(core, request):
-                    granter.charge("kv", need)
+            if request.arrival == oldest:  # it does not leave room for the growth of younger ones, but for an older text that waits
+                if (not is_passed or granter.take(kv=need)) and grant_kv(core, request):
+                    if not is_passed:
+                        granter.charge("kv", need)
                 else:
                     granter.block("kv")
                     make_room(core, request, now)

@@ -119,6 +119,7 @@ class SupervisedActor:
         self.last_tail: list[str] = []
         self.stopping = asyncio.Event()
         self.retry_now = asyncio.Event()
+        self.hurried = asyncio.Event()  # while it stops: it is to drain no longer
         self.came = asyncio.Event()  # a process was started and is ``current``
         self._host = host
         self._history = RestartHistory()
@@ -241,14 +242,14 @@ class SupervisedActor:
     async def _stop_one(self, instance: Instance, grace_s: float, hurry_after_s: float | None) -> None:
         if hurry_after_s is not None:
             instance.process.signal(signal.SIGTERM)
-            if await instance.process.wait(hurry_after_s) is not None:
+            ended = asyncio.create_task(instance.process.wait(hurry_after_s))
+            hurried = asyncio.create_task(self.hurried.wait())
+            await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            if ended.done() and ended.result() is not None:
                 return
+            ended.cancel()
         await instance.process.stop(grace_s)
-
-    def hurry(self) -> None:
-        """A second SIGTERM: stop draining."""
-        for instance in self.instances:
-            instance.process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL every process and start none again."""

@@ -353,7 +353,7 @@ class Supervisor:
         if drain_s is not None and drain_s < self._drain_s:
             self._drain_s = drain_s
             if self._end.is_set() and "gateway" in self.actors:  # it has been told of a longer one
-                self._loop.call_later(drain_s, self.actors["gateway"].hurry)
+                self._loop.call_later(drain_s, self.actors["gateway"].hurried.set)
         self._end.set()
         await self._gone.wait()
 

@@ -1,10 +1,10 @@
 """The HTTP application: routes, authentication, errors in OpenAI's shape, and the small endpoints beside chat."""
 
 import hmac
+import ipaddress
 import logging
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -28,13 +28,17 @@ def build_app(
     limits: Limits,
     metrics: Metrics,
     api_key: str,
+    host: str,
     max_body_bytes: int,
     version: str,
     unready: Callable[[], list[str]],
 ) -> web.Application:
     """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200."""
     endpoints = _Endpoints(chat, limits, metrics, version, unready)
-    app = web.Application(middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key)], client_max_size=max_body_bytes)
+    app = web.Application(
+        middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key, frozenset({"localhost", host.lower()}))],
+        client_max_size=max_body_bytes,
+    )
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat.handle),
@@ -149,10 +153,11 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error_response(RequestError("internal error", status=500, type="internal_error"))
 
 
-def _authenticate(api_key: str) -> Middleware:
+def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
 
-    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back.
+    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back: its origin is
+    another one, or a name that is made to point here.
     """
     expected = f"bearer {api_key}".encode()
 
@@ -164,9 +169,20 @@ def _authenticate(api_key: str) -> Middleware:
             if not hmac.compare_digest(given, expected):
                 raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
         origin = request.headers.get("Origin")
-        if origin is not None and not api_key and urlsplit(origin).netloc.lower() != request.host.lower():
+        if origin is not None and not api_key and not _is_own(origin.lower(), request.host.lower(), names):
             message = f"web pages of another origin ({origin[:100]!r}) may not use this server: it has no API key (server.api_key)"
             raise RequestError(message, status=403, type="permission_error")
         return await handler(request)
 
     return authenticate
+
+
+def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
+    """Whether a page of this origin is the server's: same host and port, by an address or a name that nobody else can give it."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        if name not in names:
+            return False
+    return origin.partition("://")[2] == host

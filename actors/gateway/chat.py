@@ -140,7 +140,7 @@ class ChatCompletions:
         loop, num_bytes = asyncio.get_running_loop(), len(body)
         self._num_reading_bytes += num_bytes
         parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
-        return await asyncio.wrap_future(parsing)
+        return await asyncio.shield(asyncio.wrap_future(parsing))  # cancelled, it would stay in the queue with its body all the same
 
     def _forget(self, num_bytes: int) -> None:
         self._num_reading_bytes -= num_bytes

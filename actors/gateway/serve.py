@@ -119,6 +119,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
         limits=text.limits,
         metrics=metrics,
         api_key=server.api_key,
+        host=server.host,
         max_body_bytes=server.max_body_mib << 20,
         version=__version__,
         unready=unready,
@@ -158,9 +159,9 @@ async def serve(actor: Actor, text: TextStack) -> None:
         is_handing_over = not actor.ending
         actor.end()
 
-    def is_forced() -> bool:
-        """Told twice, or nobody is left to drain for."""
-        return num_orders > 1 or actor.lifeline.is_gone()
+    def is_late() -> bool:
+        """The time to drain is over, we were told twice, or nobody is left to drain for."""
+        return time.monotonic() > end_s or num_orders > 1 or actor.lifeline.is_gone()
 
     actor.watch_ending(loop, on_ending)
     loop.add_signal_handler(signal.SIGUSR1, on_successor)
@@ -184,10 +185,11 @@ async def serve(actor: Actor, text: TextStack) -> None:
             while not actor.ending:
                 tick()
                 await asyncio.sleep(TICK_S)
+            end_s = time.monotonic() + actor.config.supervisor.drain_s
             if is_handing_over:
-                await _stop_accepting(runner, chat, tick, actor.config.supervisor.drain_s)
+                await _stop_accepting(runner, chat, tick, is_late)
             chat.is_draining = True
-            await _drain(actor, chat, registry, tick, is_forced)
+            await _drain(chat, registry, tick, is_late)
         finally:
             await runner.cleanup()
             loop.remove_reader(bell.fd)
@@ -231,26 +233,22 @@ def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
     return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
 
 
-async def _stop_accepting(runner: web.AppRunner, chat: ChatCompletions, tick: Callable[[], None], drain_s: float) -> None:
+async def _stop_accepting(runner: web.AppRunner, chat: ChatCompletions, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
     """Leave new connections to the successor, serve what the accepted ones have sent or are sending, and close those that are idle."""
     for site in runner.sites:
         await site.stop()
-    began_s = time.monotonic()
-    while (waited_s := time.monotonic() - began_s) < LAST_REQUESTS_S or (chat.num_reading and waited_s < drain_s):
+    end_s = time.monotonic() + LAST_REQUESTS_S
+    while time.monotonic() < end_s or (chat.num_reading and not is_late()):
         tick()
         await asyncio.sleep(TICK_S / 10)
     assert runner.server is not None
     runner.server.pre_shutdown()
 
 
-async def _drain(
-    actor: Actor, chat: ChatCompletions, registry: RequestRegistry, tick: Callable[[], None], is_forced: Callable[[], bool]
-) -> None:
+async def _drain(chat: ChatCompletions, registry: RequestRegistry, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
     """Let running requests finish, then end the rest with an error that their clients see."""
-    drain_s = actor.config.supervisor.drain_s
-    log.info("%d requests are running, they have %g s", chat.num_open, drain_s)
-    end_s = time.monotonic() + drain_s
-    while chat.num_open and time.monotonic() < end_s and not is_forced():
+    log.info("%d requests are running", chat.num_open)
+    while chat.num_open and not is_late():
         tick()
         await asyncio.sleep(TICK_S / 2)
     chat.is_closed = True

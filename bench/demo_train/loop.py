@@ -218,11 +218,7 @@ def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
 def _save(learner: Learner, step: int, file: Path) -> None:
     partial = file.with_suffix(".partial")
     optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
-    modules = {
-        "network": learner.network.state_dict(),
-        "hints": learner.hint_heads.state_dict(),
-        "place": learner.place_head.state_dict(),
-    }
+    modules = {name: module.state_dict() for name, module in learner.modules.items()}
     torch.save({"step": step, "recipe": repr(learner.recipe), **modules, "optimizers": optimizers}, partial)
     partial.rename(file)
 

@@ -107,10 +107,13 @@ def parse_eos(files: CheckpointFiles, *places: JsonObject) -> tuple[int, ...]:
         if place.has("eos_token_id") and (found := place.integers("eos_token_id")):
             return found
     tokenizer = files.optional("tokenizer_config.json") or JsonObject({}, "defaults")
-    for id, token in tokenizer.object("added_tokens_decoder").tokens().items():
-        if tokenizer.has("eos_token") and id.isdigit() and token == tokenizer.token("eos_token"):
-            return (int(id),)
-    raise CheckpointError(f"{files.path}: neither generation_config.json nor config.json says eos_token_id, and no eos_token is named")
+    if tokenizer.has("eos_token"):
+        added = (files.optional("tokenizer.json") or JsonObject({}, "defaults")).objects("added_tokens")
+        known = {token.text("content"): token.integer("id", least=0) for token in added}
+        known |= {token: int(id) for id, token in tokenizer.object("added_tokens_decoder").tokens().items() if id.isdigit()}
+        if (found_id := known.get(tokenizer.token("eos_token"))) is not None:
+            return (found_id,)
+    raise CheckpointError(f"{files.path}: no eos_token_id in generation_config.json or config.json, and no eos_token of the tokenizer")
 
 
 def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:

@@ -91,7 +91,10 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     if not RunDirectory.is_alive(path):
         raise RunError(f"no run is up in {path} (mmrt up)")
     before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
-    write_order(path, actor, CaptureOrder(str(directory), count))
+    try:
+        write_order(path, actor, CaptureOrder(str(directory), count))
+    except FileNotFoundError:
+        raise RunError(f"no run is up in {path} (mmrt up)") from None
     try:
         deadline_s = time.monotonic() + wait_s
         # Not attached meanwhile: a run that ends removes its memory only when nobody is.

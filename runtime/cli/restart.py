@@ -60,11 +60,24 @@ def _restart(run: Path, name: str) -> RestartReply | RunError:
 
 def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
     """In threads that Ctrl-C need not wait for."""
-    replies: Queue[tuple[str, RestartReply | RunError]] = Queue()
+    replies: Queue[tuple[str, RestartReply | Exception]] = Queue()
+
+    def ask(name: str) -> None:
+        try:
+            replies.put((name, _restart(run, name)))
+        except Exception as error:
+            replies.put((name, error))
+
     for name in names:
-        Thread(target=lambda name=name: replies.put((name, _restart(run, name))), daemon=True).start()
-    for _ in names:
-        yield replies.get()
+        Thread(target=ask, args=(name,), daemon=True).start()
+    come: dict[str, RestartReply | Exception] = {}
+    for name in names:
+        while name not in come:
+            come.update([replies.get()])
+        reply = come[name]
+        if isinstance(reply, Exception) and not isinstance(reply, RunError):
+            raise reply
+        yield name, reply
 
 
 def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:

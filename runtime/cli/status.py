@@ -1,5 +1,6 @@
 """``mmrt status``: what every actor is doing. Asks the supervisor; without one it reads the run directory and the status words."""
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -41,7 +42,7 @@ def register(app: typer.Typer) -> None:
                 time.sleep(_WATCH_S)
         from rich.console import Console
 
-        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
         if not watch:
             console.print(_render(read_report(path)))
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the tiny default one, whose weights are random")
     family = model_family(plan.model) if is_made else default_model.FAMILY
+    if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
+        reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
     listeners = open_listeners(plan.config.server.host, plan.port)
     if plan.watched_source is not None:
         reporter.message(f"watching {plan.watched_source}: actors that import what is edited are restarted")
@@ -130,6 +133,14 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
         return await supervisor.serve()
 
     return asyncio.run(serve())
+
+
+def _is_reachable(host: str) -> bool:
+    """Whether other machines may reach it."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def _describe(plan: Plan) -> None:

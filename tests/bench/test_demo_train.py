@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from mmrt.bench.demo_data import Clip, Placed, Sound, sample
-from mmrt.bench.demo_data.kinds import Note
+from mmrt.bench.demo_data.kinds import Note, Question
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
+from mmrt.bench.demo_train.grounding import COLOURS, NAMED, SLOTS, THINGS, WORDS, Looks, Vocabulary, looks, missed, places_of
 from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
 from mmrt.bench.demo_train.loop import CURVE, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
 from mmrt.bench.demo_train.recipe import RECIPE, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
+from mmrt.models.families import qwen2_5_omni
 from mmrt.models.tokenizer import Tokenizer
 
 
@@ -275,3 +277,43 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     file.write_text(RECIPE.read_text().replace("[mixture]", "[mixture]\nsmell = 0.10"))
     with pytest.raises(ValueError, match="smell"):
         load_recipe(file)
+
+
+def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> None:
+    """A red circle and a blue circle, with their middles in tokens 1 and 9."""
+    words = Vocabulary(prepared.tokenizer)
+    things = [Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))]
+    builder = prepared.batches._builder
+    item = qwen2_5_omni.image_item(prepared.config, 84, 84)
+    assert item.grid == (1, 8, 8)
+    vision = seen([tuple(things)], item.grid)
+    questions = [
+        Question("count_some", "How many circles are there?", "Two."),
+        Question("exists", "Is there a green circle?", "No."),
+        Question("find_shape", "What shape is red?", "A circle."),
+    ]
+    row = builder.shared([item], questions, "", 1000)
+    start = int(np.flatnonzero(row.ids == prepared.config.image_token_id)[0])
+    places = places_of(row.ids, prepared.config, vision, None)
+    told: dict[tuple[tuple[int, int], int], dict[int, float]] = {}
+    for slot, position, target in looks(row, places, words):
+        told[SLOTS[slot], position] = {int(at): float(target[at]) for at in np.flatnonzero(target)}
+    red, blue = start + 1, start + 9
+    firsts = [int(answer[0]) - 1 for answer in row.answers]
+    assert told[THINGS, firsts[0]] == pytest.approx({0: 1 / 3, red: 1 / 3, blue: 1 / 3}), "two things, counted against the first token"
+    assert told[THINGS, firsts[1]] == {0: 1.0}, "no green circle"
+    assert told[THINGS, firsts[2]] == {0: 0.5, red: 0.5}
+    texts = [prepared.tokenizer.decode([id]).strip() for id in row.ids]
+    assert told[COLOURS, texts.index("green")] == {0: 1.0} and red in told[COLOURS, texts.index("red")]
+    assert told[WORDS, firsts[2]] == {texts.index("red"): 1.0}
+    answered = int(row.answers[2][0]) + [texts[at] for at in row.answers[2]].index("circle")
+    assert told[NAMED, answered - 1] == {red: 1.0}
+
+
+def test_what_heads_miss_is_the_divergence_from_where_they_should_look() -> None:
+    target = torch.tensor([[0.5, 0.5, 0.0]])
+    attention = [torch.full((1, 4, 3, 3), 1 / 3) for _ in range(3)]
+    look = Looks(torch.tensor([SLOTS.index(THINGS)]), torch.tensor([0]), torch.tensor([2]), target)
+    assert missed(look, attention).item() == pytest.approx(np.log(1.5), abs=1e-3)
+    attention[THINGS[0]][0, THINGS[1], 2] = target[0]
+    assert missed(look, attention).item() == pytest.approx(0, abs=1e-3)

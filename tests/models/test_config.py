@@ -125,11 +125,14 @@ def test_what_ends_an_answer(directory: Callable[..., Path]) -> None:
     tokenizer = {"eos_token": {"content": "<end>"}, "added_tokens_decoder": {"7": {"content": "<end>"}, "8": {"content": "<pad>"}}}
     (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert load_model_config(path).eos_token_ids == (7,)
+    (path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')  # as transformers 5 saves it
+    (path / "tokenizer.json").write_text('{"added_tokens": [{"id": 8, "content": "<pad>"}, {"id": 6, "content": "<end>"}]}')
+    assert load_model_config(path).eos_token_ids == (6,)
     (path / "config.json").write_text(json.dumps({**read(path / "config.json"), "eos_token_id": 9}))
     assert load_model_config(path).eos_token_ids == (9,)
     (path / "config.json").write_text(json.dumps({**read(path / "config.json"), "eos_token_id": None}))
     (path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="neither generation_config.json nor config.json says eos_token_id"):
+    with pytest.raises(CheckpointError, match="no eos_token_id in generation_config.json or config.json"):
         load_model_config(path)
 
 

@@ -629,6 +629,41 @@ def test_a_large_text_request_is_not_passed_for_ever_by_younger_media() -> None:
     assert driver.core.requests[1].has_row
 
 
+def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
+    """It waits for pages of a row in preparation, which waits for patch pages of younger ones, which wait for KV pages behind it."""
+    driver = Driver(num_rows=4, num_kv_pages=60, max_context=256, num_plan_slots=16, num_media_pages=32)
+
+    def analysed(num_segments: int) -> m.Analysed:
+        segments = [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)] * num_segments
+        return m.Analysed(m.ItemShape("image", (num_segments, 4, 4), 6 * num_segments, segments))
+
+    driver.submit(text(10, 4), key=1)
+    driver.done("prefill")
+    driver.submit(m.Definition("r", [1] * 220, [], m.Sampling(), 4), key=2)
+    for key in (3, 4, 5):
+        driver.submit(image(), key=key)
+    driver.receive("gateway", m.Filled(1, 5)).tick()
+    driver.done("video", analysed(30))
+    driver.counts[0] = (4, 2)
+    driver.receive("decode", m.SequenceEnded(1, 0, 1))
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
+    driver.tick()
+    assert driver.core.requests[5].has_kv, "the text waits for a row only"
+    driver.receive("gateway", m.Delivered(1, 1)).tick()
+    driver.counts.clear()
+    for key in (3, 4):
+        driver.receive("gateway", m.Filled(1, key)).tick()
+    while any(isinstance(plan.plan, m.Analyse) for plan in driver.core.plans.values()):
+        plan = next(plan for plan in driver.core.plans.values() if isinstance(plan.plan, m.Analyse))
+        driver.receive("video", m.PlanDone("video", 1, plan.plan_id, 0.01, analysed(10)))
+        driver.tick()
+    for _ in range(400):
+        finish_a_step(driver)
+    assert not driver.core.requests
+
+
 def finish_a_step(driver: Driver) -> None:
     """Whatever is asked of an actor is done, and every row that decodes comes to its end."""
     for plan in list(driver.core.plans.values()):
