@@ -68,7 +68,7 @@ def looks(row: TokenRow, places: Places, words: Vocabulary) -> list[tuple[int, i
     shape = np.where(is_digit, 0, label)
     for slot, word, seen in ((SHAPES, shape, places.label), (COLOURS, ink, places.ink)):
         for position in np.flatnonzero(word):
-            found.append(_look(slot, position, (seen == word[position]).any(1), always_first=False))
+            found.append(_look(slot, int(position), (seen == word[position]).any(1), always_first=False))
     before = 0
     for answer in row.answers:
         first = int(answer[0])
