@@ -68,8 +68,8 @@ def test_a_killed_gateway_costs_its_own_connections_only(own: Server) -> None:
 
 def test_restart_of_an_unknown_actor_is_refused(own: Server) -> None:
     done = own.mmrt("restart", "decoder")
-    assert done.returncode == 1
-    assert "decode" in done.stdout + done.stderr
+    assert done.returncode == 2
+    assert "no actor 'decoder'" in done.stdout + done.stderr
 
 
 def test_a_second_up_is_refused(own: Server) -> None:
