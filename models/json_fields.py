@@ -45,11 +45,10 @@ class JsonObject:
     def number(self, *fields: str, default: object = _MISSING, zero: bool = False, most: float = 1e30) -> float:
         """Likewise a number above 0, or 0 where ``zero`` says so, and ``most`` at most."""
         field, value = self._get(fields, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= most or (value == 0 and not zero):  # type: ignore[operator]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or zero and value == 0) or value > most:
             limits = ("of at least 0" if zero else "above 0") + (f", at most {most:g}" if most < 1e30 else "")
             raise self.error(field, f"is {value!r}, expected a number {limits}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def boolean(self, *fields: str, default: object = _MISSING) -> bool:
         field, value = self._get(fields, default)
