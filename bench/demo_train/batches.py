@@ -5,7 +5,7 @@ Step k's batch depends on the seed and k alone. The training loop reads them thr
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ from ...models.architecture import Item, ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
 from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
-from .grounding import Looks, Vocabulary, looks, places_of
-from .hints import heard, seen
+from .grounding import Looks, Vocabulary, looks, scene_of
+from .hints import PLACES, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
 
@@ -36,7 +36,7 @@ class MediaRows:
 
     Vision: rows uint8 [groups, patches, row bytes], positions [groups, patches, 2], one group per temporal patch.
     Audio: rows float32 [windows, bins, frames]. ``lengths`` patches or frames, ``num_tokens`` per group or window.
-    ``hints`` [tokens, parts, questions]: hints.py. ``thirds`` [tokens, 2]: which third of the picture's height and width it lies in.
+    ``hints`` [tokens, parts, questions] and ``places`` [tokens, 4]: hints.py.
     """
 
     rows: Tensor
@@ -45,7 +45,7 @@ class MediaRows:
     where: Tensor  # bool [batch, length]: the tokens that they become
     hints: Tensor
     positions: Tensor | None = None
-    thirds: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,14 @@ def _moved(values: Any, device: torch.device) -> Any:
     return replace(values, **changes)
 
 
+class Prepared(NamedTuple):
+    """One medium of a sample: rows uint8 [groups, patches, row bytes], or float32 [frames, bins] of a sound; hints of its tokens."""
+
+    item: Item
+    rows: npt.NDArray[Any]
+    hints: Tensor
+
+
 class Batches(Dataset[Batch]):
     """``batches[k]`` is the batch of step k."""
 
@@ -117,54 +125,49 @@ class Batches(Dataset[Batch]):
         augment = self._recipe.augment
         style = rng.random()
         sequences: list[TokenRow] = []
-        items: list[list[Item]] = []
-        rows: list[list[tuple[Any, Tensor]]] = []
+        media: list[list[Prepared]] = []
         for one in samples:
             if rng.random() < augment.empty:
                 unasked = replace(self._choose(one.questions, rng)[0], task=EMPTY_TASK, text="")
                 one = replace(one, media=(), questions=(unasked,))
-            media = [roundtrip(thing, rng) if rng.random() < augment.roundtrip else thing for thing in one.media]
-            prepared = [self._prepare(thing) for thing in media]
-            items.append([item for item, *_ in prepared])
-            rows.append([(data, hints) for _, data, hints in prepared])
+            things = [roundtrip(thing, rng) if rng.random() < augment.roundtrip else thing for thing in one.media]
+            media.append([self._prepare(thing) for thing in things])
+            items = [medium.item for medium in media[-1]]
             chosen = self._choose(one.questions, rng)
             system = ""
             if rng.random() < augment.system:
                 system = f"<|im_start|>system\n{SYSTEM_PROMPTS[rng.integers(len(SYSTEM_PROMPTS))]}<|im_end|>\n"
             if style < augment.question_first:
-                sequences.append(self._builder.conversation(items[-1], chosen[:2], system, True))
+                sequences.append(self._builder.conversation(items, chosen[:2], system, True))
             elif style < augment.question_first + augment.turns:
-                sequences.append(self._builder.conversation(items[-1], chosen[:MOST_TURNS], system, False))
+                sequences.append(self._builder.conversation(items, chosen[:MOST_TURNS], system, False))
             else:
-                sequences.append(self._builder.shared(items[-1], chosen, system, self._recipe.row_tokens[medium]))
-        return self._pad(medium, sequences, items, rows)
+                sequences.append(self._builder.shared(items, chosen, system, self._recipe.row_tokens[medium]))
+        return self._pad(medium, sequences, media)
 
     def _choose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Question]:
         return [questions[i] for i in rng.permutation(len(questions))]
 
-    def _prepare(self, thing: Picture | Clip | Sound) -> tuple[Item, Any, Tensor]:
-        """The item, its rows and its hints."""
+    def _prepare(self, thing: Picture | Clip | Sound) -> Prepared:
         config = self._config
         rules = config.vision_rules
         assert rules is not None
         if isinstance(thing, Sound):
             mel = self._log_mel(thing.pcm)
             item = qwen2_5_omni.audio_item(config, len(mel))
-            return item, mel, heard(thing, item.num_tokens)
+            return Prepared(item, mel, heard(thing, item.num_tokens))
         if isinstance(thing, Picture):
             item = qwen2_5_omni.image_item(config, *thing.pixels.shape[:2])
             rows = image_rows(thing.pixels, item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules)[None]
-            return item, rows, seen([thing.objects], item.grid)
+            return Prepared(item, rows, seen([thing.objects], item.grid))
         wanted = qwen2_5_omni.sample_frames(config, len(thing.frames), thing.fps)
         _, height, width, _ = thing.frames.shape
         item = qwen2_5_omni.video_item(config, len(wanted), height, width, rules.fps)
         height, width = item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size
         rows = np.stack(list(video_rows((thing.frames[i] for i in wanted), height, width, rules)))
-        return item, rows, seen([thing.scenes[i] for i in wanted], item.grid)
+        return Prepared(item, rows, seen([thing.scenes[i] for i in wanted], item.grid))
 
-    def _pad(
-        self, medium: Medium, sequences: Sequence[TokenRow], items: list[list[Item]], rows: list[list[tuple[Any, Tensor]]]
-    ) -> Batch:
+    def _pad(self, medium: Medium, sequences: Sequence[TokenRow], media: Sequence[Sequence[Prepared]]) -> Batch:
         size, length = len(sequences), max(len(one.ids) for one in sequences)
         ids = np.zeros((size, length), np.int64)
         positions = np.zeros((size, 3, length), np.int64)
@@ -178,10 +181,10 @@ class Batches(Dataset[Batch]):
         mask = same & np.tri(length, dtype=bool)
         mask |= np.eye(length, dtype=bool)
         config = self._config
-        told = [look for i, one in enumerate(sequences) for look in self._looks(i, one, items[i], rows[i], length)]
-        flat = [(item, *data) for mine, theirs in zip(items, rows, strict=True) for item, data in zip(mine, theirs, strict=True)]
-        vision = [one for one in flat if one[0].kind != "audio"]
-        audio = [one for one in flat if one[0].kind == "audio"]
+        where_seen = [_places(theirs) for theirs in media]
+        told = [look for i, one in enumerate(sequences) for look in self._looks(i, one, media[i], where_seen[i], length)]
+        vision = [one for theirs in media for one in theirs if one.item.kind != "audio"]
+        audio = [one for theirs in media for one in theirs if one.item.kind == "audio"]
         seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
         heard = torch.from_numpy(ids == config.audio_token_id)
         return Batch(
@@ -192,26 +195,36 @@ class Batches(Dataset[Batch]):
             torch.from_numpy(np.concatenate(learned)),
             torch.from_numpy(np.repeat(np.arange(len(learned)), [len(answer) for answer in learned])),
             [task for one in sequences for task in one.tasks],
-            _vision(vision, seen) if vision else None,
+            _vision(vision, torch.cat(where_seen), seen) if vision else None,
             _audio(audio, heard, config) if audio else None,
             Looks(*map(torch.from_numpy, map(np.array, zip(*told, strict=True)))),
         )
 
     def _looks(
-        self, number: int, row: TokenRow, items: Sequence[Item], rows: Sequence[tuple[Any, Tensor]], length: int
+        self, number: int, row: TokenRow, media: Sequence[Prepared], where_seen: Tensor, length: int
     ) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
         """(slot, row, position, target) of one row."""
-        vision = [data[1] for item, data in zip(items, rows, strict=True) if item.kind != "audio"]
-        audio = [data[1] for item, data in zip(items, rows, strict=True) if item.kind == "audio"]
-        places = places_of(row.ids, self._config, torch.cat(vision) if vision else None, torch.cat(audio) if audio else None)
-        for slot, position, target in looks(row, places, self._words):
+        vision = [one.hints for one in media if one.item.kind != "audio"]
+        audio = [one.hints for one in media if one.item.kind == "audio"]
+        scene = scene_of(
+            row.ids, self._config, (torch.cat(vision), where_seen) if vision else None, torch.cat(audio) if audio else None
+        )
+        for slot, position, target in looks(row, scene, self._words):
             yield slot, number, position, np.pad(target, (0, length - len(target)))
 
 
-def _vision(media: Sequence[tuple[Item, npt.NDArray[np.uint8], Tensor]], where: Tensor) -> MediaRows:
-    groups = sum(item.grid[0] for item, *_ in media)
-    most = max(item.grid[1] * item.grid[2] for item, *_ in media)
-    rows = np.zeros((groups, most, media[0][1].shape[-1]), np.uint8)
+def _places(media: Sequence[Prepared]) -> Tensor:
+    """Of all pictures and clips of one sample, one after the other."""
+    return torch.cat(
+        [torch.zeros(0, len(PLACES), dtype=torch.int64)]
+        + [places(one.item.grid, one.hints, number) for number, one in enumerate(media) if one.item.kind != "audio"]
+    )
+
+
+def _vision(media: Sequence[Prepared], where_seen: Tensor, where: Tensor) -> MediaRows:
+    groups = sum(one.item.grid[0] for one in media)
+    most = max(one.item.grid[1] * one.item.grid[2] for one in media)
+    rows = np.zeros((groups, most, media[0].rows.shape[-1]), np.uint8)
     positions = np.zeros((groups, most, 2), np.int64)
     lengths = np.zeros(groups, np.int64)
     at = 0
@@ -222,15 +235,8 @@ def _vision(media: Sequence[tuple[Item, npt.NDArray[np.uint8], Tensor]], where: 
         lengths[at : at + t] = h * w
         at += t
     counts = torch.from_numpy(lengths)
-    hints = torch.cat([hints for *_, hints in media])
-    thirds = torch.from_numpy(np.concatenate([_thirds(item) for item, *_ in media]))
-    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions), thirds)
-
-
-def _thirds(item: Item) -> npt.NDArray[np.int64]:
-    t, h, w = item.grid[0], item.grid[1] // 2, item.grid[2] // 2
-    down, across = (np.arange(h) * 2 + 1) * 3 // (2 * h), (np.arange(w) * 2 + 1) * 3 // (2 * w)
-    return np.tile(np.stack(np.meshgrid(down, across, indexing="ij"), axis=-1).reshape(-1, 2), (t, 1))
+    hints = torch.cat([one.hints for one in media])
+    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions), where_seen)
 
 
 def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
@@ -239,7 +245,7 @@ def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
     return grid.reshape(h // 2, 2, w // 2, 2, 2).transpose(0, 2, 1, 3, 4).reshape(-1, 2)
 
 
-def _audio(media: Sequence[tuple[Item, npt.NDArray[np.float32], Tensor]], where: Tensor, config: ModelConfig) -> MediaRows:
+def _audio(media: Sequence[Prepared], where: Tensor, config: ModelConfig) -> MediaRows:
     assert config.audio_rules is not None
     step = config.audio_rules.window_frames
     windows = [mel[at : at + step] for _, mel, _ in media for at in range(0, len(mel), step)]

@@ -1,12 +1,13 @@
 """Hints: what the towers are taught directly about each token. Without them they learn far later to see and to hear.
 
 Vision: four patches to a token; of each what lies there, in which colour, how large it is, and whether a thing has its middle there in
-the first and in the last frame of the temporal patch. Sound: whether it is silent, a tone or noise, the pitch, and whether something
-begins. The heads that say so are not part of the checkpoint.
+the first and in the last frame of the temporal patch; and of each token which digit it holds the middle of, apart for the first to the
+fourth of a number. Sound: whether it is silent, a tone or noise, the pitch, and whether something begins. The heads that say so are not
+part of the checkpoint.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,69 +21,89 @@ IGNORED = -100
 LABELS = ("nothing", *SHAPES, *"0123456789")
 INKS = ("nothing", *COLOURS)
 EXTENTS = (0.1, 0.16, 0.24, 0.33, 0.45, 0.6)  # borders between classes, as shares of a square as large as the picture
-SEEN = {"label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2}
+MOST_DIGITS = 4  # of a number: as many as a token has patches, so that part k of "digit" is about the k-th
+SEEN = {"label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2, "digit": 11}
+MOST_VIEWS = 12
+# Of a token: third of the picture's height and of its width; which temporal patch or which of two pictures; whether a thing is new.
+PLACES = {"down": 3, "across": 3, "view": MOST_VIEWS, "new": 2}
 TOKEN_S = 0.04
 LOWEST_HZ, PER_OCTAVE, NUM_PITCHES = 120.0, 5, 24
 HEARD = {"state": 3, "pitch": NUM_PITCHES, "onset": 2}
 _SILENT, _TONE, _NOISE = range(3)
-_NOTHING_WEIGHT = 0.3  # of the first class: most of a picture is empty
+# Of the first class: most of a picture is empty, and most of it holds no digit's middle.
+_NOTHING_WEIGHT, _NO_DIGIT_WEIGHT = 0.3, 0.02
 
 
 class HintHead(nn.Module):
-    """Tokens [n, hidden] -> loss against hints [n, parts, questions], each a class of ``classes``."""
+    """Tokens [n, hidden] -> loss against hints [n, parts, questions]. ``questions``: how many classes each has."""
 
-    def __init__(self, hidden: int, parts: int, classes: Sequence[int]) -> None:
+    def __init__(self, hidden: int, parts: int, questions: Mapping[str, int]) -> None:
         super().__init__()
-        self.parts, self.classes = parts, tuple(classes)
-        self.say = nn.Linear(hidden, parts * sum(classes))
-        self._weights = nn.Buffer(torch.tensor([_NOTHING_WEIGHT] + [1.0] * (max(classes) - 1)), persistent=False)
+        self.classes = tuple(questions.values())
+        self.say = nn.Linear(hidden, parts * sum(self.classes))
+        weights = torch.ones(len(questions), max(self.classes))
+        weights[:, 0] = torch.tensor([_NO_DIGIT_WEIGHT if name == "digit" else _NOTHING_WEIGHT for name in questions])
+        self._weights = nn.Buffer(weights, persistent=False)
 
     def forward(self, tokens: Tensor, hints: Tensor) -> Tensor:
         said = self.say(tokens).float().view(-1, sum(self.classes)).split(self.classes, -1)
         losses = [
-            F.cross_entropy(logits, hint, self._weights[: logits.shape[-1]], ignore_index=IGNORED)
-            for logits, hint in zip(said, hints.flatten(0, 1).unbind(-1), strict=True)
+            F.cross_entropy(logits, hint, weights[: logits.shape[-1]], ignore_index=IGNORED)
+            for logits, hint, weights in zip(said, hints.flatten(0, 1).unbind(-1), self._weights, strict=True)
             if (hint != IGNORED).any()
         ]
         return torch.stack(losses).sum() if losses else said[0].sum() * 0
 
 
 def vision_heads(hidden: int) -> HintHead:
-    return HintHead(hidden, 4, tuple(SEEN.values()))
+    return HintHead(hidden, 4, SEEN)
 
 
 def sound_heads(hidden: int) -> HintHead:
-    return HintHead(hidden, 1, tuple(HEARD.values()))
+    return HintHead(hidden, 1, HEARD)
 
 
 class PlaceHead(nn.Module):
-    """States of the language model's media tokens [n, hidden] -> loss against the third of height and of width that each lies in."""
+    """States of the language model's media tokens [n, hidden] -> loss against ``places`` [n, 4]."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.say = nn.Linear(hidden, 6)
+        self.say = nn.Linear(hidden, sum(PLACES.values()))
 
-    def forward(self, states: Tensor, thirds: Tensor) -> Tensor:
-        said = self.say(F.rms_norm(states.float(), states.shape[-1:]))
-        return F.cross_entropy(said[:, :3], thirds[:, 0]) + F.cross_entropy(said[:, 3:], thirds[:, 1])
+    def forward(self, states: Tensor, places: Tensor) -> Tensor:
+        said = self.say(F.rms_norm(states.float(), states.shape[-1:])).split(tuple(PLACES.values()), -1)
+        return torch.stack([F.cross_entropy(logits, place) for logits, place in zip(said, places.unbind(-1), strict=True)]).sum()
 
 
 def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Tensor:
-    """int64 [tokens, 4, 5] of what is in each frame of an item. grid: temporal patches, patches down, patches across."""
+    """int64 [tokens, 4, 6] of what is in each frame of an item. grid: temporal patches, patches down, patches across."""
     groups, h, w = grid
     size = -(-len(frames) // groups)
-    hints = np.zeros((groups, h, w, len(SEEN)), np.int64)
-    hints[..., 2] = IGNORED
+    patches = np.zeros((groups, h, w, len(SEEN) - 1), np.int64)
+    patches[..., 2] = IGNORED
+    digits = np.zeros((groups, h // 2, w // 2, MOST_DIGITS), np.int64)
     for group in range(groups):
         mine = frames[group * size : (group + 1) * size] or frames[-1:]
         for placed in (placed for frame in mine for placed in frame):
-            _mark(hints[group], placed)
+            _mark(patches[group], digits[group], placed)
         for column, frame in ((3, mine[0]), (4, mine[-1])):
             for placed in frame:
                 row, across = _patch(placed.centre, h, w)
-                hints[group, row, across, column] = 1
-    blocks = hints.reshape(groups, h // 2, 2, w // 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
-    return torch.from_numpy(np.ascontiguousarray(blocks).reshape(-1, 4, len(SEEN)))
+                patches[group, row, across, column] = 1
+    blocks = patches.reshape(groups, h // 2, 2, w // 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
+    return torch.from_numpy(np.concatenate((blocks.reshape(-1, 4, len(SEEN) - 1), digits.reshape(-1, 4, 1)), axis=-1))
+
+
+def places(grid: tuple[int, int, int], hints: Tensor, number: int) -> Tensor:
+    """int64 [tokens, 4], the classes of PLACES. ``hints`` of the same item: ``seen``; ``number``: which of the pictures it is."""
+    groups, h, w = grid[0], grid[1] // 2, grid[2] // 2
+    down, across = (((torch.arange(n) * 2 + 1) * 3) // (2 * n) for n in (h, w))
+    view = torch.arange(number, number + groups).clamp(max=MOST_VIEWS - 1)
+    middle = hints.view(groups, h * w, 4, -1)[..., 3:5] > 0
+    before = torch.cat((torch.zeros_like(middle[:1, ..., 1]), middle[:-1, ..., 1]))
+    new = (middle[..., 0] & ~before) | (middle[..., 1] & ~middle[..., 0])
+    thirds = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).reshape(1, -1, 2).expand(groups, -1, -1)
+    return torch.cat((thirds, view[:, None, None].expand(-1, h * w, 1), new.any(-1, keepdim=True).long()), dim=-1).flatten(0, 1)
 
 
 def _patch(centre: tuple[float, float], h: int, w: int) -> tuple[int, int]:
@@ -90,9 +111,9 @@ def _patch(centre: tuple[float, float], h: int, w: int) -> tuple[int, int]:
     return min(max(int(y * h), 0), h - 1), min(max(int(x * w), 0), w - 1)
 
 
-def _mark(hints: npt.NDArray[np.int64], placed: Placed) -> None:
+def _mark(patches: npt.NDArray[np.int64], digits: npt.NDArray[np.int64], placed: Placed) -> None:
     """The patches whose middle lies in the box, and the one in which the box has its middle; digit by digit."""
-    h, w = hints.shape[:2]
+    h, w = patches.shape[:2]
     parts = placed.label if placed.label.isdigit() else (placed.label,)
     x0, y0, x1, y1 = placed.box
     width = (x1 - x0) / len(parts)
@@ -101,8 +122,11 @@ def _mark(hints: npt.NDArray[np.int64], placed: Placed) -> None:
     for number, label in enumerate(parts):
         left, right = x0 + number * width, x0 + (number + 1) * width
         inside = ((ys > y0) & (ys < y1))[:, None] & ((xs > left) & (xs < right))[None]
-        inside[_patch(((left + right) / 2, (y0 + y1) / 2), h, w)] = True
-        hints[inside, :3] = LABELS.index(label), INKS.index(placed.colour), int(np.searchsorted(EXTENTS, extent))
+        row, across = _patch(((left + right) / 2, (y0 + y1) / 2), h, w)
+        inside[row, across] = True
+        patches[inside, :3] = LABELS.index(label), INKS.index(placed.colour), int(np.searchsorted(EXTENTS, extent))
+        if label.isdigit():
+            digits[row // 2, across // 2, number] = 1 + int(label)
 
 
 def heard(sound: Sound, num_tokens: int) -> Tensor:

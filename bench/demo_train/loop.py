@@ -73,8 +73,8 @@ class Learner:
             thought = self.network(batch.ids, batch.positions, batch.mask, media)
             logits = self.network.logits(thought.hidden.flatten(0, 1)[batch.learned - 1])
             ground = missed(batch.looks, thought.attention)
-            if batch.vision is not None and batch.vision.thirds is not None:
-                ground = ground + self.place_head(thought.states[WORD_LAYER][batch.vision.where], batch.vision.thirds)
+            if batch.vision is not None and batch.vision.places is not None:
+                ground = ground + self.place_head(thought.states[WORD_LAYER][batch.vision.where], batch.vision.places)
         targets = batch.ids.flatten()[batch.learned]
         right = (logits.argmax(-1) == targets).int()
         all_right = torch.ones(len(batch.tasks), dtype=torch.int32, device=self.device)

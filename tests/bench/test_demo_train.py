@@ -1,6 +1,8 @@
 """Training of the demo model: the network is transformers', blocks do not see each other, and training can be continued."""
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,31 @@ import pytest
 import torch
 from torch import nn
 
-from mmrt.bench.demo_data import Clip, Placed, Sound, sample
+from mmrt.bench.demo_data import Clip, Picture, Placed, Sound, sample
 from mmrt.bench.demo_data.kinds import Note, Question
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
-from mmrt.bench.demo_train.grounding import COLOURS, NAMED, SLOTS, THINGS, WORDS, Looks, Vocabulary, looks, missed, places_of
-from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
+from mmrt.bench.demo_train.grounding import (
+    COLOURS,
+    NAMED,
+    OTHER_WORDS,
+    OTHERS,
+    SLOTS,
+    THINGS,
+    WORDS,
+    Looks,
+    Vocabulary,
+    looks,
+    missed,
+    scene_of,
+)
+from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, places, seen
 from mmrt.bench.demo_train.loop import CURVE, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
+from mmrt.bench.demo_train.prompts import TokenRow
 from mmrt.bench.demo_train.recipe import RECIPE, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
-from mmrt.models.families import qwen2_5_omni
 from mmrt.models.tokenizer import Tokenizer
 
 
@@ -101,16 +116,14 @@ def reference_inputs(prepared: Prepared, batch: Batch, row: int, media: list[Any
 def test_logits_equal_transformers(prepared: Prepared, reference: Any, medium: Any, question_first: bool) -> None:
     batches, learner = prepared.batches, prepared.learner
     samples = [sample(5, i, medium) for i in range(2)]
-    rows, items, sequences = [], [], []
+    media, sequences = [], []
     for one in samples:
-        prepared_media = [batches._prepare(thing) for thing in one.media]
-        items.append([item for item, *_ in prepared_media])
-        rows.append([data for _, *data in prepared_media])
-        sequences.append(batches._builder.conversation(items[-1], one.questions[:2], "", question_first))
-    batch = batches._pad(medium, sequences, items, rows)
+        media.append([batches._prepare(thing) for thing in one.media])
+        sequences.append(batches._builder.conversation([one.item for one in media[-1]], one.questions[:2], "", question_first))
+    batch = batches._pad(medium, sequences, media)
     with torch.no_grad():
-        media = [(part.where, learner.embed(part)) for part in (batch.vision, batch.audio) if part is not None]
-        ours = learner.network.logits(learner.network(batch.ids, batch.positions, batch.mask, media).hidden)
+        embedded = [(part.where, learner.embed(part)) for part in (batch.vision, batch.audio) if part is not None]
+        ours = learner.network.logits(learner.network(batch.ids, batch.positions, batch.mask, embedded).hidden)
         for row, one in enumerate(samples):
             inputs = reference_inputs(prepared, batch, row, list(one.media))
             theirs = reference(attention_mask=torch.ones_like(inputs["input_ids"]), **inputs).logits[0]
@@ -121,9 +134,9 @@ def test_questions_with_one_prefix_are_conversations_of_their_own(prepared: Prep
     batches, learner = prepared.batches, prepared.learner
     one = sample(6, 0, "image_audio")
     media = [batches._prepare(thing) for thing in one.media]
-    items, rows = [item for item, *_ in media], [data for _, *data in media]
+    items = [one.item for one in media]
     questions = one.questions[:3]
-    together = batches._pad("image_audio", [batches._builder.shared(items, questions, "", 1000)], [items], [rows])
+    together = batches._pad("image_audio", [batches._builder.shared(items, questions, "", 1000)], [media])
     with torch.no_grad():
 
         def hidden(batch: Batch) -> torch.Tensor:
@@ -132,7 +145,7 @@ def test_questions_with_one_prefix_are_conversations_of_their_own(prepared: Prep
 
         found = hidden(together)
         for number, question in enumerate(questions):
-            alone = batches._pad("image_audio", [batches._builder.conversation(items, [question], "", False)], [items], [rows])
+            alone = batches._pad("image_audio", [batches._builder.conversation(items, [question], "", False)], [media])
             torch.testing.assert_close(found[together.question == number], hidden(alone), rtol=1e-4, atol=1e-4)
 
 
@@ -230,17 +243,18 @@ def test_what_a_picture_hints_at() -> None:
     hints = seen([things], (1, 4, 4))
     by_patch = torch.empty(4, 4, 5, dtype=torch.int64)
     for token, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
-        by_patch[row : row + 2, column : column + 2] = hints[token].view(2, 2, 5)
+        by_patch[row : row + 2, column : column + 2] = hints[token, :, :5].view(2, 2, 5)
     star, one, two = LABELS.index("star"), LABELS.index("1"), LABELS.index("2")
     assert by_patch[..., 0].tolist() == [[star, star, 0, 0], [star, star, 0, 0], [0, 0, 0, 0], [0, 0, one, two]]
     assert by_patch[0, 0, 1] == INKS.index("red") and by_patch[3, 3, 1] == INKS.index("black")
     assert (by_patch[..., 2] == IGNORED).sum() == 10 and by_patch[0, 0, 2] > by_patch[3, 3, 2]
     assert by_patch[..., 3].nonzero().tolist() == by_patch[..., 4].nonzero().tolist() == [[1, 1], [3, 3]]
+    assert hints[..., 5].tolist() == [[0] * 4, [0] * 4, [0] * 4, [2, 3, 0, 0]], "the first digit of the number is 1, the second 2"
 
 
 def test_what_a_clip_hints_at() -> None:
     left, right = (Placed("heart", "blue", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.75))
-    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 5)
+    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 6)
     first, last = hints[..., 3], hints[..., 4]
     assert first[0].nonzero().tolist() == [[0, 0, 0, 0]] and last[0].nonzero().tolist() == [[0, 1, 0, 1]]
     assert not first[1].any() and last[1].any()
@@ -279,35 +293,87 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         load_recipe(file)
 
 
+Told = dict[tuple[tuple[int, int], int], dict[int, float]]
+
+
+def told(prepared: Prepared, things: Sequence[Picture | Clip], questions: Sequence[Question]) -> tuple[Told, TokenRow, list[int]]:
+    """(slot, position) -> {position: share}; the row; positions of the media's tokens."""
+    media = [prepared.batches._prepare(thing) for thing in things]
+    row = prepared.batches._builder.shared([one.item for one in media], questions, "", 1000)
+    where = torch.cat([places(one.item.grid, one.hints, number) for number, one in enumerate(media)])
+    scene = scene_of(row.ids, prepared.config, (torch.cat([one.hints for one in media]), where), None)
+    found: Told = {}
+    for slot, position, target in looks(row, scene, Vocabulary(prepared.tokenizer)):
+        found[SLOTS[slot], position] = {int(at): pytest.approx(target[at]) for at in np.flatnonzero(target)}
+    config = prepared.config
+    return found, row, np.flatnonzero(np.isin(row.ids, (config.image_token_id, config.video_token_id))).tolist()
+
+
+def picture(*things: Placed, width: int = 84) -> Picture:
+    return Picture(np.zeros((84, width, 3), np.uint8), things)
+
+
+RED, BLUE = Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))  # tokens 1 and 9 of 16
+
+
 def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> None:
-    """A red circle and a blue circle, with their middles in tokens 1 and 9."""
-    words = Vocabulary(prepared.tokenizer)
-    things = [Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))]
-    builder = prepared.batches._builder
-    item = qwen2_5_omni.image_item(prepared.config, 84, 84)
-    assert item.grid == (1, 8, 8)
-    vision = seen([tuple(things)], item.grid)
     questions = [
         Question("count_some", "How many circles are there?", "Two."),
         Question("exists", "Is there a green circle?", "No."),
         Question("find_shape", "What shape is red?", "A circle."),
+        Question("side", "Is the blue circle left or right of the red circle?", "Left."),
+        Question("list", "What do you see?", "A red circle and a blue circle."),
     ]
-    row = builder.shared([item], questions, "", 1000)
-    start = int(np.flatnonzero(row.ids == prepared.config.image_token_id)[0])
-    places = places_of(row.ids, prepared.config, vision, None)
-    told: dict[tuple[tuple[int, int], int], dict[int, float]] = {}
-    for slot, position, target in looks(row, places, words):
-        told[SLOTS[slot], position] = {int(at): float(target[at]) for at in np.flatnonzero(target)}
-    red, blue = start + 1, start + 9
+    found, row, media = told(prepared, [picture(RED, BLUE)], questions)
+    assert len(media) == 16
+    red, blue = media[1], media[9]
     firsts = [int(answer[0]) - 1 for answer in row.answers]
-    assert told[THINGS, firsts[0]] == pytest.approx({0: 1 / 3, red: 1 / 3, blue: 1 / 3}), "two things, counted against the first token"
-    assert told[THINGS, firsts[1]] == {0: 1.0}, "no green circle"
-    assert told[THINGS, firsts[2]] == {0: 0.5, red: 0.5}
+    assert found[THINGS, firsts[0]] == {0: 1 / 3, red: 1 / 3, blue: 1 / 3}, "two things, counted against the first token"
+    assert found[THINGS, firsts[1]] == {0: 1.0}, "no green circle"
+    assert found[THINGS, firsts[2]] == {0: 0.5, red: 0.5}
+    assert found[THINGS, firsts[3]] == {0: 0.5, blue: 0.5} and found[OTHERS, firsts[3]] == {0: 0.5, red: 0.5}
     texts = [prepared.tokenizer.decode([id]).strip() for id in row.ids]
-    assert told[COLOURS, texts.index("green")] == {0: 1.0} and red in told[COLOURS, texts.index("red")]
-    assert told[WORDS, firsts[2]] == {texts.index("red"): 1.0}
-    answered = int(row.answers[2][0]) + [texts[at] for at in row.answers[2]].index("circle")
-    assert told[NAMED, answered - 1] == {red: 1.0}
+    assert found[COLOURS, texts.index("green")] == {0: 1.0} and red in found[COLOURS, texts.index("red")]
+    assert found[WORDS, firsts[2]] == found[OTHER_WORDS, firsts[2]] == {texts.index("red"): 1.0}
+    words = [[texts[at] for at in found[slot, firsts[3]]] for slot in (WORDS, OTHER_WORDS)]
+    assert words == [["blue", "circle"], ["red", "circle"]]
+    listed = [int(at) - 1 for at in row.answers[4]]
+    assert [texts[at + 1].lower() for at in listed[:7]] == ["a", "red", "circle", "and", "a", "blue", "circle"]
+    one, other = {0: 0.5, red: 0.5}, {0: 0.5, blue: 0.5}
+    assert [found.get((NAMED, at)) for at in listed[:7]] == [one, {red: 1.0}, {red: 1.0}, None, other, {blue: 1.0}, {blue: 1.0}]
+
+
+def test_of_two_pictures_each_is_looked_at_by_its_head(prepared: Prepared) -> None:
+    found, row, media = told(
+        prepared, [picture(RED, BLUE), picture(BLUE)], [Question("pair_more", "Which picture has more things?", "The first.")]
+    )
+    first = int(row.answers[0][0]) - 1
+    assert found[THINGS, first] == {0: 1 / 3, media[1]: 1 / 3, media[9]: 1 / 3}
+    assert found[OTHERS, first] == {0: 0.5, media[25]: 0.5}
+
+
+def test_what_moves_is_looked_at_where_it_begins_and_ends_what_blinks_wherever_it_appears(prepared: Prepared) -> None:
+    frames = np.zeros((8, 84, 84, 3), np.uint8)
+    question = Question("talk", "What is this?", "I do not know.")
+    positions = [Placed("star", "red", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.25, 0.5, 0.75)]
+    moving = tuple((positions[number // 2],) for number in range(8))
+    found, row, media = told(prepared, [Clip(frames, 2.0, "moves", (), moving)], [question])
+    first, tokens = int(row.answers[0][0]) - 1, len(media) // 4
+    across = math.isqrt(tokens)
+    assert found[THINGS, first] == {0: 0.5, media[0]: 0.5}
+    assert found[OTHERS, first] == {0: 0.5, media[3 * tokens + across - 1]: 0.5}
+    lit = (positions[0],)
+    found, _, media = told(prepared, [Clip(frames, 2.0, "blinks", (), (lit, lit, (), (), (), lit, lit, ()))], [question])
+    assert found[THINGS, first] == {0: 1 / 3, media[0]: 1 / 3, media[2 * tokens]: 1 / 3}
+    assert found[OTHERS, first] == {0: 0.5, media[3 * tokens]: 0.5}
+
+
+def test_a_head_is_told_to_read_digit_by_digit(prepared: Prepared) -> None:
+    """The number 337, each digit with its middle in another token."""
+    number = picture(Placed("337", "black", (0.0, 0.1, 1.0, 0.4)), width=168)
+    found, row, media = told(prepared, [number], [Question("digits", "What is the number?", "337.")])
+    across = prepared.batches._prepare(number).item.grid[2] // 2
+    assert [found[NAMED, int(at) - 1] for at in row.answers[0][:3]] == [{media[int(across * k / 6)]: 1.0} for k in (1, 3, 5)]
 
 
 def test_what_heads_miss_is_the_divergence_from_where_they_should_look() -> None:
