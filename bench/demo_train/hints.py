@@ -23,9 +23,9 @@ INKS = ("nothing", *COLOURS)
 EXTENTS = (0.1, 0.16, 0.24, 0.33, 0.45, 0.6)  # borders between classes, as shares of a square as large as the picture
 MOST_DIGITS = 4  # of a number: as many as a token has patches, so that part k of "digit" is about the k-th
 SEEN = {"label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2, "digit": 11}
-MOST_VIEWS = 12
-# Of a token: third of the picture's height and of its width; which temporal patch or which of two pictures; whether a thing is new.
-PLACES = {"down": 3, "across": 3, "view": MOST_VIEWS, "new": 2}
+MOST_VIEWS, EIGHTHS = 12, 8
+# Of a token: eighth of the picture's height and of its width; which temporal patch or which of two pictures; whether a thing is new.
+PLACES = {"down": EIGHTHS, "across": EIGHTHS, "view": MOST_VIEWS, "new": 2}
 TOKEN_S = 0.04
 LOWEST_HZ, PER_OCTAVE, NUM_PITCHES = 120.0, 5, 24
 HEARD = {"state": 3, "pitch": NUM_PITCHES, "onset": 2}
@@ -97,13 +97,13 @@ def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Te
 def places(grid: tuple[int, int, int], hints: Tensor, number: int) -> Tensor:
     """int64 [tokens, 4], the classes of PLACES. ``hints`` of the same item: ``seen``; ``number``: which of the pictures it is."""
     groups, h, w = grid[0], grid[1] // 2, grid[2] // 2
-    down, across = (((torch.arange(n) * 2 + 1) * 3) // (2 * n) for n in (h, w))
+    down, across = (((torch.arange(n) * 2 + 1) * EIGHTHS) // (2 * n) for n in (h, w))
     view = torch.arange(number, number + groups).clamp(max=MOST_VIEWS - 1)
     middle = hints.view(groups, h * w, 4, -1)[..., 3:5] > 0
     before = torch.cat((torch.zeros_like(middle[:1, ..., 1]), middle[:-1, ..., 1]))
     new = (middle[..., 0] & ~before) | (middle[..., 1] & ~middle[..., 0])
-    thirds = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).reshape(1, -1, 2).expand(groups, -1, -1)
-    return torch.cat((thirds, view[:, None, None].expand(-1, h * w, 1), new.any(-1, keepdim=True).long()), dim=-1).flatten(0, 1)
+    eighths = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).reshape(1, -1, 2).expand(groups, -1, -1)
+    return torch.cat((eighths, view[:, None, None].expand(-1, h * w, 1), new.any(-1, keepdim=True).long()), dim=-1).flatten(0, 1)
 
 
 def _patch(centre: tuple[float, float], h: int, w: int) -> tuple[int, int]:
