@@ -18,7 +18,7 @@ from ...media.preprocess import image_rows, video_rows
 from ...models.architecture import Item, ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
-from ..demo_data import Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
+from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
 from .grounding import Looks, Vocabulary, looks, scene_of
 from .hints import PLACES, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
@@ -134,6 +134,8 @@ class Batches(Dataset[Batch]):
             media.append([self._prepare(thing) for thing in things])
             items = [medium.item for medium in media[-1]]
             chosen = self._choose(one.questions, rng)
+            if rng.random() < augment.on_topic:
+                chosen.sort(key=lambda question: TASKS.get(question.task) == "text")
             system = ""
             if rng.random() < augment.system:
                 system = f"<|im_start|>system\n{SYSTEM_PROMPTS[rng.integers(len(SYSTEM_PROMPTS))]}<|im_end|>\n"

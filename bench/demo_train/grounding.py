@@ -1,10 +1,10 @@
 """Grounding: some heads of the language model are told where to look. Without that it learns far later to tie words to things.
 
-In the layer WORD_LAYER a word for a shape or a colour looks at the things of that shape or colour, and where an answer begins two
-heads look at such words of its question, each at those of one thing. In ANSWER_LAYER two heads look from there at the middles of all
-things that the question is about, and at what begins in a sound; while an answer names something a third looks at that, at a number
-digit by digit. What is not there is looked for at the first token, and counted against it: the weight of the first token tells how many
-there are. Nothing of this is part of the checkpoint.
+In the layer WORD_LAYER a word for a shape or a colour looks at the things of that shape or colour, and from an answer two heads look
+at such words of its question, each at those of one thing. In ANSWER_LAYER two heads look from an answer at the middles of all things
+that the question is about, and at what begins in a sound; while it names something a third looks at that, at a number digit by digit.
+What is not there is looked for at the first token, and counted against it: the weight of the first token tells how many there are.
+Nothing of this is part of the checkpoint.
 """
 
 from collections import defaultdict
@@ -102,28 +102,32 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> list[Look]:
         before = int(answer[-1]) + 1
         named = asked[said.is_name[asked]]
         meant = _meant(scene, said, named if len(named) else answer)
-        found += _first_looks(scene, said, int(answer[0]) - 1, named, meant)
-        found += _later_looks(scene, said, answer, meant)
+        found += _asked(scene, said, answer, named, meant)
+        found += _named(scene, said, answer, meant)
     return found
 
 
-def _first_looks(scene: Scene, said: _Row, position: int, named: Ints, meant: Bools) -> list[Look]:
-    """From where an answer begins. named: positions of the question's words for things."""
+def _asked(scene: Scene, said: _Row, answer: Ints, named: Ints, meant: Bools) -> list[Look]:
+    """From every token of an answer: what the question is about. named: positions of the question's words for things."""
     one = other = named
     here, there = _aims(scene, meant)
     if len(named) == COMPARED:
         one, other = named[:2], named[2:]
         here, there = (_meant(scene, said, pair).sum(1) for pair in (one, other))
     everywhere = np.arange(len(said.ink))
+    words = ((WORDS, np.isin(everywhere, one)), (OTHER_WORDS, np.isin(everywhere, other)))
     return [
-        _look(WORDS, position, np.isin(everywhere, one)),
-        _look(OTHER_WORDS, position, np.isin(everywhere, other)),
-        _look(THINGS, position, here, counted=True),
-        _look(OTHERS, position, there, counted=True),
+        look
+        for position in (answer - 1).tolist()
+        for look in (
+            *(_look(slot, position, at) for slot, at in words),
+            _look(THINGS, position, here, counted=True),
+            _look(OTHERS, position, there, counted=True),
+        )
     ]
 
 
-def _later_looks(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[Look]:
+def _named(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[Look]:
     """While an answer names things and digits."""
     found = [
         _look(NAMED, int(position) - 1, (scene.digit[:, digit : digit + 1] > 0).sum(1))

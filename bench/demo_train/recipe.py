@@ -33,6 +33,7 @@ class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     question_first: float
     turns: float
     system: float
+    on_topic: float
     empty: float
 
 
