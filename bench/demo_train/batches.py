@@ -3,9 +3,9 @@
 Step k's batch depends on the seed and k alone. The training loop reads them through worker processes (``torch.utils.data``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,12 @@ from torch.utils.data import Dataset
 
 from ...media.mel import LogMel
 from ...media.preprocess import image_rows, video_rows
-from ...models.architecture import Item, ModelConfig
+from ...models.architecture import ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
 from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
 from .grounding import Looks, Vocabulary, looks, scene_of
-from .hints import PLACES, heard, places, seen
+from .hints import Prepared, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
 
@@ -52,7 +52,8 @@ class MediaRows:
 class Batch:
     """ids [batch, length]; positions [batch, 3, length]; mask [batch, length, length]; learned [n]: flat indices of tokens to predict.
 
-    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task. ``looks``: grounding.py.
+    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task. ``looks``, ``facts`` [n, 4]:
+    grounding.py.
     """
 
     medium: Medium
@@ -65,6 +66,7 @@ class Batch:
     vision: MediaRows | None
     audio: MediaRows | None
     looks: Looks
+    facts: Tensor
 
     def to(self, device: torch.device) -> "Batch":
         """The batch with its tensors there."""
@@ -82,14 +84,6 @@ def _moved(values: Any, device: torch.device) -> Any:
         elif is_dataclass(value):
             changes[field.name] = _moved(value, device)
     return replace(values, **changes)
-
-
-class Prepared(NamedTuple):
-    """One medium of a sample: rows uint8 [groups, patches, row bytes], or float32 [frames, bins] of a sound; hints of its tokens."""
-
-    item: Item
-    rows: npt.NDArray[Any]
-    hints: Tensor
 
 
 class Batches(Dataset[Batch]):
@@ -131,8 +125,8 @@ class Batches(Dataset[Batch]):
                 unasked = replace(self._choose(one.questions, rng)[0], task=EMPTY_TASK, text="")
                 one = replace(one, media=(), questions=(unasked,))
             things = [roundtrip(thing, rng) if rng.random() < augment.roundtrip else thing for thing in one.media]
-            media.append([self._prepare(thing) for thing in things])
-            items = [medium.item for medium in media[-1]]
+            media.append([self._prepare(thing, number) for number, thing in enumerate(things)])
+            items = [prepared.item for prepared in media[-1]]
             chosen = self._choose(one.questions, rng)
             if rng.random() < augment.on_topic:
                 chosen.sort(key=lambda question: TASKS.get(question.task) == "text")
@@ -150,7 +144,8 @@ class Batches(Dataset[Batch]):
     def _choose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Question]:
         return [questions[i] for i in rng.permutation(len(questions))]
 
-    def _prepare(self, thing: Picture | Clip | Sound) -> Prepared:
+    def _prepare(self, thing: Picture | Clip | Sound, number: int = 0) -> Prepared:
+        """number: which of the sample's media it is; pictures come before sounds."""
         config = self._config
         rules = config.vision_rules
         assert rules is not None
@@ -161,13 +156,15 @@ class Batches(Dataset[Batch]):
         if isinstance(thing, Picture):
             item = qwen2_5_omni.image_item(config, *thing.pixels.shape[:2])
             rows = image_rows(thing.pixels, item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules)[None]
-            return Prepared(item, rows, seen([thing.objects], item.grid))
+            hints = seen([thing.objects], item.grid)
+            return Prepared(item, rows, hints, places(item.grid, hints, number))
         wanted = qwen2_5_omni.sample_frames(config, len(thing.frames), thing.fps)
         _, height, width, _ = thing.frames.shape
         item = qwen2_5_omni.video_item(config, len(wanted), height, width, rules.fps)
         height, width = item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size
         rows = np.stack(list(video_rows((thing.frames[i] for i in wanted), height, width, rules)))
-        return Prepared(item, rows, seen([thing.scenes[i] for i in wanted], item.grid))
+        hints = seen([thing.scenes[i] for i in wanted], item.grid)
+        return Prepared(item, rows, hints, places(item.grid, hints, number))
 
     def _pad(self, medium: Medium, sequences: Sequence[TokenRow], media: Sequence[Sequence[Prepared]]) -> Batch:
         size, length = len(sequences), max(len(one.ids) for one in sequences)
@@ -183,12 +180,16 @@ class Batches(Dataset[Batch]):
         mask = same & np.tri(length, dtype=bool)
         mask |= np.eye(length, dtype=bool)
         config = self._config
-        where_seen = [_places(theirs) for theirs in media]
-        told = [look for i, one in enumerate(sequences) for look in self._looks(i, one, media[i], where_seen[i], length)]
+        told = [looks(one, scene_of(one.ids, config, theirs), self._words) for one, theirs in zip(sequences, media, strict=True)]
+        flat = [
+            (slot, i, position, np.pad(target, (0, length - len(target))))
+            for i, (mine, _) in enumerate(told)
+            for slot, position, target in mine
+        ]
         vision = [one for theirs in media for one in theirs if one.item.kind != "audio"]
         audio = [one for theirs in media for one in theirs if one.item.kind == "audio"]
-        seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
-        heard = torch.from_numpy(ids == config.audio_token_id)
+        is_seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
+        is_heard = torch.from_numpy(ids == config.audio_token_id)
         return Batch(
             medium,
             torch.from_numpy(ids),
@@ -197,48 +198,37 @@ class Batches(Dataset[Batch]):
             torch.from_numpy(np.concatenate(learned)),
             torch.from_numpy(np.repeat(np.arange(len(learned)), [len(answer) for answer in learned])),
             [task for one in sequences for task in one.tasks],
-            _vision(vision, torch.cat(where_seen), seen) if vision else None,
-            _audio(audio, heard, config) if audio else None,
-            Looks(*map(torch.from_numpy, map(np.array, zip(*told, strict=True)))),
+            _vision(vision, is_seen) if vision else None,
+            _audio(audio, is_heard, config) if audio else None,
+            Looks(*map(torch.from_numpy, map(np.array, zip(*flat, strict=True)))),
+            torch.from_numpy(np.concatenate([facts for _, facts in told])),
         )
 
-    def _looks(
-        self, number: int, row: TokenRow, media: Sequence[Prepared], where_seen: Tensor, length: int
-    ) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
-        """(slot, row, position, target) of one row."""
-        vision = [one.hints for one in media if one.item.kind != "audio"]
-        audio = [one.hints for one in media if one.item.kind == "audio"]
-        scene = scene_of(
-            row.ids, self._config, (torch.cat(vision), where_seen) if vision else None, torch.cat(audio) if audio else None
-        )
-        for slot, position, target in looks(row, scene, self._words):
-            yield slot, number, position, np.pad(target, (0, length - len(target)))
 
-
-def _places(media: Sequence[Prepared]) -> Tensor:
-    """Of all pictures and clips of one sample, one after the other."""
-    return torch.cat(
-        [torch.zeros(0, len(PLACES), dtype=torch.int64)]
-        + [places(one.item.grid, one.hints, number) for number, one in enumerate(media) if one.item.kind != "audio"]
-    )
-
-
-def _vision(media: Sequence[Prepared], where_seen: Tensor, where: Tensor) -> MediaRows:
+def _vision(media: Sequence[Prepared], where: Tensor) -> MediaRows:
     groups = sum(one.item.grid[0] for one in media)
     most = max(one.item.grid[1] * one.item.grid[2] for one in media)
     rows = np.zeros((groups, most, media[0].rows.shape[-1]), np.uint8)
     positions = np.zeros((groups, most, 2), np.int64)
     lengths = np.zeros(groups, np.int64)
     at = 0
-    for item, data, _ in media:
-        t, h, w = item.grid
-        rows[at : at + t, : h * w] = data
+    for one in media:
+        t, h, w = one.item.grid
+        rows[at : at + t, : h * w] = one.rows
         positions[at : at + t, : h * w] = patch_positions(h, w)
         lengths[at : at + t] = h * w
         at += t
     counts = torch.from_numpy(lengths)
     hints = torch.cat([one.hints for one in media])
-    return MediaRows(torch.from_numpy(rows), counts, counts // 4, where, hints, torch.from_numpy(positions), where_seen)
+    return MediaRows(
+        torch.from_numpy(rows),
+        counts,
+        counts // 4,
+        where,
+        hints,
+        torch.from_numpy(positions),
+        torch.cat([one.places for one in media if one.places is not None]),
+    )
 
 
 def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
@@ -250,10 +240,10 @@ def patch_positions(h: int, w: int) -> npt.NDArray[np.int64]:
 def _audio(media: Sequence[Prepared], where: Tensor, config: ModelConfig) -> MediaRows:
     assert config.audio_rules is not None
     step = config.audio_rules.window_frames
-    windows = [mel[at : at + step] for _, mel, _ in media for at in range(0, len(mel), step)]
+    windows = [one.rows[at : at + step] for one in media for at in range(0, len(one.rows), step)]
     lengths = np.array([len(window) for window in windows])
     rows = np.zeros((len(windows), windows[0].shape[1], lengths.max()), np.float32)
     for row, window in zip(rows, windows, strict=True):
         row[:, : len(window)] = window.T
-    hints = torch.cat([hints for *_, hints in media])
+    hints = torch.cat([one.hints for one in media])
     return MediaRows(torch.from_numpy(rows), torch.from_numpy(lengths), torch.from_numpy((lengths + 1) // 2 // 2), where, hints)

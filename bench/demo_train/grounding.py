@@ -4,7 +4,8 @@ In the layer WORD_LAYER a word for a shape or a colour looks at the things of th
 at such words of its question, each at those of one thing. In ANSWER_LAYER two heads look from an answer at the middles of all things
 that the question is about, and at what begins in a sound; while it names something a third looks at that, at a number digit by digit.
 What is not there is looked for at the first token, and counted against it: the weight of the first token tells how many there are.
-Nothing of this is part of the checkpoint.
+That number, and which way the second look is from the first, is told to what comes out of that layer. Nothing of this is part of the
+checkpoint.
 """
 
 from collections import defaultdict
@@ -14,12 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ...models.architecture import ModelConfig
 from ...models.tokenizer import Tokenizer
 from ..demo_data.phrases import plural
-from .hints import INKS, LABELS
+from .hints import INKS, LABELS, Prepared
 from .prompts import TokenRow
 
 WORD_LAYER, ANSWER_LAYER = 1, 2
@@ -27,14 +29,18 @@ WORD_LAYER, ANSWER_LAYER = 1, 2
 SHAPES, COLOURS, OTHER_WORDS, WORDS = ((WORD_LAYER, head) for head in range(4))
 THINGS, OTHERS, NAMED = (ANSWER_LAYER, 0), (ANSWER_LAYER, 1), (ANSWER_LAYER, 2)
 SLOTS = (SHAPES, COLOURS, WORDS, THINGS, OTHERS, NAMED, OTHER_WORDS)
+ORDERS = ("first", "second", "last")
 COMPARED = 4  # words: a question with so many is about two things
+MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
+# Of an answer: how many things it looks at first and second, and whether the second are further up or down, left or right.
+FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3}
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
 class Vocabulary:
-    """Which token names what: class of shape or digit, and of colour; 0 for nothing."""
+    """Which token names what: class of shape or digit, and of colour; 0 for nothing. ``orders``: whether it says which of several."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         words = [text.decode(errors="replace").strip().lower() for text in tokenizer.token_bytes]
@@ -42,19 +48,22 @@ class Vocabulary:
         inks = {name: number for number, name in enumerate(INKS)}
         self.label = np.array([labels.get(word, 0) for word in words])
         self.ink = np.array([inks.get(word, 0) for word in words])
+        self.orders = np.array([word in ORDERS for word in words])
 
 
 class Scene(NamedTuple):
     """What lies under each token of a row, 0 where it is no medium.
 
-    label, ink, middle [length, 4] per patch, digit [length, 4] per digit of a number: hints.SEEN; view, new, onset [length]:
-    hints.PLACES and HEARD; spot [length]: which token of its view it is.
+    label, ink, first, last [length, 4] per patch, digit [length, 4] per digit of a number: hints.SEEN; place [length, 2], view, new,
+    onset [length]: hints.PLACES and HEARD; spot [length]: which token of its view it is.
     """
 
     label: Ints
     ink: Ints
-    middle: Ints
+    first: Ints
+    last: Ints
     digit: Ints
+    place: Ints
     view: Ints
     new: Ints
     spot: Ints
@@ -82,40 +91,95 @@ class _Row(NamedTuple):
     ink: Ints
     is_digit: Bools
     is_name: Bools
+    is_order: Bools
 
 
-def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> list[Look]:
-    """(slot, position, target) for all that one row is told."""
+def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], Ints]:
+    """(slot, position, target) for all that one row is told; and of each token of the answers [n, 4], the classes of FACTS."""
     label, ink = words.label[row.ids], words.ink[row.ids]
     is_digit = label >= LABELS.index("0")
     shape = np.where(is_digit, 0, label)
-    said = _Row(shape, ink, is_digit, (shape > 0) | (ink > 0))
+    said = _Row(shape, ink, is_digit, (shape > 0) | (ink > 0), words.orders[row.ids])
     found = [
         _look(slot, int(position), (seen == word[position]).any(1))
         for slot, word, seen in ((SHAPES, shape, scene.label), (COLOURS, ink, scene.ink))
         for position in np.flatnonzero(word)
     ]
     before = 0
+    facts = []
     for answer in row.answers:
-        begin = int(np.flatnonzero(row.block == row.block[answer[0]])[0])
-        asked = np.arange(max(begin, before), answer[0])
+        aim = _aim(scene, said, np.arange(before, answer[0]), answer)
         before = int(answer[-1]) + 1
-        named = asked[said.is_name[asked]]
-        meant = _meant(scene, said, named if len(named) else answer)
-        found += _asked(scene, said, answer, named, meant)
-        found += _named(scene, said, answer, meant)
-    return found
+        at = (aim.here.sum(1), scene.onset if scene.onset.any() else aim.there.sum(1))
+        found += _asked(answer, aim, *at)
+        found += _named(scene, said, answer, aim.meant)
+        facts.append(np.tile(np.minimum([*(seen.sum() for seen in at), *_moved(scene, aim)], MOST_COUNTED), (len(answer), 1)))
+    return found, np.concatenate(facts)
 
 
-def _asked(scene: Scene, said: _Row, answer: Ints, named: Ints, meant: Bools) -> list[Look]:
-    """From every token of an answer: what the question is about. named: positions of the question's words for things."""
-    one = other = named
-    here, there = _aims(scene, meant)
+class _Aim(NamedTuple):
+    """What a question is about: its words [n], at one and at another look; middles of things [length, 4], of all and at each look."""
+
+    one: Ints
+    other: Ints
+    meant: Bools
+    here: Bools
+    there: Bools
+
+
+def _aim(scene: Scene, said: _Row, asked: Ints, answer: Ints) -> _Aim:
+    """Of two things that are compared: each. Of two pictures: what is in each. Of clips: ``_course``."""
+    named = asked[said.is_name[asked]]
+    meant = _meant(scene, said, named if len(named) else answer)
     if len(named) == COMPARED:
         one, other = named[:2], named[2:]
-        here, there = (_meant(scene, said, pair).sum(1) for pair in (one, other))
-    everywhere = np.arange(len(said.ink))
-    words = ((WORDS, np.isin(everywhere, one)), (OTHER_WORDS, np.isin(everywhere, other)))
+        return _Aim(one, other, meant, _meant(scene, said, one), _meant(scene, said, other))
+    words = asked[said.is_name[asked] | said.is_order[asked]]
+    if scene.is_video:
+        here, there = _course(scene, meant)
+    else:
+        here, there = (meant & (scene.view == view)[:, None] for view in (0, 1))
+    return _Aim(words, words, meant, here, there)
+
+
+def _course(scene: Scene, meant: Bools) -> tuple[Bools, Bools]:
+    """Where it begins and where it ends, or comes in again; of what does not move: wherever it appears, and where it is at last."""
+    frames = [
+        at
+        for view in range(scene.view.max() + 1)
+        for there in (scene.first, scene.last)
+        if (at := meant & (there > 0) & (scene.view == view)[:, None]).any()
+    ]
+    if not frames:
+        return meant, meant
+    if not _moves(scene, meant):
+        return meant & (scene.new > 0)[:, None], frames[-1]
+    steps = np.diff([_centre(scene, at) for at in frames], axis=0, prepend=[_centre(scene, frames[0])])
+    along = steps[:, np.abs(steps).sum(0).argmax()]
+    way = (1 / along[along != 0]).sum()  # it jumps back further than it moves
+    back = np.flatnonzero(along * np.sign(way) < -1)
+    return frames[0], frames[back[0] - 1 if len(back) else -1]
+
+
+def _centre(scene: Scene, at: Bools) -> Floats:
+    """Down and across, in eighths of the picture; a patch is half of one or more."""
+    tokens, patches = np.nonzero(at)
+    centre: Floats = (scene.place[tokens] + np.stack((patches // 2, patches % 2), axis=1) / 2).mean(0, dtype=np.float32)
+    return centre
+
+
+def _moved(scene: Scene, aim: _Aim) -> Ints:
+    """[2]: whether the second look is 0 further up, 1 neither, 2 further down; and the same for left and right."""
+    moved: Floats = np.zeros(2, np.float32)
+    if aim.here.any() and aim.there.any() and (scene.is_video or not scene.view.any()):
+        moved = _centre(scene, aim.there) - _centre(scene, aim.here)
+    return (1 + np.sign(moved) * (np.abs(moved) > LEAST_MOVE)).astype(np.int64)
+
+
+def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints) -> list[Look]:
+    """From every token of an answer: at words of the question, and at what it is about, [length] things under each token."""
+    everywhere = np.arange(len(here))
+    words = ((WORDS, np.isin(everywhere, aim.one)), (OTHER_WORDS, np.isin(everywhere, aim.other)))
     return [
         look
         for position in (answer - 1).tolist()
@@ -145,29 +209,11 @@ def _named(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[Look]:
 
 def _meant(scene: Scene, said: _Row, positions: Ints) -> Bools:
     """[length, 4]: middles of the things that the words at these positions name, of all where they name none."""
-    meant = scene.middle > 0
+    meant = (scene.first | scene.last) > 0
     for word, seen in ((said.shape[positions], scene.label), (said.ink[positions], scene.ink)):
         if word.any():
             meant = meant & np.isin(seen, word[word > 0])
     return meant
-
-
-def _aims(scene: Scene, meant: Bools) -> tuple[Ints, Ints]:
-    """How many of what is meant lies under each token, at the first look and at the second.
-
-    Of two pictures: in each. Of a clip: where it begins and where it ends, or, if it does not move, wherever it appears. What begins
-    in a sound is always looked at second.
-    """
-    here = there = meant.sum(1)
-    visible = np.flatnonzero(here)
-    if scene.is_video and len(visible):
-        there = here * (scene.view == scene.view[visible].max())
-        here = here * (scene.view == scene.view[visible].min() if _moves(scene, meant) else scene.new)
-    elif scene.view.any():
-        here, there = here * (scene.view == 0), here * (scene.view == 1)
-    else:
-        there = np.zeros_like(here)
-    return here, scene.onset if scene.onset.any() else there
 
 
 def _moves(scene: Scene, meant: Bools) -> bool:
@@ -187,20 +233,22 @@ def _look(slot: tuple[int, int], position: int, at: npt.NDArray[np.generic], cou
     return SLOTS.index(slot), position, target / target.sum()
 
 
-def scene_of(ids: Ints, config: ModelConfig, vision: tuple[Tensor, Tensor] | None, audio: Tensor | None) -> Scene:
-    """Of one row, from the hints (of pictures and clips: and places) of its media (hints.py), in the order of their tokens."""
-    label, ink, middle, digit = (np.zeros((len(ids), 4), np.int64) for _ in range(4))
+def scene_of(ids: Ints, config: ModelConfig, media: Sequence[Prepared]) -> Scene:
+    """Of one row and its media, in the order of their tokens."""
+    label, ink, first, last, digit = (np.zeros((len(ids), 4), np.int64) for _ in range(5))
     view, new, spot, onset = (np.zeros(len(ids), np.int64) for _ in range(4))
-    if vision is not None:
-        hints, places = (part.numpy() for part in vision)
-        where = np.flatnonzero((ids == config.image_token_id) | (ids == config.video_token_id))
+    place = np.zeros((len(ids), 2), np.int64)
+    where = np.flatnonzero((ids == config.image_token_id) | (ids == config.video_token_id))
+    if len(where):
+        hints = torch.cat([one.hints for one in media if one.places is not None]).numpy()
+        places = torch.cat([one.places for one in media if one.places is not None]).numpy()
         label[where], ink[where] = hints[..., 0], hints[..., 1]
-        middle[where], digit[where] = hints[..., 3] | hints[..., 4], hints[..., 5]
-        view[where], new[where] = places[:, 2], places[:, 3]
+        first[where], last[where], digit[where] = hints[..., 3], hints[..., 4], hints[..., 5]
+        place[where], view[where], new[where] = places[:, :2], places[:, 2], places[:, 3]
         spot[where] = np.arange(len(where)) - np.searchsorted(places[:, 2], places[:, 2])
-    if audio is not None:
-        onset[ids == config.audio_token_id] = audio.numpy()[:, 0, 2]
-    return Scene(label, ink, middle, digit, view, new, spot, onset, bool((ids == config.video_token_id).any()))
+    if sounds := [one.hints for one in media if one.places is None]:
+        onset[ids == config.audio_token_id] = torch.cat(sounds).numpy()[:, 0, 2]
+    return Scene(label, ink, first, last, digit, place, view, new, spot, onset, bool((ids == config.video_token_id).any()))
 
 
 def missed(looks: Looks, attention: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,5 @@
-"""Hints: what the towers are taught directly about each token. Without them they learn far later to see and to hear.
+"""Hints: what the towers are taught directly about each token, and the language model about its states. Without them they learn far
+later to see, to hear and to compare.
 
 Vision: four patches to a token; of each what lies there, in which colour, how large it is, and whether a thing has its middle there in
 the first and in the last frame of the temporal patch; and of each token which digit it holds the middle of, apart for the first to the
@@ -8,6 +9,7 @@ part of the checkpoint.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models.architecture import Item
 from ..demo_data import COLOURS, SHAPES, Placed, Sound
 
 IGNORED = -100
@@ -30,8 +33,17 @@ TOKEN_S = 0.04
 LOWEST_HZ, PER_OCTAVE, NUM_PITCHES = 120.0, 5, 24
 HEARD = {"state": 3, "pitch": NUM_PITCHES, "onset": 2}
 _SILENT, _TONE, _NOISE = range(3)
-# Of the first class: most of a picture is empty, and most of it holds no digit's middle.
-_NOTHING_WEIGHT, _NO_DIGIT_WEIGHT = 0.3, 0.02
+_NOTHING_WEIGHT = 0.3  # of the first class: most of a picture is empty
+_NOTHING_WEIGHTS = {"digit": 0.02}  # and most of it holds no digit's middle
+
+
+class Prepared(NamedTuple):
+    """One medium of a sample. rows: uint8 [groups, patches, row bytes], or float32 [frames, bins] of a sound."""
+
+    item: Item
+    rows: npt.NDArray[Any]
+    hints: Tensor  # [tokens, parts, questions]: ``seen`` or ``heard``
+    places: Tensor | None = None  # [tokens, 4]: ``places``; None of a sound
 
 
 class HintHead(nn.Module):
@@ -42,7 +54,7 @@ class HintHead(nn.Module):
         self.classes = tuple(questions.values())
         self.say = nn.Linear(hidden, parts * sum(self.classes))
         weights = torch.ones(len(questions), max(self.classes))
-        weights[:, 0] = torch.tensor([_NO_DIGIT_WEIGHT if name == "digit" else _NOTHING_WEIGHT for name in questions])
+        weights[:, 0] = torch.tensor([_NOTHING_WEIGHTS.get(name, _NOTHING_WEIGHT) for name in questions])
         self._weights = nn.Buffer(weights, persistent=False)
 
     def forward(self, tokens: Tensor, hints: Tensor) -> Tensor:
@@ -63,16 +75,17 @@ def sound_heads(hidden: int) -> HintHead:
     return HintHead(hidden, 1, HEARD)
 
 
-class PlaceHead(nn.Module):
-    """States of the language model's media tokens [n, hidden] -> loss against ``places`` [n, 4]."""
+class StateHead(nn.Module):
+    """States of the language model [n, hidden] -> loss against classes [n, questions]. ``questions``: how many classes each has."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, questions: Mapping[str, int]) -> None:
         super().__init__()
-        self.say = nn.Linear(hidden, sum(PLACES.values()))
+        self.classes = tuple(questions.values())
+        self.say = nn.Linear(hidden, sum(self.classes))
 
-    def forward(self, states: Tensor, places: Tensor) -> Tensor:
-        said = self.say(F.rms_norm(states.float(), states.shape[-1:])).split(tuple(PLACES.values()), -1)
-        return torch.stack([F.cross_entropy(logits, place) for logits, place in zip(said, places.unbind(-1), strict=True)]).sum()
+    def forward(self, states: Tensor, told: Tensor) -> Tensor:
+        said = self.say(F.rms_norm(states.float(), states.shape[-1:])).split(self.classes, -1)
+        return torch.stack([F.cross_entropy(logits, answer) for logits, answer in zip(said, told.unbind(-1), strict=True)]).sum()
 
 
 def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Tensor:
@@ -94,11 +107,12 @@ def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Te
     return torch.from_numpy(np.concatenate((blocks.reshape(-1, 4, len(SEEN) - 1), digits.reshape(-1, 4, 1)), axis=-1))
 
 
-def places(grid: tuple[int, int, int], hints: Tensor, number: int) -> Tensor:
-    """int64 [tokens, 4], the classes of PLACES. ``hints`` of the same item: ``seen``; ``number``: which of the pictures it is."""
+def places(grid: tuple[int, int, int], hints: Tensor, first_view: int) -> Tensor:
+    """int64 [tokens, 4], the classes of PLACES. ``hints`` of the same item: ``seen``; ``first_view``: which of the pictures it is."""
     groups, h, w = grid[0], grid[1] // 2, grid[2] // 2
     down, across = (((torch.arange(n) * 2 + 1) * EIGHTHS) // (2 * n) for n in (h, w))
-    view = torch.arange(number, number + groups).clamp(max=MOST_VIEWS - 1)
+    assert first_view + groups <= MOST_VIEWS
+    view = torch.arange(first_view, first_view + groups)
     middle = hints.view(groups, h * w, 4, -1)[..., 3:5] > 0
     before = torch.cat((torch.zeros_like(middle[:1, ..., 1]), middle[:-1, ..., 1]))
     new = (middle[..., 0] & ~before) | (middle[..., 1] & ~middle[..., 0])

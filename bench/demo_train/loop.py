@@ -20,8 +20,8 @@ from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...models.tokenizer import Tokenizer
 from .batches import Batch, Batches, MediaRows
-from .grounding import WORD_LAYER, missed
-from .hints import PlaceHead, sound_heads, vision_heads
+from .grounding import ANSWER_LAYER, FACTS, WORD_LAYER, missed
+from .hints import PLACES, StateHead, sound_heads, vision_heads
 from .muon import Muon
 from .network import Network
 from .recipe import Recipe
@@ -42,8 +42,9 @@ class Learner:
         self.network = Network(config).to(device)
         hidden = config.language.hidden_size
         self.hint_heads = nn.ModuleList([vision_heads(hidden), sound_heads(hidden)]).to(device)
-        self.place_head = PlaceHead(hidden).to(device)
-        self.modules = {"network": self.network, "hints": self.hint_heads, "place": self.place_head}
+        self.place_head = StateHead(hidden, PLACES).to(device)
+        self.fact_head = StateHead(hidden, FACTS).to(device)
+        self.modules = {"network": self.network, "hints": self.hint_heads, "place": self.place_head, "facts": self.fact_head}
         self.dtype = fast_dtype(device)
         rules = config.vision_rules
         assert rules is not None
@@ -52,7 +53,7 @@ class Learner:
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         matrices, others = _split(self.network)
         muon = Muon(matrices, recipe.matrix_rate, recipe.weight_decay, self.dtype)
-        others += [*self.hint_heads.parameters(), *self.place_head.parameters()]
+        others += [*self.hint_heads.parameters(), *self.place_head.parameters(), *self.fact_head.parameters()]
         adam = AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.matrix_rate), (adam, recipe.other_rate)]
 
@@ -73,6 +74,7 @@ class Learner:
             thought = self.network(batch.ids, batch.positions, batch.mask, media)
             logits = self.network.logits(thought.hidden.flatten(0, 1)[batch.learned - 1])
             ground = missed(batch.looks, thought.attention)
+            ground = ground + self.fact_head(thought.states[ANSWER_LAYER].flatten(0, 1)[batch.learned - 1], batch.facts)
             if batch.vision is not None and batch.vision.places is not None:
                 ground = ground + self.place_head(thought.states[WORD_LAYER][batch.vision.where], batch.vision.places)
         targets = batch.ids.flatten()[batch.learned]

@@ -30,7 +30,7 @@ from mmrt.bench.demo_train.grounding import (
     missed,
     scene_of,
 )
-from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, places, seen
+from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
 from mmrt.bench.demo_train.loop import CURVE, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
 from mmrt.bench.demo_train.prompts import TokenRow
@@ -93,7 +93,7 @@ def reference_inputs(prepared: Prepared, batch: Batch, row: int, media: list[Any
     pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
     grids: dict[str, list[tuple[int, ...]]] = {"image": [], "video": []}
     for thing in media:
-        item, rows, _ = prepared.batches._prepare(thing)
+        item, rows, *_ = prepared.batches._prepare(thing)
         if item.kind == "audio":
             inputs |= {
                 "input_features": torch.from_numpy(rows.T.copy())[None],
@@ -296,17 +296,21 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 Told = dict[tuple[tuple[int, int], int], dict[int, float]]
 
 
-def told(prepared: Prepared, things: Sequence[Picture | Clip], questions: Sequence[Question]) -> tuple[Told, TokenRow, list[int]]:
-    """(slot, position) -> {position: share}; the row; positions of the media's tokens."""
-    media = [prepared.batches._prepare(thing) for thing in things]
+def told(
+    prepared: Prepared, things: Sequence[Picture | Clip | Sound], questions: Sequence[Question]
+) -> tuple[Told, TokenRow, list[int], list[list[int]]]:
+    """(slot, position) -> {position: share}; the row; positions of the media's tokens; of each answer the facts."""
+    media = [prepared.batches._prepare(thing, number) for number, thing in enumerate(things)]
     row = prepared.batches._builder.shared([one.item for one in media], questions, "", 1000)
-    where = torch.cat([places(one.item.grid, one.hints, number) for number, one in enumerate(media)])
-    scene = scene_of(row.ids, prepared.config, (torch.cat([one.hints for one in media]), where), None)
     found: Told = {}
-    for slot, position, target in looks(row, scene, Vocabulary(prepared.tokenizer)):
+    scene = scene_of(row.ids, prepared.config, media)
+    targets, facts = looks(row, scene, Vocabulary(prepared.tokenizer))
+    assert len(facts) == sum(map(len, row.answers))
+    for slot, position, target in targets:
         found[SLOTS[slot], position] = {int(at): pytest.approx(target[at]) for at in np.flatnonzero(target)}
     config = prepared.config
-    return found, row, np.flatnonzero(np.isin(row.ids, (config.image_token_id, config.video_token_id))).tolist()
+    firsts = np.cumsum([0, *map(len, row.answers[:-1])])
+    return found, row, np.flatnonzero(np.isin(row.ids, (config.image_token_id, config.video_token_id))).tolist(), facts[firsts].tolist()
 
 
 def picture(*things: Placed, width: int = 84) -> Picture:
@@ -324,7 +328,7 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
         Question("side", "Is the blue circle left or right of the red circle?", "Left."),
         Question("list", "What do you see?", "A red circle and a blue circle."),
     ]
-    found, row, media = told(prepared, [picture(RED, BLUE)], questions)
+    found, row, media, facts = told(prepared, [picture(RED, BLUE)], questions)
     assert len(media) == 16
     red, blue = media[1], media[9]
     firsts = [int(answer[0]) - 1 for answer in row.answers]
@@ -341,37 +345,70 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
     assert [texts[at + 1].lower() for at in listed[:7]] == ["a", "red", "circle", "and", "a", "blue", "circle"]
     one, other = {0: 0.5, red: 0.5}, {0: 0.5, blue: 0.5}
     assert [found.get((NAMED, at)) for at in listed[:7]] == [one, {red: 1.0}, {red: 1.0}, None, other, {blue: 1.0}, {blue: 1.0}]
+    assert facts == [[2, 0, 1, 1], [0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [2, 0, 1, 1]], "the red one is further up"
 
 
 def test_of_two_pictures_each_is_looked_at_by_its_head(prepared: Prepared) -> None:
-    found, row, media = told(
-        prepared, [picture(RED, BLUE), picture(BLUE)], [Question("pair_more", "Which picture has more things?", "The first.")]
-    )
+    question = Question("pair_more", "Which picture has more things?", "The first.")
+    found, row, media, facts = told(prepared, [picture(RED, BLUE), picture(BLUE)], [question])
     first = int(row.answers[0][0]) - 1
     assert found[THINGS, first] == {0: 1 / 3, media[1]: 1 / 3, media[9]: 1 / 3}
     assert found[OTHERS, first] == {0: 0.5, media[25]: 0.5}
+    assert facts == [[2, 1, 1, 1]]
 
 
-def test_what_moves_is_looked_at_where_it_begins_and_ends_what_blinks_wherever_it_appears(prepared: Prepared) -> None:
-    frames = np.zeros((8, 84, 84, 3), np.uint8)
-    question = Question("talk", "What is this?", "I do not know.")
-    positions = [Placed("star", "red", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.25, 0.5, 0.75)]
-    moving = tuple((positions[number // 2],) for number in range(8))
-    found, row, media = told(prepared, [Clip(frames, 2.0, "moves", (), moving)], [question])
+def clip(*scenes: tuple[Placed, ...]) -> Clip:
+    return Clip(np.zeros((len(scenes), 84, 84, 3), np.uint8), 2.0, "", (), scenes)
+
+
+def star(x: float) -> tuple[Placed]:
+    return (Placed("star", "red", (x, 0.0, x + 0.25, 0.25)),)
+
+
+WHAT = Question("talk", "What is this?", "I do not know.")
+
+
+def test_what_moves_is_looked_at_where_it_begins_and_ends(prepared: Prepared) -> None:
+    found, row, media, facts = told(prepared, [clip(*(star(x) for x in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)))], [WHAT])
     first, tokens = int(row.answers[0][0]) - 1, len(media) // 4
-    across = math.isqrt(tokens)
     assert found[THINGS, first] == {0: 0.5, media[0]: 0.5}
-    assert found[OTHERS, first] == {0: 0.5, media[3 * tokens + across - 1]: 0.5}
-    lit = (positions[0],)
-    found, _, media = told(prepared, [Clip(frames, 2.0, "blinks", (), (lit, lit, (), (), (), lit, lit, ()))], [question])
+    assert found[OTHERS, first] == {0: 0.5, media[3 * tokens + math.isqrt(tokens) - 1]: 0.5}
+    assert facts == [[1, 1, 1, 2]], "to the right"
+    _, _, _, facts = told(prepared, [clip(*(star(x) for x in (0.3, 0.3, 0.2, 0.2)))], [WHAT])
+    assert facts == [[1, 1, 1, 0]], "less than a token to the left"
+
+
+def test_what_comes_in_again_is_looked_at_before_that(prepared: Prepared) -> None:
+    found, row, media, facts = told(prepared, [clip(*(star(x) for x in (0.4, 0.7, 0.0, 0.3)))], [WHAT])
+    assert set(found[OTHERS, int(row.answers[0][0]) - 1]) <= {0, *media[: len(media) // 2]}
+    assert facts == [[1, 1, 1, 2]]
+
+
+def test_what_blinks_is_looked_at_wherever_it_appears(prepared: Prepared) -> None:
+    lit = star(0.0)
+    found, row, media, facts = told(prepared, [clip(lit, lit, (), (), (), lit, lit, ())], [WHAT])
+    first, tokens = int(row.answers[0][0]) - 1, len(media) // 4
     assert found[THINGS, first] == {0: 1 / 3, media[0]: 1 / 3, media[2 * tokens]: 1 / 3}
     assert found[OTHERS, first] == {0: 0.5, media[3 * tokens]: 0.5}
+    assert facts == [[2, 1, 1, 1]]
+
+
+def test_beeps_are_counted(prepared: Prepared) -> None:
+    sound = Sound(np.zeros(32000, np.float32), "beeps", tuple(Note(at, at + 0.2, (440.0,)) for at in (0.2, 0.9, 1.5)))
+    _, _, _, facts = told(prepared, [sound], [WHAT])
+    assert facts == [[0, 3, 1, 1]]
+
+
+def test_words_for_one_of_several_are_looked_at(prepared: Prepared) -> None:
+    found, row, _, _ = told(prepared, [clip((), star(0.0))], [Question("first", "What appears first?", "A red star.")])
+    (at,) = found[WORDS, int(row.answers[0][0]) - 1]
+    assert prepared.tokenizer.decode([int(row.ids[at])]) == " first"
 
 
 def test_a_head_is_told_to_read_digit_by_digit(prepared: Prepared) -> None:
     """The number 337, each digit with its middle in another token."""
     number = picture(Placed("337", "black", (0.0, 0.1, 1.0, 0.4)), width=168)
-    found, row, media = told(prepared, [number], [Question("digits", "What is the number?", "337.")])
+    found, row, media, _ = told(prepared, [number], [Question("digits", "What is the number?", "337.")])
     across = prepared.batches._prepare(number).item.grid[2] // 2
     assert [found[NAMED, int(at) - 1] for at in row.answers[0][:3]] == [{media[int(across * k / 6)]: 1.0} for k in (1, 3, 5)]
 
