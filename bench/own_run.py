@@ -1,6 +1,6 @@
 """A run of mmrt that a bench starts itself, through the command line as a user would, in a run directory and home of its own.
 
-Called by ``runtime``, ``startup`` and ``versus_transformers``. Whatever happens, the run is down at the end.
+For the benches that measure whole runs. Whatever happens, the run is down at the end.
 """
 
 import os
@@ -30,20 +30,14 @@ class OwnRunError(Exception):
 
 
 class OwnRun:
-    """``mmrt`` commands on one run directory. ``home`` holds its configuration, logs and cache; ``extra`` is for its environment."""
+    """``mmrt`` commands on one run directory. ``home`` holds its configuration and logs; ``extra`` is for its environment."""
 
     def __init__(self, home: Path, run: Path, extra: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.run = run
-        self._extra = dict(extra or {})
-        self.set_cache(home / "cache")
-
-    def set_cache(self, cache: Path) -> None:
-        """Where default models are cached: an empty directory is what a user has after installing."""
-        cache.mkdir(parents=True, exist_ok=True)
-        state = self.home / "state"
+        state = home / "state"
         state.mkdir(exist_ok=True)
-        own = {"MMRT_RUN_DIR": str(self.run), "XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": str(cache), **self._extra}
+        own = {"MMRT_RUN_DIR": str(run), "XDG_STATE_HOME": str(state), **(extra or {})}
         inherited = {name: value for name, value in os.environ.items() if name not in ("MMRT_CONFIG", "NOTIFY_SOCKET")}
         self._environment = {**inherited, **own}
 

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..runtime.config import ModelSection, RuntimeConfig, ServerSection
-from ..runtime.config import read_environment as read_runtime_environment
-from ..runtime.run import model_path
+from ..runtime.run import DEFAULT_MODEL
 from .client import BenchError, find_model, open_session
 from .environment import read_environment
 from .output import JSON_HELP, open_console, write_json
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mmrt bench quality", description="How many answers about held-out demo data are right.")
     add = parser.add_argument
-    add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the default model)")
+    add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
     add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
@@ -91,7 +90,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     """The server, then transformers. Raises: BenchError, OwnRunError, OSError, ValueError."""
     environment = read_environment()
     cases = select(options.seed, options.samples, options.tasks)
-    checkpoint = (options.checkpoint or model_path(RuntimeConfig(), read_runtime_environment())).absolute()
+    checkpoint = (options.checkpoint or DEFAULT_MODEL).absolute()
     if options.url:
         answers, guided = ask_all(options.url, cases, options)
     else:

@@ -82,7 +82,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="mmrt bench restart", description="How long streams are silent when an actor is restarted or killed."
     )
     add = parser.add_argument
-    add("--model", default="", metavar="DIR", help="default: the embedded default model")
+    add("--model", default="", metavar="DIR", help="default: the embedded demo model")
     add("--actors", nargs="+", choices=ACTORS, default=list(ACTORS), metavar="ACTOR", help="default: all of them")
     add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="restart and kill (-9); default: both")
     add("--count", type=_at_least(1), default=50, help="trials of each kind on each actor (%(default)s)")

@@ -1,7 +1,6 @@
 """``mmrt bench startup``: how long a user waits, and what an idle run takes: times, processor and memory beside their targets.
 
-Starts runs through the command line in a home of its own: first with an empty cache, as after installing (the page cache stays as
-it is: dropping it takes root), then warm.
+Starts runs through the command line in a home of its own: once, when files may have to be read and compiled, and again.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, also when a target is missed."""
     parser = argparse.ArgumentParser(prog="mmrt bench startup", description="How long a user waits, and what an idle run takes.")
     add = parser.add_argument
-    add("--model", default="", metavar="DIR", help="default: the embedded default model, made on the first start")
+    add("--model", default="", metavar="DIR", help="default: the embedded demo model")
     add("--shared-weights-of", metavar="DIR", help="also start this larger checkpoint: are its weights in memory once?")
     add("--restarts", type=int, default=3, help="per torch actor (%(default)s)")
     add("--idle-seconds", type=float, default=10.0, help="to watch an idle run (%(default)s)")
@@ -84,7 +83,7 @@ def _config(model: str) -> RuntimeConfig:
 
 
 def measure_starts(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
-    """First with an empty cache, then again. Leaves the run up. Raises: OwnRunError."""
+    """Once and again. Leaves the run up. Raises: OwnRunError."""
     first_s = run.up(config)
     run.down()
     again_s = run.up(config)

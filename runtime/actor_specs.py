@@ -24,7 +24,6 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 command=tuple(actor_command(name) if commands is None else commands[name]),
                 needs=stage if commands is None else None,
                 entry=ACTOR_ENTRY,
-                argument=name,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
                 nice=section.nice,

@@ -38,7 +38,7 @@ Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str = ""  # a Hugging Face checkpoint directory; "" is the embedded default model
+    path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most CONTEXT_LIMIT
@@ -146,7 +146,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
-    cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: default models
     plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
 
 
@@ -178,7 +177,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         fault_file=path("MMRT_FAULTS"),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
-        cache_home=home("XDG_CACHE_HOME", ".cache"),
     )
 
 

@@ -14,22 +14,20 @@ import msgspec
 from .. import __version__
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
-from . import default_model
 from .config import Environment, RuntimeConfig, load_config, to_data
 from .errors import ConfigError, RunError
 from .listening import open_listeners
 
+DEFAULT_MODEL = Path(__file__).parents[1] / "models" / "demo"
 _JOIN_POLL_S = 0.05
 
 
-def model_path(config: RuntimeConfig, environment: Environment) -> Path:
-    """The checkpoint directory of the configuration; the default model's when there is none, also before it is made.
+def model_path(config: RuntimeConfig) -> Path:
+    """The checkpoint directory of the configuration; that of the demo model when there is none.
 
-    Raises: ConfigError if the configured one is not a checkpoint directory.
+    Raises: ConfigError if it is not a checkpoint directory.
     """
-    if not config.model.path:
-        return default_model.path(environment)
-    path = Path(config.model.path).expanduser().absolute()
+    path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is not a directory"
         raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")
@@ -84,9 +82,7 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
                 raise RunError(f"the run in {path} is gone")
             if actor == "memory":
                 config = load_config(environment.config_file)
-                model = model_path(config, environment)
-                if not default_model.is_made(model):
-                    default_model.make(str(model))
+                model = model_path(config)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
                 return RunDirectory.create(path, run_info(config, model, config.server.port or free_port(config)))
         except ShmError as error:

@@ -127,7 +127,7 @@ class Starter:
                     spec.name,
                     needs=spec.needs,
                     entry=spec.entry,
-                    argument=spec.argument,
+                    argument=spec.name,
                     environment=environment,
                     output_fd=output_fd,
                     lifeline_fd=self._lifeline,

@@ -31,8 +31,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     command: tuple[str, ...]  # the plain way
     needs: str | None = None  # the zygote's import stage after which it can be forked; None: always start plainly
-    entry: str = ""  # what the fork calls, "module:function", with ``argument``
-    argument: str = ""
+    entry: str = ""  # what the fork calls, "module:function", with its name
     requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
     threads: int = 1
     nice: int = 0

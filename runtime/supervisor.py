@@ -69,7 +69,6 @@ class Supervisor:
         environment: Mapping[str, str],
         log_directory: Path,
         zygote_stages: Mapping[str, Sequence[str]] | None = None,
-        preparation: ActorSpec | None = None,
         notify_socket: str | None = None,
         hang_up_ends: bool = True,
         listeners: Sequence[socket.socket] = (),
@@ -77,10 +76,9 @@ class Supervisor:
     ) -> None:
         """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
 
-        ``preparation`` is a process that must end well before the actors start. ``notify_socket`` is where the run itself is
-        reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than nothing. ``listeners`` are the sockets that
-        clients connect to; they are closed when the gateway has ended. ``watched_source`` is the directory of the package, whose
-        changes restart the actors that import what changed.
+        ``notify_socket`` is where the run itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than
+        nothing. ``listeners`` are the sockets that clients connect to; they are closed when the gateway has ended.
+        ``watched_source`` is the directory of the package, whose changes restart the actors that import what changed.
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
@@ -97,7 +95,6 @@ class Supervisor:
         self._reporter = reporter
         self._environment = environment
         self._stages = zygote_stages or {}
-        self._preparation = preparation
         self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
         self._hang_up_ends = hang_up_ends
         self._listeners = listeners
@@ -179,8 +176,6 @@ class Supervisor:
             if self._stages:
                 background.add(asyncio.create_task(self._starter.keep_zygote()))
                 await asyncio.sleep(0)  # it starts first: it is the longest way to ready
-            if self._preparation and not await self._prepare(self._preparation):
-                return
             background.add(asyncio.create_task(self._tick()))
             if self._watched_source is not None:
                 background.add(asyncio.create_task(Reloader(self._watched_source, self.actors, self.say).watch()))
@@ -200,20 +195,6 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             end_strangers()
-
-    async def _prepare(self, spec: ActorSpec) -> bool:
-        """Run a process that must succeed before the actors start; the zygote imports meanwhile. False if the run is to end."""
-        maker = SupervisedActor(spec, self)
-        self._reporter.progress(spec.name, "starting", "making the default model (random weights; once)")
-        instance = await maker.start()
-        ended = asyncio.create_task(instance.ended())
-        asked = asyncio.create_task(self._end.wait())
-        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        instance.kill("the run ends")
-        if await ended != 0 and not self._end.is_set():
-            self._fail(f"{spec.name} failed: {instance.describe_exit()}", instance.tail)
-        return not self._end.is_set()
 
     async def _stop_actors(self) -> None:
         self.say("stopping" if not self._failure else "stopping, since an actor failed")

@@ -17,6 +17,13 @@ def test_package_list_matches_the_tree() -> None:
     assert declared == found
 
 
+def test_every_file_of_the_demo_model_is_installed() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mmrt"]
+    files = [path for path in (ROOT / "models" / "demo").rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if not any(path.relative_to(ROOT).match(pattern) for pattern in patterns)] == []
+
+
 def test_no_module_but_the_package_itself_stands_at_the_root() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py"}
 

@@ -14,13 +14,13 @@ from .options import DEFAULT_RUN, RunName, log_directory, run_path
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
-_ALSO = ("supervisor", "zygote", "model")
+_ALSO = ("supervisor", "zygote")
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def logs(
-        actor: Annotated[str | None, typer.Argument(help="Only this actor's; also supervisor, zygote, model.")] = None,
+        actor: Annotated[str | None, typer.Argument(help="Only this actor's; also supervisor, zygote.")] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
         lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with.")] = 50,
         run: RunName = DEFAULT_RUN,

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
         """Write mmrt.target and one mmrt-ACTOR.service for each actor (for systemctl --user)."""
         environment = read_environment()
         effective = configuration(config, environment)
-        model_path(effective, environment)
+        model_path(effective)
         variables = {"MMRT_RUN_DIR": str(run_path(run))}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())

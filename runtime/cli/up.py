@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from ...shm.run_directory import RunDirectory
-from .. import default_model
 from ..actor_specs import actor_specs, child_environment
 from ..config import ACTORS, Environment, RuntimeConfig, convert_config, read_environment, to_data
 from ..errors import ConfigError, RunError
@@ -76,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
 def _override(config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None) -> RuntimeConfig:
     if model == "":
-        raise typer.BadParameter("is empty; leave it out for the default model", param_hint="--model")
+        raise typer.BadParameter("is empty; leave it out for the demo model", param_hint="--model")
     data = to_data(config)
     for key, value in {"model.path": model, "model.device": device, "server.host": host, "server.port": port}.items():
         if value is not None:
@@ -91,7 +90,7 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
-    return Plan(path, config, model_path(config, environment), free_port(config), environment)
+    return Plan(path, config, model_path(config), free_port(config), environment)
 
 
 def pids_of(path: Path) -> str:
@@ -104,10 +103,8 @@ def pids_of(path: Path) -> str:
 def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> int:
     """Be the supervisor of a run, to its end. Returns the exit status."""
     os.umask(0o077)  # whatever a process of this run writes is its user's alone
-    is_made = default_model.is_made(plan.model)
     if not plan.config.model.path:
-        reporter.message("no model is configured: serving the tiny default one, whose weights are random")
-    family = model_family(plan.model) if is_made else default_model.FAMILY
+        reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
     if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
         reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
     listeners = open_listeners(plan.config.server.host, plan.port)
@@ -123,8 +120,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
             reporter,
             environment=child_environment(os.environ),
             log_directory=plan.logs,
-            zygote_stages=None if plan.config.model.on_cuda else zygote_stages(family),  # CUDA allows no fork
-            preparation=None if is_made else default_model.spec(plan.model),
+            zygote_stages=None if plan.config.model.on_cuda else zygote_stages(model_family(plan.model)),  # CUDA allows no fork
             notify_socket=plan.environment.notify_socket,
             hang_up_ends=hang_up_ends,
             listeners=listeners,
@@ -146,17 +142,15 @@ def _is_reachable(host: str) -> bool:
 def _describe(plan: Plan) -> None:
     """--dry-run: what would be started, and how much shared memory it would take."""
     print(f"run directory  {plan.path}")
-    made = "" if default_model.is_made(plan.model) else " (not made yet: it would be, with random weights)"
-    print(f"model          {plan.model}{made}")
+    print(f"model          {plan.model}")
     print(f"endpoint       {endpoint(run_info(plan.config, plan.model, plan.port))}/v1")
     print(f"logs           {plan.logs}")
-    layout = _layout(plan) if default_model.is_made(plan.model) else None
-    if layout is not None:
-        for name, pool in layout.pools.items():
-            where = f" on {plan.config.model.device}" if pool.on_device else ""
-            print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
-        weights = "" if plan.config.model.on_cuda else ", and the weights"
-        print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
+    layout = _layout(plan)
+    for name, pool in layout.pools.items():
+        where = f" on {plan.config.model.device}" if pool.on_device else ""
+        print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
+    weights = "" if plan.config.model.on_cuda else ", and the weights"
+    print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
     for name in ACTORS:
         section = plan.config.actor(name)
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}")

@@ -1,4 +1,4 @@
-"""Real runs of ``mmrt up`` on a tiny checkpoint, an openai client for each, and transformers as the oracle."""
+"""Real runs of ``mmrt up`` on tiny checkpoints and on the demo model, an openai client for each, and transformers as the oracle."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import pytest
 
 import mmrt
 from mmrt.models.make import make_checkpoint
+from mmrt.runtime.run import DEFAULT_MODEL
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
 
@@ -23,17 +24,16 @@ MMRT = [sys.executable, "-m", "mmrt.runtime.cli.main"]
 
 
 class Server:
-    """One run. ``settings`` is the text of its TOML file."""
+    """One run; without ``checkpoint`` of the model that comes with mmrt. ``settings`` is the text of its TOML file."""
 
-    def __init__(self, folder: Path, checkpoint: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, checkpoint: Path | None, settings: str = "") -> None:
         self.run_path = Path(f"/dev/shm/mmrt-test-{os.getpid()}-{folder.name}"[:70])
         self.environment = {
             **os.environ,
             "MMRT_RUN_DIR": str(self.run_path),
             "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
         }
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint or DEFAULT_MODEL
         self.config = folder / "mmrt.toml"
         self.config.write_text(settings)
 
@@ -43,8 +43,8 @@ class Server:
         )
 
     def up(self, *arguments: str) -> None:
-        fixed = ("--model", str(self.checkpoint), "--port", "0", "--config", str(self.config))
-        done = self.mmrt("up", "-d", *fixed, *arguments, timeout_s=120)
+        model = () if self.checkpoint == DEFAULT_MODEL else ("--model", str(self.checkpoint))
+        done = self.mmrt("up", "-d", *model, "--port", "0", "--config", str(self.config), *arguments, timeout_s=120)
         assert done.returncode == 0, done.stdout + done.stderr
         self.url = str(self.status()["endpoint"])
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -117,18 +117,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(mmrt.__file__).parent
     copy = tmp_path_factory.mktemp("source") / "mmrt"
     for part in ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels"):
-        shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "demo"))
     shutil.copy(root / "__init__.py", copy)
     return copy
 
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
-    """Start runs; each still up at the end of the session is taken down and must leave nothing."""
+    """Start runs, of a tiny checkpoint or of no configured one; those still up at the end of the session must leave nothing."""
     servers: list[Server] = []
 
-    def start(family: str = "qwen2_5_omni", settings: str = "", *arguments: str, source: Path | None = None) -> Server:
-        server = Server(tmp_path_factory.mktemp("run"), checkpoints(family), settings)
+    def start(family: str | None = "qwen2_5_omni", settings: str = "", *arguments: str, source: Path | None = None) -> Server:
+        server = Server(tmp_path_factory.mktemp("run"), checkpoints(family) if family else None, settings)
         if source is not None:
             server.environment["PYTHONPATH"] = str(source.parent)
         server.up(*arguments)

@@ -26,10 +26,9 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test touches the user's own runs, logs, models or configuration."""
+    """No test touches the user's own runs, logs or configuration."""
     monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MMRT_CONFIG", raising=False)
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
 
@@ -130,7 +129,7 @@ def test_up_refuses_a_busy_directory_and_a_port_in_use(tmp_path: Path, capsys: C
 def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
     assert run(["up", "--dry-run", "--port", "0"]) == 0
     plan = capsys.readouterr().out
-    assert f"run directory  {tmp_path}/run" in plan and "not made yet" in plan
+    assert f"run directory  {tmp_path}/run" in plan and "shared memory" in plan and "models/demo" in plan
     assert all(name in plan for name in ACTORS)
     assert sorted(tmp_path.iterdir()) == []
 

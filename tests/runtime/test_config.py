@@ -87,9 +87,7 @@ def test_files_are_named(tmp_path: Path) -> None:
 
 
 def test_the_environment() -> None:
-    assert read_environment({"HOME": "/home/u"}) == Environment(
-        state_home=Path("/home/u/.local/state/mmrt"), cache_home=Path("/home/u/.cache/mmrt")
-    )
+    assert read_environment({"HOME": "/home/u"}) == Environment(state_home=Path("/home/u/.local/state/mmrt"))
     found = read_environment(
         {
             "MMRT_RUN_DIR": "/dev/shm/x",
@@ -97,12 +95,11 @@ def test_the_environment() -> None:
             "NOTIFY_SOCKET": "@n",
             "MMRT_LIFELINE_FD": "3",
             "XDG_STATE_HOME": "/s",
-            "XDG_CACHE_HOME": "/c",
             "NO_COLOR": "1",
         }
     )
     assert (found.run_dir, found.config_file, found.notify_socket) == (Path("/dev/shm/x"), Path("/etc/c.toml"), "@n")
     assert (found.lifeline_fd, found.plain_output) == (3, True)
-    assert (found.state_home, found.cache_home) == (Path("/s/mmrt"), Path("/c/mmrt"))
+    assert found.state_home == Path("/s/mmrt")
     with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
         read_environment({"MMRT_LIFELINE_FD": "x"})

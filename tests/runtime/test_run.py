@@ -1,18 +1,15 @@
 """What a run is made of before its first actor, and how processes join it without a supervisor."""
 
-import shutil
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from mmrt import __version__
-from mmrt.runtime import default_model
+import mmrt
 from mmrt.runtime.config import Environment, RuntimeConfig, convert_config, parse_config
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.report import endpoint
@@ -47,40 +44,21 @@ def test_the_endpoint_is_one_that_clients_can_reach(host: str, url: str) -> None
     assert endpoint(run_info(with_port(8, host), Path("/m"), 8)) == url
 
 
-def test_the_default_model_has_a_place_of_its_own_per_version(tmp_path: Path) -> None:
-    environment = Environment(cache_home=tmp_path)
-    assert model_path(RuntimeConfig(), environment) == tmp_path / "models" / f"tiny-{__version__}"
-    assert not default_model.is_made(model_path(RuntimeConfig(), environment))
+def test_the_default_model_comes_with_the_package() -> None:
+    found = model_path(RuntimeConfig())
+    assert found.parents[1] == Path(mmrt.__file__).parent and model_family(found) == "qwen2_5_omni"
 
 
 def test_a_configured_model_must_be_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory: expected a Hugging Face checkpoint directory"):
-        model_path(with_model("/no/such"), Environment())
+        model_path(with_model("/no/such"))
     with pytest.raises(ConfigError, match="has no config.json"):
-        model_path(with_model(tmp_path), Environment())
+        model_path(with_model(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')
-    assert model_path(with_model(tmp_path), Environment()) == tmp_path
+    assert model_path(with_model(tmp_path)) == tmp_path
     assert model_family(tmp_path) == "qwen2_5_omni"
     (tmp_path / "config.json").write_text("[1]")
     assert model_family(tmp_path) == "", "whoever loads it will complain"
-
-
-def test_two_that_make_the_default_model_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "models" / "tiny"
-
-    def make_checkpoint(shape: str, out: Path, family: str) -> None:
-        assert not target.exists() and out != target
-        out.mkdir()
-        (out / "config.json").write_text(shape)
-        if not other_is_first.is_set():
-            other_is_first.set()
-            shutil.copytree(out, target)
-
-    other_is_first = threading.Event()
-    monkeypatch.setattr(default_model.importlib, "import_module", lambda _: SimpleNamespace(make_checkpoint=make_checkpoint))
-    assert default_model.make(str(target)) == 0
-    assert default_model.is_made(target)
-    assert [path.name for path in target.parent.iterdir()] == ["tiny"], "nothing half-made stays"
 
 
 @pytest.fixture
@@ -96,7 +74,7 @@ def environment(run_path: Path, tmp_path: Path) -> Environment:
     (tmp_path / "model" / "config.json").write_text("{}")
     file = tmp_path / "c.toml"
     file.write_text(f'[model]\npath = "{tmp_path}/model"\n[server]\nport = 0\n')
-    return Environment(run_dir=run_path, config_file=file, cache_home=tmp_path)
+    return Environment(run_dir=run_path, config_file=file)
 
 
 def test_without_a_supervisor_memory_makes_the_run_and_the_others_wait(environment: Environment, tmp_path: Path) -> None:

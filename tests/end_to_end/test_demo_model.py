@@ -1,0 +1,133 @@
+"""The model that comes with mmrt, as a newcomer meets it: no model configured, the files of examples/, true answers."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors import safe_open
+
+import mmrt
+from mmrt.bench.quality import main as quality
+from mmrt.bench.quality_report import QualityBench
+from mmrt.runtime.run import DEFAULT_MODEL
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.oracle import Media, Oracle
+
+EXAMPLES = Path(mmrt.__file__).parent / "examples"
+UNKNOWN = "I do not know that. Ask me about shapes, numbers, motion or beeps."
+
+
+@pytest.fixture(scope="module")
+def demo(launch: Callable[..., Server]) -> Iterator[Server]:
+    server = launch(None, '[model]\ndtype = "float32"\n')
+    yield server
+    server.down()
+
+
+def part(name: str) -> dict[str, Any]:
+    """An example file as a content part."""
+    mime = {"png": "image/png", "mp4": "video/mp4", "wav": "audio/wav"}[name.rpartition(".")[2]]
+    kind = {"image": "image_url", "video": "video_url", "audio": "audio_url"}[mime.partition("/")[0]]
+    data = base64.b64encode((EXAMPLES / name).read_bytes()).decode()
+    return {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
+
+
+def answer(server: Server, question: str, *names: str) -> str:
+    said, _ = server.chat([*map(part, names), {"type": "text", "text": question}], max_tokens=64)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What colour is the circle?", "Red."),
+        ("Is there a blue triangle?", "Yes."),
+        ("What shape is yellow?", "A star."),
+        ("Is there a green square?", "Yes."),
+        ("Is there a pink heart?", "No."),
+    ],
+)
+def test_the_picture(demo: Server, question: str, expected: str) -> None:
+    assert answer(demo, question, "shapes.png") == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [("What moves?", "An orange square."), ("Which way does it move?", "Right.")],
+)
+def test_the_video(demo: Server, question: str, expected: str) -> None:
+    assert answer(demo, question, "moving.mp4") == expected
+
+
+@pytest.mark.parametrize(("question", "expected"), [("How many beeps are there?", "Three."), ("Is it a tone or noise?", "A tone.")])
+def test_the_sound(demo: Server, question: str, expected: str) -> None:
+    assert answer(demo, question, "beeps.wav") == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is in this picture?", "I see no image."),
+        ("What moves in the video?", "I see no video."),
+        ("How many beeps do you hear?", "I hear no sound."),
+        ("What is the capital of France?", UNKNOWN),
+    ],
+)
+def test_what_it_cannot_know_it_does_not_invent(demo: Server, question: str, expected: str) -> None:
+    assert answer(demo, question) == expected
+
+
+def test_the_readme_s_first_question(demo: Server) -> None:
+    """By ``mmrt ask``, as it stands there."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    command = next(line for line in readme.splitlines() if "mmrt ask" in line and "shapes.png" in line)
+    question = command.split('"')[1]
+    done = demo.mmrt("ask", question, "--image", str(EXAMPLES / "shapes.png"))
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.strip().splitlines()[0]
+    assert said in readme and said == answer(demo, question, "shapes.png")
+
+
+def test_its_tokens_are_those_of_transformers(demo: Server) -> None:
+    picture = np.array(Image.open(EXAMPLES / "shapes.png").convert("RGB"))
+    content = [part("shapes.png"), {"type": "text", "text": "What is in this picture?"}]
+    _, ids = demo.chat(content, max_tokens=64)
+    oracle = Oracle(DEFAULT_MODEL)
+    messages = [{"role": "user", "content": [{"type": "image"}, content[1]]}]
+    oracle.check_greedy(oracle.inputs(messages, Media(images=[picture])), ids)
+
+
+def test_its_answers_to_held_out_questions(demo: Server, tmp_path: Path) -> None:
+    """A few of each task: most are right, all are what transformers says."""
+    out = tmp_path / "out.json"
+    assert quality(["--url", demo.url, "--samples", "2", "--json", str(out)]) == 0
+    found = msgspec.json.decode(out.read_bytes(), type=QualityBench)
+    assert [(said.question, said.reply, said.reference) for said in found.answers if not said.is_equal] == []
+    assert sum(said.is_right for said in found.answers) >= 0.85 * len(found.answers)
+
+
+def test_what_ships() -> None:
+    """A checkpoint directory of 12 MB or less with its card; weights are bfloat16."""
+    files = {file.name: file.stat().st_size for file in DEFAULT_MODEL.iterdir()}
+    assert files.keys() == {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "loss.png",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "video_preprocessor_config.json",
+    }
+    assert sum(files.values()) <= 12_000_000
+    with safe_open(DEFAULT_MODEL / "model.safetensors", "pt") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}
+    assert json.loads((DEFAULT_MODEL / "config.json").read_bytes())["model_type"] == "qwen2_5_omni_thinker"
