@@ -157,7 +157,7 @@ def test_an_actor_that_ignores_sigterm_is_killed(toy: "ToyRun") -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_cleanly(toy: "ToyRun", number: signal.Signals) -> None:
-    toy.start("memory", "decode")
+    start_with_hang_up(toy, signal.SIG_DFL)  # these tests may run under nohup themselves
     toy.wait_for("ready")
     assert toy.process is not None
     toy.process.send_signal(number)
@@ -165,12 +165,16 @@ def test_a_signal_ends_the_run_cleanly(toy: "ToyRun", number: signal.Signals) ->
     toy.assert_nothing_left()
 
 
-def test_under_nohup_the_run_outlives_its_terminal(toy: "ToyRun") -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup leaves it
+def start_with_hang_up(toy: "ToyRun", inherited: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, inherited)
     try:
         toy.start("memory", "decode")
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_under_nohup_the_run_outlives_its_terminal(toy: "ToyRun") -> None:
+    start_with_hang_up(toy, signal.SIG_IGN)
     toy.wait_for("ready")
     assert toy.process is not None
     toy.process.send_signal(signal.SIGHUP)
