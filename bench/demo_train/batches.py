@@ -129,7 +129,7 @@ class Batches(Dataset[Batch]):
             items = [prepared.item for prepared in media[-1]]
             chosen = self._choose(one.questions, rng)
             if rng.random() < augment.on_topic:
-                chosen.sort(key=lambda question: TASKS.get(question.task) == "text")
+                chosen.sort(key=lambda question: (question.task not in augment.hardest, TASKS.get(question.task) == "text"))
             system = ""
             if rng.random() < augment.system:
                 system = f"<|im_start|>system\n{SYSTEM_PROMPTS[rng.integers(len(SYSTEM_PROMPTS))]}<|im_end|>\n"

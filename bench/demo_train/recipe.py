@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from ..demo_data import Medium
+from ..demo_data import TASKS, Medium
 
 RECIPE = Path(__file__).with_name("recipe.toml")
 
@@ -34,6 +34,7 @@ class Augment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turns: float
     system: float
     on_topic: float
+    hardest: tuple[str, ...]
     empty: float
 
 
@@ -70,6 +71,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_recipe(file: Path = RECIPE) -> Recipe:
     """Raises: ValueError (msgspec's) for a key that is missing, unknown or of a wrong type."""
     recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
+    if strangers := set(recipe.augment.hardest) - set(TASKS):
+        raise ValueError(f"{file}: hardest has unknown tasks {sorted(strangers)}, expected some of {sorted(TASKS)}")
     unknown = (set(recipe.mixture) | set(recipe.towers.mixture)) - set(get_args(Medium))
     if unknown:
         raise ValueError(f"{file}: mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")

@@ -291,6 +291,9 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     file.write_text(RECIPE.read_text().replace("[mixture]", "[mixture]\nsmell = 0.10"))
     with pytest.raises(ValueError, match="smell"):
         load_recipe(file)
+    file.write_text(RECIPE.read_text().replace('hardest = ["', 'hardest = ["taste", "'))
+    with pytest.raises(ValueError, match="taste"):
+        load_recipe(file)
 
 
 Told = dict[tuple[tuple[int, int], int], dict[int, float]]
