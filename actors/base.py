@@ -66,7 +66,7 @@ class Actor:
         self.config: RuntimeConfig = msgspec.convert(run.info["config"], RuntimeConfig)
         self.model_path = Path(run.info["model_path"])
         model = self.config.model
-        self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context)
+        self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context, self.config.memory.kv_dtype)
         self.generation = next_generation(run, name)
         self.notifier = Notifier(notifier_address, name, self.generation)
         self.lifeline = lifeline

@@ -44,6 +44,7 @@ from .shared_tensors import DEVICE_SOCKET, FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGME
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
+FP8_CAPABILITY = (8, 9)
 LOADING_S = 60.0  # for one tensor: longer is a hang
 
 
@@ -80,6 +81,8 @@ def build(actor: Actor) -> DescriptorServer | None:
         most = f"at most {MAX_ROWS // 2} on CUDA: a step has {MAX_ROWS} rows, and a guidance pair takes two"
         raise ConfigError(f"memory.max_sequences is {layout.num_rows}, {most}")
     device = open_device(actor.config.model)
+    if device.type == "cuda" and model.kv_dtype == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ConfigError(f"memory.kv_dtype is 'fp8', which {torch.cuda.get_device_name(device)} has no arithmetic for: use 'int8'")
     clear(actor)
     make_tables(actor, layout)
     store = DeviceStore(device) if device.type == "cuda" else None

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, load_model_config
 from ..models.errors import CheckpointError
+from ..models.kv_pages import KvPages
 from ..models.lm import build_language_model
 from ..models.towers import Towers
-from ..models.weights import attach_weights, write_weights
+from ..models.weights import attach_weights, torch_dtype, write_weights
 from ..runtime.errors import UserError
 from ..runtime.messages import ItemError, Plan, Result, encode
 from ..runtime.replay import Capture, renumbered
@@ -81,7 +82,7 @@ class Replay:
             raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(_POOLS)} can")
         config = capture.config
         path = model_path or Path(header.model_path)
-        model = load_model_config(path, config.model.dtype, config.model.max_context)
+        model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
         torch.set_num_threads(config.actor(header.actor).threads)
         base = Path(tempfile.mkdtemp(prefix="mmrt-replay-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:
@@ -126,14 +127,21 @@ class Replay:
             now = self._pools[pool].data[np.array([indices[pool][page] for page in pages], dtype=np.int64)]
             then = self._capture.tensors[f"after.{pool}"]
             different = (now != then).any(axis=1)
-            largest = self._largest(now[different], then[different]) if pool in ("embedding", "kv") and different.any() else None
+            largest = self._largest(pool, now[different], then[different]) if pool in ("embedding", "kv") and different.any() else None
             found.append(Difference(pool, len(pages), int(different.sum()), int((now != then).sum()), largest))
         return found
 
-    def _largest(self, now: NDArray[Any], then: NDArray[Any]) -> float:
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self._model.dtype]
-        first, second = (torch.from_numpy(pages).view(dtype).float() for pages in (now, then))
+    def _largest(self, pool: str, now: NDArray[Any], then: NDArray[Any]) -> float:
+        first, second = (self._numbers(pool, torch.from_numpy(pages)) for pages in (now, then))
         return float((first - second).abs().nan_to_num(float("inf")).max())
+
+    def _numbers(self, pool: str, pages: torch.Tensor) -> torch.Tensor:
+        model = self._model
+        dtype = torch_dtype(model.dtype)
+        if pool == "embedding":
+            return pages.view(dtype).float()
+        kv = KvPages(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
+        return kv.unpack(kv.rows.flatten(0, 2)).float().clone()
 
 
 def same_result(first: Result | None, second: Result | None) -> bool:

@@ -1,19 +1,21 @@
 """``mmrt bench accuracy``: how far reduced precision is from float32, beside transformers in the same precision.
 
-Random text is forced through three computations of one checkpoint: transformers in float32 (the reference), transformers in the
-reduced dtype, and ours (prefill, then one token at a time from paged KV). A flip is another argmax than the reference's.
+Random text is forced through several computations of one checkpoint: transformers in float32 (the reference), transformers in the
+reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache. A flip is another argmax than
+the reference's.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ..models.config import load_model_config
+from ..models.config import KvDType, ModelConfig, load_model_config
 from ..models.decoder import Chunk
 from ..models.lm import build_language_model
 from ..models.weights import attach_weights, torch_dtype, write_weights
@@ -32,6 +34,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     flips: int
     mean_error: float
     max_error: float
+    kv_bytes: int  # per token
 
 
 class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,32 +65,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     ids = torch.randint(0, min(config.language.vocab_size, 1000), (options.sequences, length), generator=generator)
     reference = transformers_logits(options.checkpoint, ids, options.prompt_tokens, "float32")
     peer = transformers_logits(options.checkpoint, ids, options.prompt_tokens, options.dtype)
-    ours = our_logits(options.checkpoint, ids, options.prompt_tokens, options.dtype)
+    differences = [difference(f"transformers, {options.dtype}", config, peer, reference)]
+    for kv_dtype in get_args(KvDType):
+        config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype)
+        name = f"mmrt, {options.dtype}" if kv_dtype == "auto" else f"mmrt, {options.dtype}, KV in {kv_dtype}"
+        differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, options.prompt_tokens), reference))
     bench = AccuracyBench(
         environment=read_environment(),
         checkpoint=options.checkpoint.name,
         dtype=options.dtype,
-        differences=[
-            difference(f"transformers, {options.dtype}", peer, reference),
-            difference(f"mmrt, {options.dtype}", ours, reference),
-        ],
+        differences=differences,
     )
     show_environment(console, bench.environment)
     rows = [
-        [d.name, str(d.num_tokens), str(d.flips), f"{100 * d.flips / d.num_tokens:.1f} %", f"{d.mean_error:.4f}", f"{d.max_error:.4f}"]
+        [
+            d.name,
+            str(d.kv_bytes),
+            str(d.flips),
+            f"{100 * d.flips / d.num_tokens:.1f} %",
+            f"{d.mean_error:.4f}",
+            f"{d.max_error:.4f}",
+        ]
         for d in bench.differences
     ]
-    show_table(console, f"{bench.checkpoint}: logits against float32", ["", "tokens", "flips", "rate", "mean |d|", "max |d|"], rows)
+    title = f"{bench.checkpoint}: logits of {bench.differences[0].num_tokens} tokens against float32; KV in bytes per token"
+    show_table(console, title, ["", "KV", "flips", "rate", "mean |d|", "max |d|"], rows)
     write_json(options.json, bench)
     return 0
 
 
-def difference(name: str, logits: Tensor, reference: Tensor) -> Difference:
+def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor) -> Difference:
     """Compare logits float32 [S, T, V]."""
     error = (logits - reference).abs()
     flips = logits.argmax(-1) != reference.argmax(-1)
     return Difference(
-        name=name, num_tokens=flips.numel(), flips=int(flips.sum()), mean_error=float(error.mean()), max_error=float(error.max())
+        name=name,
+        num_tokens=flips.numel(),
+        flips=int(flips.sum()),
+        mean_error=float(error.mean()),
+        max_error=float(error.max()),
+        kv_bytes=config.kv_page_bytes(1),
     )
 
 
@@ -102,9 +119,8 @@ def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: s
     return logits
 
 
-def our_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: str) -> Tensor:
+def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: int) -> Tensor:
     """The same from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
-    config = load_model_config(checkpoint, "bfloat16" if dtype == "bfloat16" else "float32")
     buffers: list[memoryview] = []
 
     def allocate(num_bytes: int) -> memoryview:

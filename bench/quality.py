@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import msgspec
@@ -18,7 +18,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import track
 
-from ..runtime.config import ModelSection, RuntimeConfig, ServerSection
+from ..models.architecture import KvDType
+from ..runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ..runtime.run import DEFAULT_MODEL
 from .client import BenchError, find_model, open_session
 from .environment import read_environment
@@ -54,6 +55,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
+    add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
     add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
     add("--seed", type=int, default=HELD_OUT_SEED)
@@ -67,6 +69,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.samples < 1 or options.max_tokens < 1 or options.concurrency < 1:
         parser.error("--samples, --max-tokens and --concurrency must be at least 1")
+    if options.url and options.kv_dtype:
+        parser.error("--kv-dtype is of a run that is started, not of a server that --url names")
     if options.require_combined is None:
         options.require_combined = options.require
     return options
@@ -96,7 +100,8 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     else:
         with own_run() as run:
             model = ModelSection(path=str(checkpoint), dtype="float32")
-            run.up(RuntimeConfig(model=model, server=ServerSection(port=0)))
+            memory = MemorySection(kv_dtype=options.kv_dtype or "auto")
+            run.up(RuntimeConfig(model=model, memory=memory, server=ServerSection(port=0)))
             answers, guided = ask_all(run.report().endpoint, cases, options)
     if not options.no_transformers:
         answers = compare(Reference(checkpoint), cases, answers, options.max_tokens, console)
@@ -105,6 +110,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
         environment=environment,
         checkpoint=checkpoint.name,
         seed=options.seed,
+        kv_dtype=options.kv_dtype or "auto",
         rows=[row_of_answers(name, answers) for name in ROWS if name in options.tasks],
         equal=share(answer.is_equal is True for answer in compared) if compared else None,
         guided=guided,

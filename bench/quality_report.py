@@ -69,6 +69,7 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     checkpoint: str
     seed: int
+    kv_dtype: str = "auto"
     rows: list[Row]
     equal: Share | None  # answers whose tokens are transformers'
     guided: list[Guided]
@@ -119,10 +120,14 @@ def show(console: Console, bench: QualityBench) -> None:
         [row.name, *map(_percent, (row.clean, row.degraded, row.both)), str(row.both.num), *map(_percent, _reference_shares(row))]
         for row in shown
     ]
-    with_reference = bench.equal is not None
-    if not with_reference:
+    title = f"{bench.checkpoint}: right answers in %, seed {bench.seed}"
+    if bench.kv_dtype != "auto":
+        title += f"; KV cache in {bench.kv_dtype}"
+    if bench.equal is None:
         columns, rows = columns[:5], [row[:5] for row in rows]
-    show_table(console, f"{bench.checkpoint}: right answers in %, seed {bench.seed}; peer: transformers", columns, rows)
+    else:
+        title += "; peer: transformers"
+    show_table(console, title, columns, rows)
     if bench.equal is not None:
         is_same = bench.equal.num_right == bench.equal.num
         text = f"{bench.equal.num_right} of {bench.equal.num} answers are transformers', token for token"

@@ -10,8 +10,10 @@ import msgspec
 
 MediaKind = Literal["image", "video", "audio"]
 DType = Literal["float32", "bfloat16"]
+KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+KV_ROW_ALIGNMENT = 32  # bytes, of a quantized cache: see kv_pages
 
 
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +134,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     language: LanguageConfig
     dtype: DType
+    kv_dtype: KvDType = "auto"
     max_context: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults = SamplingDefaults()
@@ -166,7 +169,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
         lm = self.language
-        return lm.num_layers * 2 * lm.num_kv_heads * page_tokens * lm.head_dim * DTYPE_BYTES[self.dtype]
+        num_values = 2 * lm.num_kv_heads * lm.head_dim
+        if self.kv_dtype == "auto":
+            row_bytes = num_values * DTYPE_BYTES[self.dtype]
+        else:
+            row_bytes = -(-(num_values + 8 * lm.num_kv_heads) // KV_ROW_ALIGNMENT) * KV_ROW_ALIGNMENT
+        return lm.num_layers * page_tokens * row_bytes
 
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""

@@ -1,8 +1,7 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-A page is [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype. A token's K and V lie side by side, as
-the fused projection makes them, and one gather per layer brings both. Measured (two cores, bf16, 16 layers, 4 sequences of 512
-tokens): gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
+One gather per layer brings K and V of a row (``kv_pages``). Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
+gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .architecture import LanguageConfig
+from .kv_pages import KvPages
 
 _GROUP_BYTES = 4 << 20  # gathered K and V of a group of sequences: stays in cache, and bounds private memory
 
@@ -55,20 +55,19 @@ class _Group(NamedTuple):
 class CpuAttention:
     """``Attention`` by gathering pages into scratch memory and torch's flash kernel, query heads of a KV head folded together."""
 
-    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype) -> None:
-        """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place."""
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._fold = config.num_heads // config.num_kv_heads
-        self._page_tokens, self._num_layers, self._dtype = page_tokens, config.num_layers, dtype
+        self._page_tokens, self._num_layers, self._dtype = pages.page_tokens, config.num_layers, pages.dtype
         self._row = 2 * config.num_kv_heads * config.head_dim
-        values = kv.view(dtype)
-        self._tokens = values.view(-1, self._row)
-        self._pages = values.view(kv.shape[0], config.num_layers, page_tokens * self._row)
+        self._pages = pages
+        self._tokens = pages.rows.flatten(0, 2)
+        self._layers = pages.rows.flatten(2).unbind(1)
         self._slots = torch.empty(0, dtype=torch.int64)
         self._spans: Sequence[tuple[int, int]] = ()
         self._prefixes: list[Tensor] = []
         self._groups: list[_Group] = []
-        self._scratch = torch.empty(0, dtype=dtype)
+        self._scratch = torch.empty(0, dtype=pages.rows.dtype)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
@@ -89,7 +88,7 @@ class CpuAttention:
     def write(self, layer: int, kv_NR: Tensor) -> None:
         # A request whose numbers went bad must not spoil a page for whoever gets it next: masked scores of NaN are still NaN.
         finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
-        self._tokens.index_copy_(0, self._slots + layer * self._page_tokens, finite)
+        self._tokens.index_copy_(0, self._slots + layer * self._page_tokens, self._pages.pack(finite))
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         outputs = []
@@ -125,12 +124,12 @@ class CpuAttention:
 
     def _gather(self, layer: int, pages: Tensor) -> Tensor:
         """K and V of whole pages in order: [num_pages x page_tokens, 2, num_kv_heads, head_dim], valid until the next call."""
-        count = pages.numel() * self._page_tokens * self._row
+        count = pages.numel() * self._layers[layer].shape[1]
         if self._scratch.numel() < count:
-            self._scratch = torch.empty(count, dtype=self._dtype)
+            self._scratch = self._scratch.new_empty(count)
         target = self._scratch[:count].view(pages.numel(), -1)
-        torch.index_select(self._pages[:, layer], 0, pages, out=target)
-        return target.view(-1, 2, self._kv_heads, self._head_dim)
+        torch.index_select(self._layers[layer], 0, pages, out=target)
+        return self._pages.unpack(target.view(-1, self._tokens.shape[1]))
 
     def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""

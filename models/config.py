@@ -11,6 +11,7 @@ from .architecture import (
     AudioRules,
     DType,
     Item,
+    KvDType,
     LanguageConfig,
     MediaKind,
     ModelConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "DType",
     "Family",
     "Item",
+    "KvDType",
     "LanguageConfig",
     "MediaKind",
     "ModelConfig",
@@ -59,10 +61,13 @@ def family_of(config: ModelConfig) -> Family:
     return _FAMILIES[config.family]
 
 
-def load_model_config(path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0) -> ModelConfig:
+def load_model_config(
+    path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0, kv_dtype: KvDType = "auto"
+) -> ModelConfig:
     """Read a Hugging Face checkpoint directory's configuration.
 
-    ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens.
+    ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens; ``kv_dtype`` "auto" is
+    ``dtype``.
 
     Raises: CheckpointError naming file, field and value.
     """
@@ -82,6 +87,7 @@ def load_model_config(path: Path | str, dtype: Literal["auto", "float32", "bfloa
     return msgspec.structs.replace(
         config,
         dtype=config.dtype if dtype == "auto" else dtype,
+        kv_dtype=kv_dtype,
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
         sampling=_sampling_defaults(files),
     )

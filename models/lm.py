@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .architecture import LanguageConfig, ModelConfig
 from .decoder import Chunk, Decoder
+from .kv_pages import KvPages
 from .null_model import NullModel
 from .operations import MakeOperations, operations_for
 from .weights import torch_dtype
@@ -58,7 +59,7 @@ class LanguageModel:
         self._embeddings = weights["embed"]
         self._head = weights["embed" if language.tie_embeddings else "lm_head"]
         self._layers = [_Layer(weights, i, language) for i in range(language.num_layers)]
-        self._operations = make_operations(language, kv, page_tokens, torch_dtype(config.dtype))
+        self._operations = make_operations(language, KvPages(language, kv, page_tokens, torch_dtype(config.dtype), config.kv_dtype))
         self._attention = self._operations.attention
 
     def embed(self, ids: Tensor) -> Tensor:

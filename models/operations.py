@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .architecture import LanguageConfig
 from .attention import Attention, CpuAttention
+from .kv_pages import KvPages
 from .rope import Rope, rotate
 
 QkNorms = tuple[Tensor, Tensor]
@@ -49,25 +50,23 @@ class Operations(Protocol):
         ...
 
 
-MakeOperations = Callable[[LanguageConfig, Tensor, int, torch.dtype], Operations]
-"""Of a model's configuration, KV pool (uint8 [num_pages, page_bytes]), tokens of a page, and dtype."""
+MakeOperations = Callable[[LanguageConfig, KvPages], Operations]
 
 
-def operations_for(config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype) -> Operations:
+def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
     """Triton's kernels where the KV pool lies on a CUDA device, torch's operations otherwise."""
-    if kv.is_cuda:
+    if pages.rows.is_cuda:
         from .triton_operations import TritonOperations  # the only way to Triton: nothing of it is loaded on the CPU
 
-        return TritonOperations(config, kv, page_tokens, dtype)
-    return CpuOperations(config, kv, page_tokens, dtype)
+        return TritonOperations(config, pages)
+    return CpuOperations(config, pages)
 
 
 class CpuOperations:
     """``Operations`` one by one, in torch."""
 
-    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype) -> None:
-        """``kv`` uint8 [num_pages, page_bytes], contiguous."""
-        self.attention = CpuAttention(config, kv, page_tokens, dtype)
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        self.attention = CpuAttention(config, pages)
         self._epsilon, self._kv_heads = config.rms_norm_eps, config.num_kv_heads
         self._rope = Rope(config)
         self._rotation = (torch.empty(0), torch.empty(0))

@@ -1,8 +1,7 @@
 """``Attention`` over pages in device memory, by Triton's kernels. Loaded for models on CUDA devices alone: see ``operations``.
 
-The layout of a page is ``attention``'s, [num_layers, page_tokens, 2 (K, V), num_kv_heads, head_dim], which the kernels take by its
-strides. Nothing is read back from the device; with arguments that lie there already, ``begin_decode`` and all that follows it can be
-captured in a CUDA graph.
+The kernels take a page (``kv_pages``) by its strides. Nothing is read back from the device; with arguments that lie there already,
+``begin_decode`` and all that follows it can be captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -16,21 +15,24 @@ from ..triton_kernels.paged_decode import DecodeWorkspace, paged_decode, plan_de
 from ..triton_kernels.paged_extend import ExtendPlan, paged_extend, plan_extend
 from ..triton_kernels.paged_kv import PagedKV
 from .architecture import LanguageConfig
+from .kv_pages import KvPages
 
 
 class TritonAttention:
     """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: where the forward's new tokens go on them, page x
     page_tokens + index in it, -1 for padding."""
 
-    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype) -> None:
-        """``kv`` uint8 [num_pages, page_bytes] on the device, contiguous; written in place. ``dtype`` is that of queries, K and V."""
-        self._device, self._dtype, self._page_tokens = kv.device, dtype, page_tokens
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        """``pages`` on the device."""
+        self._device, self._dtype, self._page_tokens = pages.rows.device, pages.dtype, pages.page_tokens
         self._heads = config.num_heads, config.num_kv_heads, config.head_dim
-        shape = kv.shape[0], config.num_layers, page_tokens, 2, config.num_kv_heads, config.head_dim
-        self.layers = [PagedKV(*layer.unbind(2)) for layer in kv.view(dtype).view(shape).unbind(1)]
-        self.slots = torch.empty(0, dtype=torch.int64, device=kv.device)
-        self._num_sms = torch.cuda.get_device_properties(kv.device).multi_processor_count if kv.is_cuda else 1
-        self._block_table = torch.empty(0, 0, dtype=torch.int32, device=kv.device)
+        parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
+        views = [tensor.unbind(1) for part in parts for tensor in part]
+        self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]
+        self.slots = torch.empty(0, dtype=torch.int64, device=self._device)
+        is_cuda = self._device.type == "cuda"
+        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count if is_cuda else 1
+        self._block_table = torch.empty(0, 0, dtype=torch.int32, device=self._device)
         self._extend: ExtendPlan | None = None
         self._decode: DecodeWorkspace | None = None
 

@@ -7,6 +7,7 @@ from ..triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ..triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ..triton_kernels.silu_mul import silu_mul
 from .architecture import LanguageConfig
+from .kv_pages import KvPages
 from .operations import QkNorms
 from .triton_attention import TritonAttention
 
@@ -14,14 +15,14 @@ from .triton_attention import TritonAttention
 class TritonOperations:
     """``Operations``; each is one launch. What the kernels cannot do (head sizes, alignment) raises ValueError in the first forward."""
 
-    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype) -> None:
-        """``kv`` uint8 [num_pages, page_bytes] on the device, contiguous."""
-        self.attention = TritonAttention(config, kv, page_tokens, dtype)
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        """``pages`` on the device."""
+        self.attention = TritonAttention(config, pages)
         self._epsilon = config.rms_norm_eps
         # As ``Rope``, on the CPU, so that both turn by the same angles to the last bit.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(kv.device), config.mrope_section)
-        self._positions = torch.empty(3, 0, dtype=torch.int64, device=kv.device)
+        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.rows.device), config.mrope_section)
+        self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.rows.device)
 
     def begin(self, positions: Tensor) -> None:
         self._positions = positions.contiguous()

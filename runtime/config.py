@@ -74,6 +74,7 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_sequences: Annotated[int, Meta(ge=1, le=65536)] = 64
     kv_tokens: NotNegative = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context
     kv_page_tokens: Annotated[int, Meta(ge=1, le=1024)] = 16
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the model's; the others take half of bfloat16's memory
     media_mib: Size = 64
     patch_mib: Size = 64
     embedding_tokens: Positive = 16384

@@ -161,7 +161,7 @@ def _layout(plan: Plan) -> MemoryLayout:
     load_model_config = importlib.import_module("mmrt.models.config").load_model_config
     section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
     try:
-        model = load_model_config(plan.model, section.dtype, section.max_context)
+        model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     facts = ModelFacts(model.kv_page_bytes(page_tokens) // page_tokens, model.embedding_row_bytes(), model.max_context)

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from mmrt.actors.plans import serve_plans
 from mmrt.actors.replay import Replay, same_result
 from mmrt.actors.video import VideoWorker
-from mmrt.models.config import ModelConfig
-from mmrt.runtime.config import MediaSection, RuntimeConfig, ServerSection
+from mmrt.models.config import KvDType, ModelConfig
+from mmrt.runtime.config import MediaSection, MemorySection, RuntimeConfig, ServerSection
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.messages import (
     Analyse,
@@ -96,6 +96,24 @@ def test_prefill(captured: Capture, checkpoint: Path) -> None:
     assert outcome.differences is not None
     (kv,) = outcome.differences
     assert (kv.pool, kv.num_pages, kv.num_different) == ("kv", 7, 0)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_prefill_into_a_quantized_cache(tmp_path: Path, tiny: tuple[ModelConfig, Weights], checkpoint: Path, kv_dtype: KvDType) -> None:
+    config = msgspec.to_builtins(RuntimeConfig(memory=MemorySection(kv_dtype=kv_dtype)))
+    with RunDirectory.create(tmp_path / "run", {"config": config}) as run:
+        bench = Bench(run, msgspec.structs.replace(tiny[0], kv_dtype=kv_dtype), tiny[1])
+        order = Order(run, "prefill", tmp_path / "captures")
+        order.give()
+        order.do(9, prefill_plan(bench), bench.worker.execute)
+        (capture,) = order.taken()
+    with Replay.open(capture, checkpoint) as replay:
+        (kv,) = replay.run().differences or []
+    assert (kv.num_pages, kv.num_different) == (7, 0)
+    capture.tensors["prompt.3.0"][60] += 1
+    with Replay.open(capture, checkpoint) as replay:
+        (kv,) = replay.run().differences or []
+    assert kv.num_different == 2 and kv.largest is not None and 1e-3 < kv.largest < 100
 
 
 def test_a_capture_does_not_hand_on_the_api_key(captured: Capture) -> None:

@@ -22,12 +22,14 @@ def run(checkpoint: Path, out: Path, dtype: str) -> AccuracyBench:
 
 
 def test_float32_is_the_reference(checkpoint: Path, tmp_path: Path) -> None:
-    _, ours = run(checkpoint, tmp_path / "out.json", "float32").differences
+    ours = run(checkpoint, tmp_path / "out.json", "float32").differences[1]
     assert ours.num_tokens == 48
     assert ours.max_error < 1e-3
     assert ours.flips == 0
 
 
 def test_bfloat16_is_as_close_as_transformers(checkpoint: Path, tmp_path: Path) -> None:
-    peer, ours = run(checkpoint, tmp_path / "out.json", "bfloat16").differences
+    peer, ours, int8, fp8 = run(checkpoint, tmp_path / "out.json", "bfloat16").differences
     assert ours.mean_error < 1.5 * peer.mean_error
+    assert ours.mean_error < int8.mean_error < fp8.mean_error
+    assert int8.kv_bytes == fp8.kv_bytes < 0.63 * ours.kv_bytes

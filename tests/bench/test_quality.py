@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,6 +54,17 @@ def test_answers_are_those_of_transformers(bench: QualityBench) -> None:
     assert [answer for answer in bench.answers if not answer.is_equal] == []
     assert all(answer.reply == answer.reference for answer in bench.answers)
     assert len({answer.reply for answer in bench.answers}) > 1
+
+
+def test_a_quantized_cache_is_said_and_not_asked_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint("tiny", tmp_path / "tiny")
+    asked = ["--checkpoint", str(tmp_path / "tiny"), "--samples", "2", "--tasks", "digits,beeps", "--max-tokens", "6"]
+    assert main([*asked, "--kv-dtype", "int8", "--no-transformers", "--json", str(tmp_path / "out.json")]) == 0
+    assert "KV cache in int8" in " ".join(capsys.readouterr().out.split())
+    assert msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench).kv_dtype == "int8"
+    with pytest.raises(SystemExit):
+        main(["--url", "http://127.0.0.1:1", "--kv-dtype", "int8"])
+    assert "--kv-dtype is of a run that is started" in capsys.readouterr().err
 
 
 def test_rows_count_what_was_asked(bench: QualityBench) -> None:

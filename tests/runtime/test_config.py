@@ -62,6 +62,7 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[media]\nfps = nan", "media.fps = nan: expected a finite number"),
         ("[media]\nmax_video_s = inf", "media.max_video_s = inf: expected a finite number"),
         ('[model]\ndtype = "fp8"', "model.dtype = \"fp8\": expected one of 'auto', 'float32', 'bfloat16'"),
+        ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ("server = 3", "server = 3: expected a table [server]"),
         ("[supervisor]\nbackoff_s = 9", "supervisor.backoff_max_s = 5.0 is less than supervisor.backoff_s = 9.0"),
         ("[server]\nport = ", "not valid TOML: Invalid value"),

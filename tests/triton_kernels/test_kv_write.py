@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mmrt.models.architecture import LanguageConfig
 from mmrt.models.attention import CpuAttention
+from mmrt.models.kv_pages import KvPages
 from mmrt.models.rope import Rope, rotate
 from mmrt.triton_kernels.kv_write import QkNorm, Rotary, reference, rotate_and_write_kv, write_kv
 from mmrt.triton_kernels.paged_kv import PagedKV
@@ -153,7 +154,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
         heads[:, :6] = F.rms_norm(heads[:, :6], (32,), q_norm, EPSILON)
         heads[:, 6:8] = F.rms_norm(heads[:, 6:8], (32,), k_norm, EPSILON)
     rotate(heads[:, :8], *rotation)
-    attention = CpuAttention(config, cpu_pool, 4, dtype)
+    attention = CpuAttention(config, KvPages(config, cpu_pool, 4, dtype))
     attention.begin_decode(lengths, tables)
     attention.write(layer, heads[:, 6:].flatten(1))
 

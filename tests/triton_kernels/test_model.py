@@ -5,11 +5,13 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from mmrt.models.config import LanguageConfig, ModelConfig, load_model_config
+from mmrt.models.config import KvDType, LanguageConfig, ModelConfig, load_model_config
+from mmrt.models.kv_pages import KvPages
 from mmrt.models.layout import tensor_specs
 from mmrt.models.lm import Chunk, LanguageModel
 from mmrt.models.make import Family, make_checkpoint
@@ -24,6 +26,7 @@ from mmrt.tests.triton_kernels.test_launch_keys import count
 PAGE_TOKENS = 8
 NUM_PAGES = 40
 TOLERANCE = 2e-4  # of logits with a deviation of 3, and of K and V with one of about 1
+TOLERANCES: dict[KvDType, tuple[float, float]] = {"auto": (0, TOLERANCE), "int8": (0, 0.05), "fp8": (0.07, 0.05)}  # relative, absolute
 LAUNCHES = """
 import json, torch
 from mmrt.models.config import LanguageConfig, ModelConfig
@@ -99,7 +102,7 @@ class Twins:
     """A model in torch and its twin in kernels, each with a pool of its own, and sequences whose pages lie anywhere."""
 
     def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, num_sequences: int, max_tokens: int) -> None:
-        self.device = device
+        self.device, self.config = device, config
         self.kv = torch.randint(0, 60, (NUM_PAGES, config.kv_page_bytes(PAGE_TOKENS)), dtype=torch.uint8)
         self.twin_kv = self.kv.to(device, copy=True)
         self.plain = LanguageModel(config, weights, self.kv, PAGE_TOKENS, CpuOperations)
@@ -132,9 +135,13 @@ class Twins:
         return self.plain.decode(*arguments), self.twin.decode(*arguments).cpu()
 
     def check_pages(self) -> None:
-        torch.testing.assert_close(
-            self.twin_kv.cpu().view(torch.float32), self.kv.view(torch.float32), rtol=0, atol=TOLERANCE, equal_nan=True
-        )
+        """Quantized values may be a step apart, where a rounding fell otherwise."""
+        rtol, atol = TOLERANCES[self.config.kv_dtype]
+        torch.testing.assert_close(self.read(self.twin_kv.cpu()), self.read(self.kv), rtol=rtol, atol=atol, equal_nan=True)
+
+    def read(self, kv: torch.Tensor) -> torch.Tensor:
+        pages = KvPages(self.config.language, kv, PAGE_TOKENS, torch.float32, self.config.kv_dtype)
+        return pages.unpack(pages.rows.flatten(0, 2)).clone()
 
 
 @pytest.mark.parametrize(("family", "num_steps"), [("qwen2_5_vl", 2), ("qwen2_5_omni", 1)])
@@ -150,6 +157,20 @@ def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, f
         torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
         assert torch.equal(logits.argmax(1), expected.argmax(1))
     twins.check_pages()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_quantized_pages_say_the_same(tmp_path: Path, device: torch.device, kv_dtype: KvDType) -> None:
+    config, weights = load_tiny(tmp_path / "tiny", "qwen2_5_vl")
+    twins = Twins(msgspec.structs.replace(config, kv_dtype=kv_dtype), weights, device, num_sequences=2, max_tokens=60)
+    twins.prefill((0, 0, 21), (1, 0, 9))
+    twins.prefill((0, 21, 40))
+    twins.check_pages()
+    for lengths in ([41, 10], [42, 11]):
+        twins.share()
+        expected, logits = twins.decode(lengths)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0.05)
+        twins.check_pages()
 
 
 def test_norms_of_queries_and_keys(device: torch.device) -> None:
@@ -185,7 +206,7 @@ def test_padded_rows_touch_nothing(device: torch.device) -> None:
 def test_write_alone_stores_what_is_finite(device: torch.device) -> None:
     config, _ = make_qwen3()
     pool = torch.full((4, config.kv_page_bytes(PAGE_TOKENS) // 4), torch.nan, device=device)
-    attention = TritonAttention(config.language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32)
+    attention = TritonAttention(config.language, KvPages(config.language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32))
     attention.begin_prefill([(6, 9)], [torch.tensor([2, 0])])
     assert attention.slots.tolist() == [22, 23, 0]
     kv = torch.randn(3, 64, device=device)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.models.attention import CpuAttention
+from mmrt.models.kv_pages import KvPages
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, HEAD_DIMS, decode_launch
@@ -104,7 +105,7 @@ def test_equals_the_cpu_path() -> None:
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q = torch.randn(3, 6, 32, generator=generator)
     config = cast(Any, SimpleNamespace(num_kv_heads=2, num_heads=6, head_dim=32, num_layers=NUM_LAYERS))
-    attention = CpuAttention(config, pool.flatten(1).view(torch.uint8), 16, torch.float32)
+    attention = CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), 16, torch.float32))
     attention.begin_decode(torch.tensor(lengths), table.clamp(0).long())
     expected = attention.decode_attend(LAYER, q).view(q.shape)
     layer = pool.to(device)[:, LAYER]
