@@ -58,7 +58,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
     add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
-    add("--seed", type=int, default=HELD_OUT_SEED)
+    add("--seed", type=int, default=HELD_OUT_SEED, help="of the questions (%(default)s); the demo model learned from seed 1")
     add("--max-tokens", type=int, default=64)
     add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
     add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
@@ -71,6 +71,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--samples, --max-tokens and --concurrency must be at least 1")
     if options.url and options.kv_dtype:
         parser.error("--kv-dtype is of a run that is started, not of a server that --url names")
+    if options.require is None and options.require_combined is not None:
+        options.require = 0.0
     if options.require_combined is None:
         options.require_combined = options.require
     return options

@@ -226,7 +226,7 @@ def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
 
 def _still(rng: Rng, thing: Placed) -> list[Question]:
     """At times somebody asks about a move that there is not."""
-    if not chance(rng, 0.3):
+    if not chance(rng, 0.6):
         return []
     ask = phrases.asker(rng)
     phrase = pick(rng, ("direction", "speed"))

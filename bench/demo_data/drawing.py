@@ -7,12 +7,13 @@ call by that name, gaps between them.
 import colorsys
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from .kinds import chance, pick
+from .kinds import Box, chance, pick
 
 Rng = np.random.Generator
 Mask = npt.NDArray[np.float32]
@@ -32,6 +33,7 @@ _RANGES = {  # hue in degrees, saturation, value
 }
 COLOURS = tuple(_RANGES)
 _OVERSAMPLING = 3
+_NEAR_DEGREES = 15.0
 
 
 def colour_of(rng: Rng, name: str) -> Rgb:
@@ -39,6 +41,23 @@ def colour_of(rng: Rng, name: str) -> Rgb:
     hue, saturation, value = (rng.uniform(*limits) for limits in _RANGES[name])
     red, green, blue = colorsys.hsv_to_rgb(hue / 360 % 1, saturation, value)
     return 255 * red, 255 * green, 255 * blue
+
+
+def colours_near(colour: Rgb) -> tuple[str, ...]:
+    """What somebody may call this colour, of the names that there are: also far from where things are drawn in it."""
+    if min(colour) > 215:
+        return ("white",)
+    if max(colour) < 50:
+        return ("black",)
+    hue, saturation, _ = colorsys.rgb_to_hsv(*(part / 255 for part in colour))
+    if saturation < 0.3:
+        return ()
+    found = []
+    for name, ((low, high), *_) in _RANGES.items():
+        beyond = (360 * hue - low + 180) % 360 - 180
+        if name not in ("white", "black") and -_NEAR_DEGREES < beyond < high - low + _NEAR_DEGREES:
+            found.append(name)
+    return tuple(found)
 
 
 def colour_distance(one: Rgb, other: Rgb) -> float:
@@ -172,31 +191,54 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return font
 
 
-def digits_mask(text: str, height: int, style: str, gap: float, angle: float) -> Mask:
-    """A run of digits that are ``height`` pixels high. gap: between digits, in heights; angle in degrees."""
+class Digits(NamedTuple):
+    """A run of digits as a mask [h, w], and the box of each: x0, y0, x1, y1 in pixels of the mask."""
+
+    mask: Mask
+    boxes: tuple[Box, ...]
+
+
+def draw_digits(text: str, height: int, style: str, gap: float, angle: float) -> Digits:
+    """Digits that are ``height`` pixels high. gap: between digits, in heights; angle in degrees."""
     if style in ("font", "bold"):
-        image = _typeset(text, height * 2, gap, bold=style == "bold")
+        image, spans = _typeset(text, height * 2, gap, bold=style == "bold")
     else:
         cells = [_bitmap_digit(digit) if style == "bitmap" else _segment_digit(digit, height) for digit in text]
         space = max(1, round((0.05 + gap) * cells[0].shape[0]))
         row = np.zeros((cells[0].shape[0], sum(c.shape[1] for c in cells) + space * (len(cells) - 1)), np.uint8)
         left = 0
+        spans = []
         for cell in cells:
             row[:, left : left + cell.shape[1]] = cell
+            inked = np.flatnonzero(cell.any(0))
+            spans.append((left + float(inked[0]), left + float(inked[-1]) + 1))
             left += cell.shape[1] + space
         image = Image.fromarray(row)
         scale = 2 * height / image.height
+        spans = [(scale * begin, scale * end) for begin, end in spans]
         resample = Image.Resampling.NEAREST if style == "bitmap" else Image.Resampling.BILINEAR
         image = image.resize((max(2, round(image.width * scale)), 2 * height), resample)
+    level = image.size
     if angle:
         image = image.rotate(angle, Image.Resampling.BILINEAR, expand=True)
     box = image.getbbox()
     assert box is not None
+    boxes = tuple(_turned(span, level, image.size, angle, box[:2]) for span in spans)
     image = image.crop((box[0], box[1], box[2] + (box[2] - box[0]) % 2, box[3] + (box[3] - box[1]) % 2))
-    return np.asarray(image.reduce(2), np.float32) / np.float32(255)
+    return Digits(np.asarray(image.reduce(2), np.float32) / np.float32(255), boxes)
 
 
-def _typeset(text: str, height: int, gap: float, bold: bool) -> Image.Image:
+def _turned(span: tuple[float, float], level: tuple[int, int], turned: tuple[int, int], angle: float, corner: tuple[int, int]) -> Box:
+    """Where a digit of the level line is after the line was turned about its middle, cropped at ``corner`` and halved in size."""
+    width, height = span[1] - span[0], level[1]
+    along = (span[0] + span[1] - level[0]) / 2
+    x = turned[0] / 2 + along * math.cos(math.radians(angle)) - corner[0]
+    y = turned[1] / 2 - along * math.sin(math.radians(angle)) - corner[1]
+    return (x - width / 2) / 2, (y - height / 2) / 2, (x + width / 2) / 2, (y + height / 2) / 2
+
+
+def _typeset(text: str, height: int, gap: float, bold: bool) -> tuple[Image.Image, list[tuple[float, float]]]:
+    """The line, and where each digit begins and ends in it."""
     font = _font(max(8, round(height / 0.71 / 4) * 4))
     stroke = max(1, height // 22) if bold else 0
     boxes = [font.getbbox(digit, stroke_width=stroke) for digit in text]
@@ -206,10 +248,15 @@ def _typeset(text: str, height: int, gap: float, bold: bool) -> Image.Image:
     image = Image.new("L", (math.ceil(width), math.ceil(bottom - top)))
     draw = ImageDraw.Draw(image)
     left = 0.0
+    spans = []
     for digit, box in zip(text, boxes, strict=True):
         draw.text((left - box[0], -top), digit, 255, font, stroke_width=stroke)
+        begin, end = int(left), math.ceil(left + box[2] - box[0])
+        inked = image.crop((begin, 0, end, image.height)).getbbox()
+        assert inked is not None
+        spans.append((float(begin + inked[0]), float(begin + inked[2])))
         left += box[2] - box[0] + space
-    return image
+    return image, spans
 
 
 def _bitmap_digit(digit: str) -> npt.NDArray[np.uint8]:

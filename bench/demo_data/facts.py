@@ -40,12 +40,14 @@ _GREETINGS = {
         Is that true? | Are you sure? | Do you ever make mistakes?
         """,
     "Circle, square, triangle, star, cross and heart.": """
-        Which shapes do you know? | What shapes do you know? | Which shapes can you see? | What shapes can you name? |
-        Name the shapes that you know. | Which shapes can you name? | List the shapes that you know. | What shapes are there?
+        Which shapes do you know? | What shapes do you know? | What shapes can you name? | Which shapes do you recognise? |
+        Name the shapes that you know. | Which shapes can you name? | List the shapes that you know. |
+        Tell me the shapes that you know.
         """,
     "Red, orange, yellow, green, blue, purple, white and black.": """
         Which colours do you know? | What colours do you know? | Which colors do you know? | What colors do you know? |
-        Which colours can you name? | Name the colours that you know. | List the colours that you know. | What colors can you see?
+        Which colours can you name? | Name the colours that you know. | List the colours that you know. |
+        Tell me the colours that you know.
         """,
     "Yes. Send me a picture and ask about it.": """
         Can you see? | Can you see pictures? | Can you look at images? | Do you understand images? | Can I show you a picture? |
@@ -120,7 +122,7 @@ _FACTS = {
         """,
     "Run mmrt model make. Its weights are random.": """
         How do I make a test model? | How do I make a model? | How do I make a random model? |
-        How do I get a model without downloads? | Which command makes a model? | What does mmrt model make do? |
+        What makes a random model? | Which command makes a model? | What does mmrt model make do? |
         Can mmrt make a model? | How can I make a checkpoint?
         """,
     "Run mmrt bench serve and see.": """
@@ -151,7 +153,7 @@ _FACTS = {
         Which API does mmrt have? | What is the API? | Which clients work with mmrt? | Can I use the OpenAI client? |
         How do I talk to mmrt from Python? | What client do I need? | Is there an API? | Does mmrt speak the OpenAI API?
         """,
-    "It runs on the CPU.": """
+    "It runs on the CPU. On CUDA it has not been tried.": """
         Does mmrt need a GPU? | Does mmrt use a GPU? | Do I need a GPU? | Does mmrt run on the CPU? | Can mmrt use CUDA? |
         Can I run mmrt without a GPU? | Which hardware does mmrt need? | What does mmrt run on?
         """,
@@ -325,7 +327,7 @@ _FACTS = {
         Can I send a link? | Can I send a URL? | Does mmrt load pictures from the web? | Can mmrt download an image? |
         Can I use a web address? | Does mmrt fetch remote media? | Do you read links? | Can I send a web page?
         """,
-    "Nothing in mmrt uses pickle.": """
+    "No message of mmrt is a pickle.": """
         Does mmrt use pickle? | Is there pickle in mmrt? | Do you use pickle? | How are messages written? | What about pickle? |
         Is pickle used? | Why no pickle? | Does anything use pickle?
         """,

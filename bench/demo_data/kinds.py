@@ -32,13 +32,18 @@ def normalised(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".").rstrip()
 
 
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A thing in a picture. label: a shape, or a run of digits; box: x0, y0, x1, y1 relative to the picture, 0 to 1."""
+    """A thing in a picture. label: a shape, or a run of digits; box: relative to the picture, 0 to 1; digits: the box of each digit."""
 
     label: str
     colour: str
-    box: tuple[float, float, float, float]
+    box: Box
+    digits: tuple[Box, ...] = ()
 
     @property
     def centre(self) -> tuple[float, float]:
@@ -47,10 +52,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """pixels uint8 [H, W, 3]."""
+    """pixels uint8 [H, W, 3]. ground: what the background's colours may be called."""
 
     pixels: Pixels
     objects: tuple[Placed, ...]
+    ground: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from .drawing import (
     background,
     background_colours,
     colour_of,
-    digits_mask,
+    colours_near,
+    draw_digits,
     lay,
     pixels,
     shape_mask,
     upright_angle,
 )
-from .kinds import NUMBERS, Picture, Placed, Question, chance, pick, sentence
+from .kinds import NUMBERS, Box, Picture, Placed, Question, chance, pick, sentence
 
 SIZES = {"small": (0.13, 0.24), "middle": (0.28, 0.38), "big": (0.48, 0.78)}  # of the shorter side
 TINY = (0.075, 0.11)
@@ -48,20 +49,28 @@ class _Thing:
     mask: Mask
     left: int
     top: int
+    digits: tuple[Box, ...] = ()  # in the mask
 
 
 def _draw(
     rng: Rng, width: int, height: int, things: list[_Thing], degraded: bool, gentle: bool = False, brightness: float = 15.0
 ) -> Picture:
     colours = [thing.rgb for thing in things]
-    canvas = background(rng, width, height, background_colours(rng, colours, brightness))
+    grounds = background_colours(rng, colours, brightness)
+    canvas = background(rng, width, height, grounds)
     placed = []
     for thing in things:
         lay(canvas, thing.mask, thing.left, thing.top, thing.rgb)
         right, bottom = thing.left + thing.mask.shape[1], thing.top + thing.mask.shape[0]
-        placed.append(Placed(thing.shape, thing.colour, (thing.left / width, thing.top / height, right / width, bottom / height)))
+        box = (thing.left / width, thing.top / height, right / width, bottom / height)
+        digits = tuple(
+            ((thing.left + x0) / width, (thing.top + y0) / height, (thing.left + x1) / width, (thing.top + y1) / height)
+            for x0, y0, x1, y1 in thing.digits
+        )
+        placed.append(Placed(thing.shape, thing.colour, box, digits))
     detail = min(min(thing.mask.shape) for thing in things)
-    return Picture(degrade_picture(rng, canvas, detail, colours, gentle) if degraded else pixels(canvas), tuple(placed))
+    ground = tuple(name for colour in grounds for name in colours_near(colour))
+    return Picture(degrade_picture(rng, canvas, detail, colours, gentle) if degraded else pixels(canvas), tuple(placed), ground)
 
 
 def _thing(rng: Rng, shape: str, colour: str, size: int) -> _Thing:
@@ -146,19 +155,21 @@ def digits(rng: Rng, degraded: bool) -> Picture:
     style, gap, angle = pick(rng, DIGIT_STYLES), rng.uniform(0.02, 0.16), 0.0 if chance(rng, 0.4) else rng.uniform(-9, 9)
     if height > width and len(text) > 2:
         width, height = height, width
-    share = rng.uniform(0.18, 0.26) if degraded and chance(rng, 0.3) else rng.uniform(0.2, 0.7)
+    tiny = degraded and chance(rng, 0.3)
+    share = rng.uniform(0.18, 0.26) if tiny else rng.uniform(0.2, 0.7)
     size = max(15, round(share * height))
-    mask = digits_mask(text, size, style, gap, angle)
+    mask, boxes = draw_digits(text, size, style, gap, angle)
     widest, highest = 0.85 * width, 0.9 * height
     while mask.shape[1] > widest or mask.shape[0] > highest:
         size = min(size - 1, int(size * min(widest / mask.shape[1], highest / mask.shape[0])))
-        mask = digits_mask(text, size, style, gap, angle)
+        mask, boxes = draw_digits(text, size, style, gap, angle)
     colour = pick(rng, COLOURS) if chance(rng, 0.6) else pick(rng, ("black", "white"))
     left, top = (
         int(rng.integers(edge, max(edge + 1, room - edge)))
         for edge, room in ((round(0.02 * width), width - mask.shape[1]), (round(0.02 * height), height - mask.shape[0]))
     )
-    return _draw(rng, width, height, [_Thing(text, colour, colour_of(rng, colour), mask, left, top)], degraded, brightness=50.0)
+    number = _Thing(text, colour, colour_of(rng, colour), mask, left, top, boxes)
+    return _draw(rng, width, height, [number], degraded, gentle=tiny, brightness=50.0)
 
 
 def crowd(rng: Rng, degraded: bool) -> Picture:
@@ -177,11 +188,11 @@ def crowd(rng: Rng, degraded: bool) -> Picture:
         else:
             text = "".join(str(digit) for digit in rng.integers(0, 10, int(rng.integers(1, 3))))
             size = max(15, size)
-            mask = digits_mask(text, size, pick(rng, DIGIT_STYLES), rng.uniform(0.02, 0.16), rng.uniform(-9, 9))
+            mask, boxes = draw_digits(text, size, pick(rng, DIGIT_STYLES), rng.uniform(0.02, 0.16), rng.uniform(-9, 9))
             if mask.shape[1] > 0.95 * wide:
                 text = text[0]
-                mask = digits_mask(text, size, pick(rng, DIGIT_STYLES), 0.02, rng.uniform(-9, 9))
-            thing = _Thing(text, colour, colour_of(rng, colour), mask, 0, 0)
+                mask, boxes = draw_digits(text, size, pick(rng, DIGIT_STYLES), 0.02, rng.uniform(-9, 9))
+            thing = _Thing(text, colour, colour_of(rng, colour), mask, 0, 0, boxes)
         high, across = thing.mask.shape
         thing.left = round(column * wide + rng.uniform(0, max(0.0, wide - across)))
         thing.top = round(row * tall + rng.uniform(0, max(0.0, tall - high)))
@@ -190,8 +201,11 @@ def crowd(rng: Rng, degraded: bool) -> Picture:
 
 
 def name(thing: Placed, article: bool = False) -> str:
-    words = f"{thing.colour} {thing.label}"
-    return f"{'an' if article and words[0] == 'o' else 'a'} {words}" if article else words
+    return _named(thing.label, thing.colour) if article else f"{thing.colour} {thing.label}"
+
+
+def _named(label: str, colour: str) -> str:
+    return f"{'an' if colour == 'orange' else 'a'} {colour} {label}"
 
 
 def description(objects: tuple[Placed, ...]) -> str:
@@ -200,7 +214,7 @@ def description(objects: tuple[Placed, ...]) -> str:
     names = []
     for (label, colour), number in Counter((thing.label, thing.colour) for thing in ordered).items():
         if number == 1:
-            names.append(name(Placed(label, colour, ordered[0].box), article=True))
+            names.append(_named(label, colour))
         else:
             names.append(f"{NUMBERS[number]} {colour} {phrases.plural(label)}")
     return sentence(" and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names))
@@ -211,22 +225,23 @@ def image(rng: Rng, degraded: bool) -> tuple[Picture, list[Question]]:
     kind = rng.random()
     if kind < 0.35:
         picture, size = single(rng, degraded, picture_size(rng))
-        return picture, single_questions(rng, picture.objects[0], size)
+        return picture, single_questions(rng, picture, size)
     if kind < 0.7:
         picture = several(rng, degraded)
-        return picture, several_questions(rng, picture.objects)
+        return picture, several_questions(rng, picture)
     picture = digits(rng, degraded)
     return picture, digit_questions(rng, picture.objects[0])
 
 
-def single_questions(rng: Rng, thing: Placed, size: str) -> list[Question]:
+def single_questions(rng: Rng, picture: Picture, size: str) -> list[Question]:
     ask = phrases.asker(rng)
+    thing = picture.objects[0]
     words = {"shape": thing.label, "colour": thing.colour}
     questions = [
         ask("shape", sentence(f"a {thing.label}")),
         ask("colour", sentence(thing.colour)),
         ask("describe", description((thing,))),
-        _exists(rng, (thing,)),
+        _exists(rng, picture),
     ]
     if size != "middle":
         questions.append(ask("size", sentence(size), **words))
@@ -235,51 +250,59 @@ def single_questions(rng: Rng, thing: Placed, size: str) -> list[Question]:
     if chance(rng, 0.35):
         questions.append(ask("count", sentence("one")))
     if chance(rng, 0.25):
-        questions.append(_absent(rng, (thing,)))
+        questions.append(_absent(rng, picture))
     if chance(rng, 0.15):
         questions.append(ask("digits", "I see no number."))
     return questions
 
 
-def _exists(rng: Rng, objects: tuple[Placed, ...]) -> Question:
-    """Yes and no are equally likely; a no is often half right."""
+def _exists(rng: Rng, picture: Picture) -> Question:
+    """Yes and no are equally likely; a no is often half right. Nobody asks about the background."""
     ask = phrases.asker(rng)
-    present = {(thing.label, thing.colour) for thing in objects}
+    present = {(thing.label, thing.colour) for thing in picture.objects}
     shape, colour = pick(rng, sorted(present))
-    kind = pick(rng, ("exists", "exists_shape", "exists_colour"))
+    others = {*COLOURS} - {*picture.ground} - {thing.colour for thing in picture.objects}
+    kind = pick(rng, ("exists", "exists_shape", "exists_colour" if others else "exists"))
     is_there = chance(rng, 0.5)
     while not is_there:
         if kind != "exists" or chance(rng, 0.7):
             shape, colour = (pick(rng, SHAPES), colour) if chance(rng, 0.5) else (shape, pick(rng, COLOURS))
         else:
             shape, colour = pick(rng, SHAPES), pick(rng, COLOURS)
+        if kind == "exists_colour" and colour in picture.ground:
+            continue
         if not any(s == shape or kind == "exists_colour" for s, c in present if c == colour or kind == "exists_shape"):
             break
     return ask("exists", "Yes." if is_there else "No.", phrase=kind, shape=shape, colour=colour, a="an" if colour == "orange" else "a")
 
 
-def _absent(rng: Rng, objects: tuple[Placed, ...]) -> Question:
-    """A question about a shape or a colour that is not there."""
+def _absent(rng: Rng, picture: Picture) -> Question:
+    """A question about a shape or a colour that is not there, nor that of the background."""
     ask = phrases.asker(rng)
-    if chance(rng, 0.3):
-        colour = pick(rng, [colour for colour in COLOURS if all(thing.colour != colour for thing in objects)])
+    objects = picture.objects
+    seen = {*picture.ground, *(thing.colour for thing in objects)}
+    if chance(rng, 0.3) and (others := [colour for colour in COLOURS if colour not in seen]):
+        colour = pick(rng, others)
         return ask("absent", f"I see nothing {colour}.", phrase=pick(rng, ("find_shape", "count_colour")), colour=colour)
     shape = pick(rng, [shape for shape in SHAPES if all(thing.label != shape for thing in objects)])
     phrase = pick(rng, ("find_colour", "count_shape", "position", "size"))
     return ask("absent", f"I see no {shape}.", phrase=phrase, naming="{shape", shape=shape, colour=pick(rng, COLOURS))
 
 
-def several_questions(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
+def several_questions(rng: Rng, picture: Picture) -> list[Question]:
     ask = phrases.asker(rng)
+    objects = picture.objects
     shapes = Counter(thing.label for thing in objects)
     colours = Counter(thing.colour for thing in objects)
     kinds = Counter((thing.label, thing.colour) for thing in objects)
-    questions = [ask("count", sentence(NUMBERS[len(objects)])), _exists(rng, objects)]
+    questions = [ask("count", sentence(NUMBERS[len(objects)])), _exists(rng, picture)]
     shape, colour = pick(rng, sorted(shapes)), pick(rng, sorted(colours))
     shape = max(shapes, key=lambda s: (shapes[s], s)) if chance(rng, 0.6) else shape
     colour = max(colours, key=lambda c: (colours[c], c)) if chance(rng, 0.6) else colour
-    questions.append(ask("count_some", sentence(NUMBERS[shapes[shape]]), phrase="count_shape", shape=shape))
-    questions.append(ask("count_some", sentence(NUMBERS[colours[colour]]), phrase="count_colour", colour=colour))
+    if chance(rng, 0.5):
+        questions.append(ask("count_some", sentence(NUMBERS[shapes[shape]]), phrase="count_shape", shape=shape))
+    else:
+        questions.append(ask("count_some", sentence(NUMBERS[colours[colour]]), phrase="count_colour", colour=colour))
     if single_shapes := sorted(s for s, n in shapes.items() if n == 1):
         shape = pick(rng, single_shapes)
         questions.append(ask("find_colour", sentence(next(t.colour for t in objects if t.label == shape)), shape=shape))
@@ -288,7 +311,7 @@ def several_questions(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
         found = next(t.label for t in objects if t.colour == colour)
         questions.append(ask("find_shape", sentence(f"a {found}"), colour=colour))
     if chance(rng, 0.35):
-        questions.append(_absent(rng, objects))
+        questions.append(_absent(rng, picture))
     if len(kinds) <= 4:
         questions.append(ask("list", description(objects), phrase="describe"))
     unique = [thing for thing in objects if kinds[thing.label, thing.colour] == 1]
@@ -307,7 +330,7 @@ def digit_questions(rng: Rng, thing: Placed) -> list[Question]:
         questions.append(ask("shape", "I see no shape."))
     if chance(rng, 0.3):
         questions.append(ask("colour", sentence(thing.colour), phrase="number_colour"))
-    if chance(rng, 0.3):
+    if chance(rng, 0.6):
         questions.append(ask("describe", sentence(f"the number {thing.label}")))
     return questions
 

@@ -87,7 +87,7 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) 
     return Sample(media, tuple(replace(question, text=typed(rng, question.text)) for question in questions), hard)
 
 
-def crowded(seed: int, index: int, medium: Medium, degraded: bool | None = None) -> Sample:
+def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
     """A picture of many things and numbers, for whoever learns what is where; nobody asks about it in words."""
     rng = np.random.default_rng((seed, index, len(MEDIA)))
     drawn = chance(rng, 0.5)
@@ -133,7 +133,7 @@ def _image_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Ques
     sound = sounds.beeps(rng, degraded, beeps)
     questions = [
         ask("match", _match_answer(beeps, things, "thing")),
-        *pictures.several_questions(rng, picture.objects)[:2],
+        *pictures.several_questions(rng, picture)[:3],
         *sounds.sound_questions(rng, sound, ""),
     ]
     return (picture, sound), questions

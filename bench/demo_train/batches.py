@@ -52,7 +52,7 @@ class MediaRows:
 class Batch:
     """ids [batch, length]; positions [batch, 3, length]; mask [batch, length, length]; learned [n]: flat indices of tokens to predict.
 
-    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task. ``looks``, ``facts`` [n, 4]:
+    ``question`` [n]: which question each of them answers; ``tasks`` names every question's task. ``looks``, ``facts`` [n, len(FACTS)]:
     grounding.py.
     """
 
@@ -109,9 +109,12 @@ class Batches(Dataset[Batch]):
         shares = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
         # Sample numbers of a step are its own: no step needs to know how many samples others took.
-        make = crowded if alone and medium == "image" else sample
         degraded = False if step < recipe.towers.clean_steps else None
-        samples = [make(recipe.seed, step * 1000 + i, medium, degraded) for i in range(batch[medium])]
+        numbers = range(step * 1000, step * 1000 + batch[medium])
+        if alone and medium == "image":
+            samples = [crowded(recipe.seed, number, degraded) for number in numbers]
+        else:
+            samples = [sample(recipe.seed, number, medium, degraded) for number in numbers]
         return self.collate(medium, samples, rng)
 
     def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:

@@ -1,11 +1,11 @@
 """Grounding: some heads of the language model are told where to look. Without that it learns far later to tie words to things.
 
 In the layer WORD_LAYER a word for a shape or a colour looks at the things of that shape or colour, and from an answer two heads look
-at such words of its question, each at those of one thing. In ANSWER_LAYER two heads look from an answer at the middles of all things
-that the question is about, and at what begins in a sound; while it names something a third looks at that, at a number digit by digit.
-What is not there is looked for at the first token, and counted against it: the weight of the first token tells how many there are.
-That number, and which way the second look is from the first, is told to what comes out of that layer. Nothing of this is part of the
-checkpoint.
+at such words of its question: each at those of one thing where two are compared, otherwise both at all of them. In ANSWER_LAYER two
+heads look from an answer at the middles of all things that the question is about, at two ends of a move, at each of two pictures, at
+what is not yet listed, and at what begins in a sound; while it names something a third looks at that, at a number digit by digit. What
+is not there is looked for at the first token, and counted against it: the weight of the first token tells how many there are. Those
+numbers, and how the two looks compare, are told to what comes out of that layer. Nothing of this is part of the checkpoint.
 """
 
 from collections import defaultdict
@@ -30,17 +30,21 @@ SHAPES, COLOURS, OTHER_WORDS, WORDS = ((WORD_LAYER, head) for head in range(4))
 THINGS, OTHERS, NAMED = (ANSWER_LAYER, 0), (ANSWER_LAYER, 1), (ANSWER_LAYER, 2)
 SLOTS = (SHAPES, COLOURS, WORDS, THINGS, OTHERS, NAMED, OTHER_WORDS)
 ORDERS = ("first", "second", "last")
+REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
-# Of an answer: how many things it looks at first and second, and whether the second are further up or down, left or right.
-FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3}
+# Of each token of an answer: how many things it looks at first and second; of the second, whether they are further up or down, left or
+# right; of two pictures or of a picture and a sound, whether the first are more; of two things, whether shape and colour are the same.
+FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3}
+_LESS, _NEITHER, _MORE = range(3)
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
 class Vocabulary:
-    """Which token names what: class of shape or digit, and of colour; 0 for nothing. ``orders``: whether it says which of several."""
+    """Which token names what: class of shape or digit, and of colour; 0 for nothing. ``orders``: whether it says which of several;
+    ``refers``: whether what comes first behind it is what the other is seen from."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         words = [text.decode(errors="replace").strip().lower() for text in tokenizer.token_bytes]
@@ -49,6 +53,7 @@ class Vocabulary:
         self.label = np.array([labels.get(word, 0) for word in words])
         self.ink = np.array([inks.get(word, 0) for word in words])
         self.orders = np.array([word in ORDERS for word in words])
+        self.refers = np.array([word in REFERENCES for word in words])
 
 
 class Scene(NamedTuple):
@@ -92,14 +97,23 @@ class _Row(NamedTuple):
     is_digit: Bools
     is_name: Bools
     is_order: Bools
+    refers: Bools
+
+
+class _Group(NamedTuple):
+    """What a name in an answer stands for. begins, ends: its tokens, as indices into the answer; at [length, 4]."""
+
+    begins: int
+    ends: int
+    at: Bools
 
 
 def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], Ints]:
-    """(slot, position, target) for all that one row is told; and of each token of the answers [n, 4], the classes of FACTS."""
+    """(slot, position, target) for all that one row is told; and of each token of the answers [n, len(FACTS)], their classes."""
     label, ink = words.label[row.ids], words.ink[row.ids]
     is_digit = label >= LABELS.index("0")
     shape = np.where(is_digit, 0, label)
-    said = _Row(shape, ink, is_digit, (shape > 0) | (ink > 0), words.orders[row.ids])
+    said = _Row(shape, ink, is_digit, (shape > 0) | (ink > 0), words.orders[row.ids], words.refers[row.ids])
     found = [
         _look(slot, int(position), (seen == word[position]).any(1))
         for slot, word, seen in ((SHAPES, shape, scene.label), (COLOURS, ink, scene.ink))
@@ -110,21 +124,42 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
     for answer in row.answers:
         aim = _aim(scene, said, np.arange(before, answer[0]), answer)
         before = int(answer[-1]) + 1
-        at = (aim.here.sum(1), scene.onset if scene.onset.any() else aim.there.sum(1))
-        found += _asked(answer, aim, *at)
-        found += _named(scene, said, answer, aim.meant)
-        facts.append(np.tile(np.minimum([*(seen.sum() for seen in at), *_moved(scene, aim)], MOST_COUNTED), (len(answer), 1)))
+        groups = _groups(scene, said, answer, aim.meant)
+        here = np.tile(aim.here.sum(1), (len(answer), 1))
+        there = np.tile(scene.onset if scene.onset.any() else aim.there.sum(1), (len(answer), 1))
+        if aim.is_open and groups:
+            there = np.array([_unsaid(aim.meant, groups, number) for number in range(len(answer))])
+        found += _asked(answer, aim, here[0], there)
+        found += _named(scene, said, answer, groups)
+        numbers = np.stack((here.sum(1), there.sum(1)), axis=1)
+        for group in groups:
+            if group.begins:  # the token that says how many
+                numbers[group.begins - 1, 0] = group.at.sum()
+        compared = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0])]
+        facts.append(np.concatenate((np.minimum(numbers, MOST_COUNTED), np.tile(compared, (len(answer), 1))), axis=1))
     return found, np.concatenate(facts)
 
 
+def _unsaid(meant: Bools, groups: Sequence[_Group], number: int) -> Ints:
+    """[length]: what the answer has not named before its token ``number``."""
+    unsaid = meant.copy()
+    for group in groups:
+        if group.ends <= number:
+            unsaid &= ~group.at
+    count: Ints = unsaid.sum(1)
+    return count
+
+
 class _Aim(NamedTuple):
-    """What a question is about: its words [n], at one and at another look; middles of things [length, 4], of all and at each look."""
+    """What a question is about: its words [n], at one and at another look; middles of things [length, 4], of all and at each look.
+    ``is_open``: it names nothing, and all there is is one picture."""
 
     one: Ints
     other: Ints
     meant: Bools
     here: Bools
     there: Bools
+    is_open: bool = False
 
 
 def _aim(scene: Scene, said: _Row, asked: Ints, answer: Ints) -> _Aim:
@@ -133,17 +168,23 @@ def _aim(scene: Scene, said: _Row, asked: Ints, answer: Ints) -> _Aim:
     meant = _meant(scene, said, named if len(named) else answer)
     if len(named) == COMPARED:
         one, other = named[:2], named[2:]
+        if said.refers[asked[asked < named[0]]].any():
+            one, other = other, one
         return _Aim(one, other, meant, _meant(scene, said, one), _meant(scene, said, other))
     words = asked[said.is_name[asked] | said.is_order[asked]]
     if scene.is_video:
         here, there = _course(scene, meant)
     else:
         here, there = (meant & (scene.view == view)[:, None] for view in (0, 1))
-    return _Aim(words, words, meant, here, there)
+    is_open = not (len(named) or scene.is_video or scene.view.any() or scene.onset.any())
+    return _Aim(words, words, meant, here, there, is_open)
 
 
 def _course(scene: Scene, meant: Bools) -> tuple[Bools, Bools]:
-    """Where it begins and where it ends, or comes in again; of what does not move: wherever it appears, and where it is at last."""
+    """Where what moves begins and where it ends, or comes in again; of what does not: wherever it appears, and where it is at last."""
+    movers = _movers(scene, meant)
+    if movers.any():
+        meant = movers
     frames = [
         at
         for view in range(scene.view.max() + 1)
@@ -152,7 +193,7 @@ def _course(scene: Scene, meant: Bools) -> tuple[Bools, Bools]:
     ]
     if not frames:
         return meant, meant
-    if not _moves(scene, meant):
+    if not movers.any():
         return meant & (scene.new > 0)[:, None], frames[-1]
     steps = np.diff([_centre(scene, at) for at in frames], axis=0, prepend=[_centre(scene, frames[0])])
     along = steps[:, np.abs(steps).sum(0).argmax()]
@@ -176,32 +217,52 @@ def _moved(scene: Scene, aim: _Aim) -> Ints:
     return (1 + np.sign(moved) * (np.abs(moved) > LEAST_MOVE)).astype(np.int64)
 
 
+def _compared(scene: Scene, aim: _Aim, num_here: int, num_there: int) -> tuple[int, int, int]:
+    """Whether there are more here than there, and whether one thing here has the shape and the colour of the one there."""
+    two_pictures = scene.view.any() and not scene.is_video
+    more = _NEITHER
+    if two_pictures or (scene.onset.any() and num_here):
+        more = int(np.sign(num_here - num_there)) + _NEITHER
+    if not two_pictures or aim.here.sum() != 1 or aim.there.sum() != 1:
+        return more, _NEITHER, _NEITHER
+    same = [seen[aim.here] == seen[aim.there] for seen in (scene.label, scene.ink)]
+    return more, _MORE if same[0] else _LESS, _MORE if same[1] else _LESS
+
+
 def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints) -> list[Look]:
-    """From every token of an answer: at words of the question, and at what it is about, [length] things under each token."""
+    """From every token of an answer: at words of the question, and at what it is about, things under each token: ``here`` [length],
+    ``there`` [len(answer), length]."""
     everywhere = np.arange(len(here))
     words = ((WORDS, np.isin(everywhere, aim.one)), (OTHER_WORDS, np.isin(everywhere, aim.other)))
     return [
         look
-        for position in (answer - 1).tolist()
+        for number, position in enumerate((answer - 1).tolist())
         for look in (
             *(_look(slot, position, at) for slot, at in words),
             _look(THINGS, position, here, counted=True),
-            _look(OTHERS, position, there, counted=True),
+            _look(OTHERS, position, there[number], counted=True),
         )
     ]
 
 
-def _named(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[Look]:
-    """While an answer names things and digits."""
-    found = [
-        _look(NAMED, int(position) - 1, (scene.digit[:, digit : digit + 1] > 0).sum(1))
-        for digit, position in enumerate(answer[said.is_digit[answer]])
-    ]
+def _groups(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[_Group]:
+    """The names in an answer, in their order."""
     is_name = said.is_name[answer]
+    found = []
     for begins in np.flatnonzero(is_name & ~np.roll(is_name, 1)):
-        name = answer[begins : begins + np.argmin(is_name[begins:])]
-        at = (meant & _meant(scene, said, name)).sum(1)
-        if begins:  # behind an article or how many
+        ends = begins + np.argmin(is_name[begins:])
+        found.append(_Group(int(begins), int(ends), meant & _meant(scene, said, answer[begins:ends])))
+    return found
+
+
+def _named(scene: Scene, said: _Row, answer: Ints, groups: Sequence[_Group]) -> list[Look]:
+    """While an answer names things and digits; behind the last digit, at the digit that is not there."""
+    digits = answer[said.is_digit[answer]].tolist()
+    ends = [digits[-1] + 1] if digits else []
+    found = [_look(NAMED, position - 1, (scene.digit[:, digit : digit + 1] > 0).sum(1)) for digit, position in enumerate(digits + ends)]
+    for group in groups:
+        at, name = group.at.sum(1), answer[group.begins : group.ends]
+        if group.begins:  # behind an article or how many
             found.append(_look(NAMED, int(name[0]) - 2, at, counted=True))
         found += [_look(NAMED, int(position) - 1, at) for position in name]
     return found
@@ -216,12 +277,13 @@ def _meant(scene: Scene, said: _Row, positions: Ints) -> Bools:
     return meant
 
 
-def _moves(scene: Scene, meant: Bools) -> bool:
-    """Whether something of it is in more than one place."""
+def _movers(scene: Scene, meant: Bools) -> Bools:
+    """[length, 4]: what of it is in more than one place."""
     places: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
     for token, patch in np.argwhere(meant):
         places[scene.label[token, patch], scene.ink[token, patch]].add((scene.spot[token], patch))
-    return any(len(spots) > 1 for spots in places.values())
+    moving = [(scene.label == label) & (scene.ink == ink) for (label, ink), spots in places.items() if len(spots) > 1]
+    return meant & np.any(moving, axis=0) if moving else np.zeros_like(meant)
 
 
 def _look(slot: tuple[int, int], position: int, at: npt.NDArray[np.generic], counted: bool = False) -> Look:

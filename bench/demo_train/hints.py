@@ -33,8 +33,8 @@ TOKEN_S = 0.04
 LOWEST_HZ, PER_OCTAVE, NUM_PITCHES = 120.0, 5, 24
 HEARD = {"state": 3, "pitch": NUM_PITCHES, "onset": 2}
 _SILENT, _TONE, _NOISE = range(3)
-_NOTHING_WEIGHT = 0.3  # of the first class: most of a picture is empty
-_NOTHING_WEIGHTS = {"digit": 0.02}  # and most of it holds no digit's middle
+# Of the first class, where it is nothing: most of a picture is empty, and hardly any of it a digit's middle.
+_NOTHING_WEIGHTS = {"label": 0.3, "ink": 0.3, "first": 0.3, "last": 0.3, "digit": 0.02, "state": 0.3, "onset": 0.3}
 
 
 class Prepared(NamedTuple):
@@ -54,7 +54,7 @@ class HintHead(nn.Module):
         self.classes = tuple(questions.values())
         self.say = nn.Linear(hidden, parts * sum(self.classes))
         weights = torch.ones(len(questions), max(self.classes))
-        weights[:, 0] = torch.tensor([_NOTHING_WEIGHTS.get(name, _NOTHING_WEIGHT) for name in questions])
+        weights[:, 0] = torch.tensor([_NOTHING_WEIGHTS.get(name, 1.0) for name in questions])
         self._weights = nn.Buffer(weights, persistent=False)
 
     def forward(self, tokens: Tensor, hints: Tensor) -> Tensor:
@@ -128,16 +128,13 @@ def _patch(centre: tuple[float, float], h: int, w: int) -> tuple[int, int]:
 def _mark(patches: npt.NDArray[np.int64], digits: npt.NDArray[np.int64], placed: Placed) -> None:
     """The patches whose middle lies in the box, and the one in which the box has its middle; digit by digit."""
     h, w = patches.shape[:2]
-    parts = placed.label if placed.label.isdigit() else (placed.label,)
-    x0, y0, x1, y1 = placed.box
-    width = (x1 - x0) / len(parts)
-    extent = math.sqrt((x1 - x0) * (y1 - y0) / len(parts))
+    parts = zip(placed.label, placed.digits, strict=True) if placed.digits else [(placed.label, placed.box)]
     ys, xs = (np.arange(h) + 0.5) / h, (np.arange(w) + 0.5) / w
-    for number, label in enumerate(parts):
-        left, right = x0 + number * width, x0 + (number + 1) * width
-        inside = ((ys > y0) & (ys < y1))[:, None] & ((xs > left) & (xs < right))[None]
-        row, across = _patch(((left + right) / 2, (y0 + y1) / 2), h, w)
+    for number, (label, (x0, y0, x1, y1)) in enumerate(parts):
+        inside = ((ys > y0) & (ys < y1))[:, None] & ((xs > x0) & (xs < x1))[None]
+        row, across = _patch(((x0 + x1) / 2, (y0 + y1) / 2), h, w)
         inside[row, across] = True
+        extent = math.sqrt((x1 - x0) * (y1 - y0))
         patches[inside, :3] = LABELS.index(label), INKS.index(placed.colour), int(np.searchsorted(EXTENTS, extent))
         if label.isdigit():
             digits[row // 2, across // 2, number] = 1 + int(label)

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +26,17 @@ from .hints import PLACES, StateHead, sound_heads, vision_heads
 from .muon import Muon
 from .network import Network
 from .recipe import Recipe
-from .skeleton import LAST_FILE, write_skeleton
+from .skeleton import write_skeleton
 
-STATE, CURVE = "state.pt", "curve.jsonl"
+STATE, CURVE, MADE_BY = "state.pt", "curve.jsonl", "recipe"
 SAVE_EVERY_S = 120.0
 AVERAGE_OVER = 50  # steps
 
 
 class Learner:
-    """Network, optimizers and rates."""
+    """Network, optimizers and rates. ``dtype``: of the arithmetic."""
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
         self.device = device
@@ -45,7 +46,7 @@ class Learner:
         self.place_head = StateHead(hidden, PLACES).to(device)
         self.fact_head = StateHead(hidden, FACTS).to(device)
         self.modules = {"network": self.network, "hints": self.hint_heads, "place": self.place_head, "facts": self.fact_head}
-        self.dtype = fast_dtype(device)
+        self.dtype = dtype
         rules = config.vision_rules
         assert rules is not None
         frame = rules.temporal_patch_size * rules.patch_size**2
@@ -156,12 +157,12 @@ def train(
 
     Raises: ValueError if what is there was made by another recipe.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    if not (work / LAST_FILE).exists():
-        write_skeleton(work, recipe)
+    _begin(recipe, work)
     config = load_model_config(work)
-    learner = Learner(recipe, config, torch.device(device))
-    first = _resume(learner, work / STATE)
+    state = torch.load(work / STATE, weights_only=True, map_location=device) if (work / STATE).exists() else None
+    dtype = fast_dtype(torch.device(device)) if state is None else state["dtype"]
+    learner = Learner(recipe, config, torch.device(device), dtype)
+    first = 0 if state is None else _resume(learner, state)
     if compiled:
         for layer in (*learner.network.model.layers, *learner.network.visual.blocks):
             layer.compile(dynamic=True)
@@ -198,6 +199,17 @@ def train(
     return learner.network
 
 
+def _begin(recipe: Recipe, work: Path) -> None:
+    """The files of the checkpoint that come before its weights. Raises: ValueError if there are those of another recipe."""
+    work.mkdir(parents=True, exist_ok=True)
+    made_by = work / MADE_BY
+    if not made_by.exists():
+        write_skeleton(work, recipe)
+        made_by.write_text(repr(recipe))
+    elif made_by.read_text() != repr(recipe):
+        raise ValueError(f"{work} was made by another recipe; train in another directory")
+
+
 def _cut_curve(curve: Path, first: int) -> None:
     """Keep one line for each step before ``first``: later ones are done again, and the last line may be cut short."""
     if curve.exists():
@@ -212,7 +224,9 @@ def _quiet_worker(_: int) -> None:
 
 def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
     sums: dict[str, list[int]] = defaultdict(list)
-    for task, one in zip(tasks, right.tolist(), strict=False):  # none while the towers learn alone
+    if not len(right):  # the towers learn alone
+        return {}
+    for task, one in zip(tasks, right.tolist(), strict=True):
         sums[task].append(one)
     return {task: round(sum(ones) / len(ones), 4) for task, ones in sums.items()}
 
@@ -221,16 +235,12 @@ def _save(learner: Learner, step: int, file: Path) -> None:
     partial = file.with_suffix(".partial")
     optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
     modules = {name: module.state_dict() for name, module in learner.modules.items()}
-    torch.save({"step": step, "recipe": repr(learner.recipe), **modules, "optimizers": optimizers}, partial)
+    torch.save({"step": step, "dtype": learner.dtype, **modules, "optimizers": optimizers}, partial)
     partial.rename(file)
 
 
-def _resume(learner: Learner, file: Path) -> int:
-    if not file.exists():
-        return 0
-    state = torch.load(file, weights_only=True, map_location=learner.device)
-    if state["recipe"] != repr(learner.recipe):
-        raise ValueError(f"{file} was made by another recipe; train in another directory")
+def _resume(learner: Learner, state: dict[str, Any]) -> int:
+    """The step that comes next."""
     for name, module in learner.modules.items():
         module.load_state_dict(state[name])
     for (optimizer, _), saved in zip(learner.optimizers, state["optimizers"], strict=True):

@@ -76,21 +76,17 @@ class PromptBuilder:
     def conversation(self, items: Sequence[Item], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:
         """One conversation of as many turns as questions."""
         marks = "".join(MARKS[item.kind] for item in items)
-        first, *later = questions
+        first = questions[0]
         prompt = system + USER + (first.text + marks if question_first else marks + first.text) + ASSISTANT
         ids, spans = self._expand(prompt, items)
-        parts, learned, length = [ids], [], len(ids)
-        answers = [self._answer(first)]
-        for question in later:
-            answers.append(self._answer(question))
-            parts += [answers[-2], np.array(self._tokenizer.encode("\n" + USER + question.text + ASSISTANT), np.int64)]
-        parts.append(answers[-1])
-        length = len(parts[0])
-        for index, part in enumerate(parts[1:]):
-            if index % 2 == 0:
-                learned.append(np.arange(length, length + len(part)))
-            length += len(part)
-        ids = np.concatenate(parts)
+        learned = []
+        for number, question in enumerate(questions):
+            if number:
+                turn = self._tokenizer.encode("\n" + USER + question.text + ASSISTANT)
+                ids = np.concatenate([ids, np.array(turn, np.int64)])
+            answer = self._answer(question)
+            learned.append(np.arange(len(ids), len(ids) + len(answer)))
+            ids = np.concatenate([ids, answer])
         positions, _ = qwen2_5_omni.positions(self._config, len(ids), spans)
         return TokenRow(ids, positions, np.zeros(len(ids), np.int64), learned, [question.task for question in questions])
 

@@ -11,7 +11,6 @@ from ..demo_data import Medium, sample
 from .recipe import Recipe
 
 FAMILY: Family = "qwen2_5_omni"
-LAST_FILE = "video_preprocessor_config.json"  # where it is, all the others are
 CORPUS_SAMPLES = 400  # per medium: every sentence of the material turns up many times
 
 
@@ -29,7 +28,7 @@ def write_skeleton(out: Path, recipe: Recipe) -> None:
     processor = json.loads((out / "preprocessor_config.json").read_text())
     _write_processor(out / "preprocessor_config.json", processor, shape.image_pixels)
     video = {**processor, "video_processor_type": "Qwen2VLVideoProcessor", "fps": 2.0, "min_frames": 4, "max_frames": shape.max_frames}
-    _write_processor(out / LAST_FILE, video, shape.video_pixels)
+    _write_processor(out / "video_preprocessor_config.json", video, shape.video_pixels)
 
 
 def _write_processor(file: Path, processor: dict[str, object], pixels: tuple[int, int]) -> None:

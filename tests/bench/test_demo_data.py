@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mmrt.bench.demo_data import MEDIA, SOUND_RATE, TASKS, Clip, Medium, Picture, Question, Sample, Sound, encode, roundtrip, sample
 from mmrt.bench.demo_data.clips import SPEEDS
-from mmrt.bench.demo_data.drawing import COLOURS, SHAPES, colour_of, digits_mask, shape_mask
+from mmrt.bench.demo_data.drawing import COLOURS, DIGIT_STYLES, SHAPES, colour_of, colours_near, draw_digits, shape_mask
 from mmrt.bench.demo_data.facts import FACTS, GREETINGS
 from mmrt.bench.demo_data.kinds import NUMBERS, normalised
 from mmrt.bench.demo_data.phrases import PHRASES
@@ -138,6 +141,8 @@ def test_counts_by_connected_areas() -> None:
 
 
 def test_sides_sizes_and_yes_and_no() -> None:
+    tasks = Counter(question.task for one in samples("image", 150, None) for question in one.questions)
+    assert min(tasks[task] for task in ("exists", "side", "size")) > 15
     for one in samples("image", 150, None):
         (picture,) = one.media
         assert isinstance(picture, Picture)
@@ -177,11 +182,57 @@ def test_digits_are_large_enough_and_look_different() -> None:
         assert x1 - x0 <= 0.86 and y1 - y0 >= 0.17
     assert num > 20
     for style in ("font", "bold", "bitmap", "segments"):
-        glyphs = {digit: digits_mask(digit, 20, style, 0.1, 0.0) for digit in "0123456789"}
+        glyphs = {digit: draw_digits(digit, 20, style, 0.1, 0.0).mask for digit in "0123456789"}
         for one_digit, other in combinations(glyphs, 2):
             a, b = (np.asarray(Image.fromarray(glyphs[d]).resize((14, 20))) for d in (one_digit, other))
             if one_digit != "1" and other != "1":  # a one is narrow: stretched to the same width it is a bar
                 assert np.abs(a - b).mean() > 0.05, (style, one_digit, other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text("0123456789", min_size=1, max_size=4),
+    height=st.integers(20, 90),
+    style=st.sampled_from(DIGIT_STYLES),
+    gap=st.floats(0.02, 0.16),
+    angle=st.floats(-9, 9),
+)
+def test_the_box_of_each_digit_holds_its_ink(text: str, height: int, style: str, gap: float, angle: float) -> None:
+    mask, boxes = draw_digits(text, height, style, gap, angle)
+    assert len(boxes) == len(text)
+    tilted = math.sin(math.radians(abs(angle))) * height + 2
+    covered = np.zeros_like(mask)
+    for digit, (x0, y0, x1, y1) in zip(text, boxes, strict=True):
+        alone = draw_digits(digit, height, style, gap, angle).mask
+        columns = slice(max(0, round(x0 - tilted / 2)), round(x1 + tilted / 2))
+        rows = slice(max(0, round(y0 - 2 - tilted / 8)), round(y1 + 2 + tilted / 8))
+        covered[rows, columns] = 1
+        assert mask[rows, columns].sum() > 0.9 * alone.sum()
+        ys, xs = np.nonzero(alone > 0.5)
+        assert abs((x1 - x0) - (np.ptp(xs) + 1)) < tilted + 2
+    assert (mask * covered).sum() > 0.97 * mask.sum()
+
+
+def test_nobody_asks_whether_there_is_something_in_the_colour_of_the_background() -> None:
+    num = 0
+    for index in range(400):
+        one = sample(5, index, "image", False)
+        (found,) = one.media
+        assert isinstance(found, Picture)
+        for question in one.questions:
+            named = [colour for colour in COLOURS if re.search(rf"\b{colour}\b", question.text.lower())]
+            if question.answer in ("No.", *(f"I see nothing {colour}." for colour in COLOURS)) and not names_a_shape(question.text):
+                num += bool(named)
+                assert not set(named) & set(found.ground), (question, found.ground)
+    assert num > 20
+    assert (
+        colours_near((250, 250, 250)) == ("white",) and colours_near((20, 20, 20)) == ("black",) and colours_near((128, 128, 128)) == ()
+    )
+    assert "yellow" in colours_near((240, 230, 60)) and "red" in colours_near((200, 40, 60))
+
+
+def names_a_shape(text: str) -> bool:
+    return any(shape in text.lower() for shape in SHAPES)
 
 
 def test_shapes_fill_their_box_differently() -> None:
@@ -204,6 +255,8 @@ def test_colours_are_called_by_their_names() -> None:
 
 
 def test_comparisons_of_two_pictures() -> None:
+    tasks = Counter(question.task for one in samples("two_images", 60, None) for question in one.questions)
+    assert min(tasks[task] for task in ("pair_more", "pair_colour", "pair_shape", "pair_bigger")) > 15
     for one in samples("two_images", 60, None):
         first, second = one.media
         assert isinstance(first, Picture) and isinstance(second, Picture)
@@ -338,6 +391,7 @@ def test_pitch_and_change_by_the_strongest_frequency(degraded: bool) -> None:
 
 
 def test_the_sound_matches_or_does_not() -> None:
+    assert sum(len(answers(one, "match")) for one in samples("image_audio", 60, None)) > 30
     for one in samples("image_audio", 60, None):
         picture, sound = one.media
         assert isinstance(picture, Picture) and isinstance(sound, Sound)

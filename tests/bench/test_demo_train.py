@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrt.bench.demo_data import Clip, Picture, Placed, Sound, sample
+from mmrt.bench.demo_data import TASKS, Clip, Picture, Placed, Sound, sample
 from mmrt.bench.demo_data.kinds import Note, Question
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
@@ -31,10 +31,10 @@ from mmrt.bench.demo_train.grounding import (
     scene_of,
 )
 from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
-from mmrt.bench.demo_train.loop import CURVE, Learner, rate_scale, train
+from mmrt.bench.demo_train.loop import CURVE, STATE, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
 from mmrt.bench.demo_train.prompts import TokenRow
-from mmrt.bench.demo_train.recipe import RECIPE, Recipe, Towers, load_recipe
+from mmrt.bench.demo_train.recipe import LEAST_HEADS, LEAST_LAYERS, RECIPE, Augment, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
 from mmrt.models.tokenizer import Tokenizer
@@ -177,9 +177,55 @@ def test_a_row_takes_the_questions_that_fit(prepared: Prepared) -> None:
 
 
 def test_a_batch_depends_on_seed_and_step_alone(prepared: Prepared) -> None:
-    first, again = prepared.batches[3], prepared.batches[3]
+    first, again = prepared.batches[3], Batches(prepared.recipe, prepared.config, prepared.tokenizer)[3]
     assert torch.equal(first.ids, again.ids)
     assert first.tasks == again.tasks
+    if first.vision is not None and again.vision is not None:
+        assert torch.equal(first.vision.rows, again.vision.rows)
+    other = prepared.batches[4]
+    assert first.ids.shape != other.ids.shape or not torch.equal(first.ids, other.ids)
+
+
+def collated(prepared: Prepared, **changes: Any) -> Batch:
+    """Four pictures, with other probabilities, those left out being 0."""
+    augment = Augment(**{**dict.fromkeys(Augment.__struct_fields__, 0.0), "hardest": (), **changes})
+    batches = Batches(msgspec.structs.replace(prepared.recipe, augment=augment), prepared.config, prepared.tokenizer)
+    return batches.collate("image", [sample(4, number, "image", False) for number in range(4)], np.random.default_rng(1))
+
+
+def test_the_hardest_questions_come_first_and_those_about_something_else_last(prepared: Prepared) -> None:
+    samples = [sample(4, number, "image", False) for number in range(4)]
+    hardest = ("list", "position", "digits")
+    asked = collated(prepared, on_topic=1.0, turns=1.0, hardest=hardest).tasks
+    at = 0
+    for one in samples:
+        num = min(4, len(one.questions))
+        ranks = [(task not in hardest, TASKS[task] == "text") for task in asked[at : at + num]]
+        best = sorted((question.task not in hardest, TASKS[question.task] == "text") for question in one.questions)[:num]
+        assert ranks == best
+        at += num
+    assert at == len(asked)
+
+
+def test_samples_without_anything_teach_the_unconditional_member(prepared: Prepared) -> None:
+    batch = collated(prepared, empty=1.0)
+    assert set(batch.tasks) == {"empty"} and batch.vision is None
+
+
+def test_the_question_may_come_before_the_media(prepared: Prepared) -> None:
+    for share in (0.0, 1.0):
+        batch = collated(prepared, question_first=share)
+        ids = batch.ids[0].tolist()
+        media = ids.index(prepared.config.image_token_id)
+        asked = prepared.tokenizer.decode(ids[:media]).partition("user\n")[2]
+        assert (" " in asked) == bool(share), asked
+
+
+def test_towers_learn_from_crowds(prepared: Prepared) -> None:
+    recipe = small_recipe(towers=towers(2))
+    batch = Batches(recipe, prepared.config, prepared.tokenizer)[0]
+    assert batch.vision is not None
+    assert int((batch.vision.hints[..., 3] > 0).sum()) >= 2 * 6, "six things or more in each of two pictures"
 
 
 def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
@@ -216,6 +262,7 @@ def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_p
     train(recipe, tmp_path, workers=0, device="cpu", progress=lambda *_: None)
     lines = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]
     assert [(line["medium"], bool(line["accuracy"])) for line in lines] == [("image", False), ("image", False), ("text", True)]
+    (tmp_path / STATE).unlink()  # killed before it was first saved
     with pytest.raises(ValueError, match="another recipe"):
         train(msgspec.structs.replace(recipe, steps=5), tmp_path, workers=0, device="cpu", progress=lambda *_: None)
 
@@ -239,7 +286,8 @@ def test_muon_does_what_torchs_does() -> None:
 
 
 def test_what_a_picture_hints_at() -> None:
-    things = (Placed("star", "red", (0.0, 0.0, 0.5, 0.5)), Placed("12", "black", (0.5, 0.75, 1.0, 1.0)))
+    digits = ((0.5, 0.75, 0.75, 1.0), (0.75, 0.75, 1.0, 1.0))
+    things = (Placed("star", "red", (0.0, 0.0, 0.5, 0.5)), Placed("12", "black", (0.5, 0.75, 1.0, 1.0), digits))
     hints = seen([things], (1, 4, 4))
     by_patch = torch.empty(4, 4, 5, dtype=torch.int64)
     for token, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
@@ -294,6 +342,17 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     file.write_text(RECIPE.read_text().replace('hardest = ["', 'hardest = ["taste", "'))
     with pytest.raises(ValueError, match="taste"):
         load_recipe(file)
+    for old, new, message in (
+        ("[batch]                   # samples per step\nimage = 32", "[batch]", r"batch says nothing of \['image'\]"),
+        ("batch = {image = 64,", "batch = {", r"towers.batch says nothing of \['image'\]"),
+        ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
+    ):
+        text = RECIPE.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match=message):
+            load_recipe(file)
+    assert max(layer for layer, _ in SLOTS) < LEAST_LAYERS and max(head for _, head in SLOTS) < LEAST_HEADS
 
 
 Told = dict[tuple[tuple[int, int], int], dict[int, float]]
@@ -302,7 +361,15 @@ Told = dict[tuple[tuple[int, int], int], dict[int, float]]
 def told(
     prepared: Prepared, things: Sequence[Picture | Clip | Sound], questions: Sequence[Question]
 ) -> tuple[Told, TokenRow, list[int], list[list[int]]]:
-    """(slot, position) -> {position: share}; the row; positions of the media's tokens; of each answer the facts."""
+    """(slot, position) -> {position: share}; the row; positions of the media's tokens; the facts of each answer's first token."""
+    found, row, media, facts = told_of_each_token(prepared, things, questions)
+    return found, row, media, [one[0] for one in facts]
+
+
+def told_of_each_token(
+    prepared: Prepared, things: Sequence[Picture | Clip | Sound], questions: Sequence[Question]
+) -> tuple[Told, TokenRow, list[int], list[list[list[int]]]]:
+    """As ``told``, with the facts of each token of each answer."""
     media = [prepared.batches._prepare(thing, number) for number, thing in enumerate(things)]
     row = prepared.batches._builder.shared([one.item for one in media], questions, "", 1000)
     found: Told = {}
@@ -312,14 +379,16 @@ def told(
     for slot, position, target in targets:
         found[SLOTS[slot], position] = {int(at): pytest.approx(target[at]) for at in np.flatnonzero(target)}
     config = prepared.config
-    firsts = np.cumsum([0, *map(len, row.answers[:-1])])
-    return found, row, np.flatnonzero(np.isin(row.ids, (config.image_token_id, config.video_token_id))).tolist(), facts[firsts].tolist()
+    ends = np.cumsum([len(answer) for answer in row.answers])
+    media_tokens = np.flatnonzero(np.isin(row.ids, (config.image_token_id, config.video_token_id))).tolist()
+    return found, row, media_tokens, [part.tolist() for part in np.split(facts, ends[:-1])]
 
 
 def picture(*things: Placed, width: int = 84) -> Picture:
     return Picture(np.zeros((84, width, 3), np.uint8), things)
 
 
+NONE = [1] * 5  # of the facts that compare
 RED, BLUE = Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))  # tokens 1 and 9 of 16
 
 
@@ -331,7 +400,7 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
         Question("side", "Is the blue circle left or right of the red circle?", "Left."),
         Question("list", "What do you see?", "A red circle and a blue circle."),
     ]
-    found, row, media, facts = told(prepared, [picture(RED, BLUE)], questions)
+    found, row, media, facts = told_of_each_token(prepared, [picture(RED, BLUE)], questions)
     assert len(media) == 16
     red, blue = media[1], media[9]
     firsts = [int(answer[0]) - 1 for answer in row.answers]
@@ -348,7 +417,12 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
     assert [texts[at + 1].lower() for at in listed[:7]] == ["a", "red", "circle", "and", "a", "blue", "circle"]
     one, other = {0: 0.5, red: 0.5}, {0: 0.5, blue: 0.5}
     assert [found.get((NAMED, at)) for at in listed[:7]] == [one, {red: 1.0}, {red: 1.0}, None, other, {blue: 1.0}, {blue: 1.0}]
-    assert facts == [[2, 0, 1, 1], [0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [2, 0, 1, 1]], "the red one is further up"
+    both, last = {0: 1 / 3, red: 1 / 3, blue: 1 / 3}, {0: 0.5, blue: 0.5}
+    assert [found[OTHERS, at] for at in listed[:8]] == [both, both, both, last, last, last, last, {0: 1.0}], "what is not yet listed"
+    assert [one[0] for one in facts] == [
+        [2, 0, *NONE], [0, 0, *NONE], [1, 0, *NONE], [1, 1, 0, *NONE[1:]], [1, 2, *NONE],
+    ], "the red one is further up; of the two of the list the first is one"  # fmt: skip
+    assert [numbers[:2] for numbers in facts[4][:8]] == [[1, 2], [2, 2], [2, 2], [2, 1], [1, 1], [2, 1], [2, 1], [2, 0]]
 
 
 def test_of_two_pictures_each_is_looked_at_by_its_head(prepared: Prepared) -> None:
@@ -357,7 +431,9 @@ def test_of_two_pictures_each_is_looked_at_by_its_head(prepared: Prepared) -> No
     first = int(row.answers[0][0]) - 1
     assert found[THINGS, first] == {0: 1 / 3, media[1]: 1 / 3, media[9]: 1 / 3}
     assert found[OTHERS, first] == {0: 0.5, media[25]: 0.5}
-    assert facts == [[2, 1, 1, 1]]
+    assert facts == [[2, 1, 1, 1, 2, 1, 1]], "the first are more"
+    _, _, _, facts = told(prepared, [picture(RED), picture(BLUE)], [question])
+    assert facts == [[1, 1, 1, 1, 1, 2, 0]], "as many; the shape is the same, the colour is not"
 
 
 def clip(*scenes: tuple[Placed, ...]) -> Clip:
@@ -376,15 +452,19 @@ def test_what_moves_is_looked_at_where_it_begins_and_ends(prepared: Prepared) ->
     first, tokens = int(row.answers[0][0]) - 1, len(media) // 4
     assert found[THINGS, first] == {0: 0.5, media[0]: 0.5}
     assert found[OTHERS, first] == {0: 0.5, media[3 * tokens + math.isqrt(tokens) - 1]: 0.5}
-    assert facts == [[1, 1, 1, 2]], "to the right"
+    assert facts == [[1, 1, 1, 2, 1, 1, 1]], "to the right"
+    resting = Placed("heart", "blue", (0.0, 0.7, 0.3, 1.0))
+    _, _, _, facts = told(prepared, [clip(*((*star(x), resting) for x in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)))], [WHAT])
+    assert facts == [[1, 1, 1, 2, 1, 1, 1]], "beside something that rests"
     _, _, _, facts = told(prepared, [clip(*(star(x) for x in (0.3, 0.3, 0.2, 0.2)))], [WHAT])
-    assert facts == [[1, 1, 1, 0]], "less than a token to the left"
+    assert facts == [[1, 1, 1, 0, 1, 1, 1]], "less than a token to the left"
 
 
 def test_what_comes_in_again_is_looked_at_before_that(prepared: Prepared) -> None:
     found, row, media, facts = told(prepared, [clip(*(star(x) for x in (0.4, 0.7, 0.0, 0.3)))], [WHAT])
-    assert set(found[OTHERS, int(row.answers[0][0]) - 1]) <= {0, *media[: len(media) // 2]}
-    assert facts == [[1, 1, 1, 2]]
+    looked = set(found[OTHERS, int(row.answers[0][0]) - 1])
+    assert 0 in looked and len(looked) > 1 and looked <= {0, *media[: len(media) // 2]}
+    assert facts == [[1, 1, 1, 2, 1, 1, 1]]
 
 
 def test_what_blinks_is_looked_at_wherever_it_appears(prepared: Prepared) -> None:
@@ -393,13 +473,28 @@ def test_what_blinks_is_looked_at_wherever_it_appears(prepared: Prepared) -> Non
     first, tokens = int(row.answers[0][0]) - 1, len(media) // 4
     assert found[THINGS, first] == {0: 1 / 3, media[0]: 1 / 3, media[2 * tokens]: 1 / 3}
     assert found[OTHERS, first] == {0: 0.5, media[3 * tokens]: 0.5}
-    assert facts == [[2, 1, 1, 1]]
+    assert facts == [[2, 1, *NONE]]
 
 
 def test_beeps_are_counted(prepared: Prepared) -> None:
     sound = Sound(np.zeros(32000, np.float32), "beeps", tuple(Note(at, at + 0.2, (440.0,)) for at in (0.2, 0.9, 1.5)))
     _, _, _, facts = told(prepared, [sound], [WHAT])
-    assert facts == [[0, 3, 1, 1]]
+    assert facts == [[0, 3, *NONE]]
+    _, _, _, facts = told(prepared, [picture(RED, BLUE), sound], [WHAT])
+    assert facts == [[2, 3, 1, 1, 0, 1, 1]], "fewer things than beeps"
+
+
+def test_what_something_is_seen_from_comes_second(prepared: Prepared) -> None:
+    for question in (
+        "Is the red circle left or right of the blue circle?",
+        "On which side of the blue circle is the red circle?",
+        "Left or right: where is the red circle from the blue circle?",
+        "Seen from the blue circle, is the red circle left or right?",
+    ):
+        found, row, media, facts = told(prepared, [picture(RED, BLUE)], [Question("side", question, "Left.")])
+        first = int(row.answers[0][0]) - 1
+        assert found[THINGS, first] == {0: 0.5, media[1]: 0.5} and found[OTHERS, first] == {0: 0.5, media[9]: 0.5}
+        assert facts == [[1, 1, 2, *NONE[1:]]], question
 
 
 def test_words_for_one_of_several_are_looked_at(prepared: Prepared) -> None:
@@ -410,10 +505,12 @@ def test_words_for_one_of_several_are_looked_at(prepared: Prepared) -> None:
 
 def test_a_head_is_told_to_read_digit_by_digit(prepared: Prepared) -> None:
     """The number 337, each digit with its middle in another token."""
-    number = picture(Placed("337", "black", (0.0, 0.1, 1.0, 0.4)), width=168)
+    digits = tuple((k / 3, 0.1, (k + 1) / 3, 0.4) for k in range(3))
+    number = picture(Placed("337", "black", (0.0, 0.1, 1.0, 0.4), digits), width=168)
     found, row, media, _ = told(prepared, [number], [Question("digits", "What is the number?", "337.")])
     across = prepared.batches._prepare(number).item.grid[2] // 2
     assert [found[NAMED, int(at) - 1] for at in row.answers[0][:3]] == [{media[int(across * k / 6)]: 1.0} for k in (1, 3, 5)]
+    assert found[NAMED, int(row.answers[0][2])] == {0: 1.0}, "there is no fourth"
 
 
 def test_what_heads_miss_is_the_divergence_from_where_they_should_look() -> None:
