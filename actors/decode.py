@@ -38,7 +38,7 @@ def main(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     table = SequenceTable.attach(actor.run)
     shared = SharedTensors(actor)
-    model = open_decoding_model(actor, shared, PagePool.attach(actor.run, "kv"), layout.kv_page_tokens)
+    model = open_decoding_model(actor, shared, PagePool.attach(actor.run, "kv"), layout)
     shared.close()
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)
     if shared.device.type == "cuda":

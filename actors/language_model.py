@@ -3,6 +3,7 @@
 from ..models.decode_graphs import DecodeGraphs
 from ..models.decoder import Decoder
 from ..models.lm import build_language_model
+from ..runtime.layout import MemoryLayout
 from ..shm.pool import PagePool
 from .base import Actor
 from .shared_tensors import SharedTensors
@@ -13,9 +14,11 @@ def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_
     return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
 
 
-def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
-    """The same for decode, whose steps are captured in graphs on CUDA."""
+def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, layout: MemoryLayout) -> Decoder:
+    """The same for decode, whose steps are captured in graphs on CUDA. A guidance pair takes two rows of a step."""
+    page_tokens = layout.kv_page_tokens
     model = open_language_model(actor, shared, kv, page_tokens)
     if shared.device.type != "cuda":
         return model
-    return DecodeGraphs(model, -(-actor.model.max_context // page_tokens), shared.device)
+    max_pages = -(-actor.model.max_context // page_tokens)
+    return DecodeGraphs(model, actor.model.language.vocab_size, 2 * layout.num_rows, max_pages, shared.device)

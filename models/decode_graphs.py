@@ -66,15 +66,16 @@ class StepInputs:
 class _Captured:
     inputs: StepInputs
     graph: torch.cuda.CUDAGraph
-    logits: Tensor
 
 
 class DecodeGraphs:
-    """``Decoder`` that decodes by replaying captured steps of another. Their memory is one pool: one step runs at a time."""
+    """``Decoder`` that decodes by replaying captured steps of another. Their memory is one pool, and their logits one buffer: one step
+    runs at a time."""
 
-    def __init__(self, model: Decoder, max_pages: int, device: torch.device) -> None:
-        """``max_pages``: of the longest sequence that there can be."""
+    def __init__(self, model: Decoder, vocab_size: int, max_rows: int, max_pages: int, device: torch.device) -> None:
+        """``max_rows``: of the largest step that there can be; ``max_pages``: of the longest sequence."""
         self._model, self._max_pages, self._device = model, max_pages, device
+        self._logits = torch.empty(bucket_of(max_rows), vocab_size, device=device)
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, _Captured] = {}
 
@@ -86,14 +87,14 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
-        """As ``Decoder.decode``; the logits are overwritten by the next step. Raises: ValueError for more than 1024 rows."""
+        """As ``Decoder.decode``, of at most ``max_rows`` rows; the logits are overwritten by the next step."""
         size = bucket_of(ids.shape[0])
         if size not in self._captured:
             self._captured[size] = self._capture(size)
         step = self._captured[size]
         step.inputs.fill(ids, positions, lengths, block_tables)
         step.graph.replay()
-        return step.logits[: ids.shape[0]]
+        return self._logits[: ids.shape[0]]
 
     def _capture(self, size: int) -> _Captured:
         """The step over padding, once to compile and load what it launches, and once to record it."""
@@ -107,8 +108,8 @@ class DecodeGraphs:
         stream = torch.cuda.current_stream(self._device)
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                logits = self._model.decode(*inputs.arguments())
+                self._logits[:size].copy_(self._model.decode(*inputs.arguments()))
         except Exception as error:
             torch.cuda.set_stream(stream)  # torch stays on the capture's own where ending it fails, too, which hides why
             raise error.__context__ or error from None
-        return _Captured(inputs, graph, logits)
+        return _Captured(inputs, graph)

@@ -137,6 +137,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return section
 
 
+MPS_PIPE = Path("/tmp/nvidia-mps")
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What this process finds in its environment. ``read_environment`` makes it; nothing else looks at os.environ."""
 
@@ -147,6 +150,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
     plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
 
 
@@ -178,6 +182,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         fault_file=path("MMRT_FAULTS"),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
+        mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,
     )
 
 

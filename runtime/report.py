@@ -35,8 +35,18 @@ class RequestsReport(msgspec.Struct):
     running: int = 0
 
 
+class ComputeReport(msgspec.Struct):
+    """What the model is computed on and in. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices", where
+    the driver gives it to one process after the other, or "MPS", where they run side by side."""
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    sharing: str = ""
+
+
 class RunReport(msgspec.Struct, kw_only=True):
-    """The whole run. ``ready``: every actor serves."""
+    """The whole run. ``ready``: every actor serves; ``compute`` is None until the model is known."""
 
     ready: bool
     state: str  # starting, ready, degraded, stopping; "unsupervised" when no supervisor answers
@@ -50,6 +60,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     actors: list[ActorReport]
     pools: dict[str, PoolReport]
     requests: RequestsReport
+    compute: ComputeReport | None = None
 
 
 def endpoint(info: Mapping[str, Any]) -> str:

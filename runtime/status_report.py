@@ -14,10 +14,10 @@ from ..shm.errors import ShmError
 from ..shm.role_lock import RoleLock
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorTable, ControllerStats
-from .config import ACTORS
+from .config import ACTORS, RuntimeConfig, read_environment
 from .layout import read_layout
 from .processes import cpu_seconds, pss_bytes
-from .report import ActorReport, PoolReport, RequestsReport, RunReport, endpoint
+from .report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport, endpoint
 from .supervised import SupervisedActor
 
 POOLS = ("media", "patch", "embedding", "kv")
@@ -92,6 +92,17 @@ def _pools_of_layout(run: RunDirectory) -> dict[str, PoolReport]:
     layout = read_layout(run.path)
     pools = {} if layout is None else layout.pools
     return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in POOLS}
+
+
+def compute_of(run: RunDirectory) -> ComputeReport | None:
+    """What the run computes on, once ``memory`` has made its layout."""
+    layout = read_layout(run.path)
+    if layout is None:
+        return None
+    config = msgspec.convert(run.info.get("config", {}), RuntimeConfig)
+    kv_dtype = layout.dtype if config.memory.kv_dtype == "auto" else config.memory.kv_dtype
+    sharing = "" if not config.model.on_cuda else "MPS" if (read_environment().mps_pipe / "control").exists() else "time slices"
+    return ComputeReport(config.model.device, layout.dtype, kv_dtype, sharing)
 
 
 class CpuMeter:
@@ -175,6 +186,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
         actors=actors,
         pools=pools,
         requests=requests,
+        compute=compute_of(facts.run),
     )
 
 
@@ -204,6 +216,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
         actors=actors,
         pools=pools,
         requests=requests,
+        compute=compute_of(run),
     )
 
 

@@ -12,7 +12,7 @@ from ...shm.errors import MissingError
 from ...shm.run_directory import RunDirectory
 from ..control import StatusReply, StatusRequest, call
 from ..errors import RunError
-from ..report import ActorReport, RunReport
+from ..report import ActorReport, ComputeReport, RunReport
 from .options import DEFAULT_RUN, RunName, run_path
 
 if TYPE_CHECKING:
@@ -96,11 +96,17 @@ def _render(report: RunReport) -> "Group":
         ),
         actors,
         *remarks,
+        *([] if report.compute is None else [Text(_computes(report.compute))]),
         Text(f"pages used: {pools}"),
         Text(f"memory: {memory / 1e6:.0f} MB in all, {report.overhead_bytes / 1e6:.0f} of it supervisor and zygote"),
         Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
     ]
     return Group(*parts)
+
+
+def _computes(compute: ComputeReport) -> str:
+    shared = f"; its processes share it by {compute.sharing}" if compute.sharing else ""
+    return f"computes on {compute.device} in {compute.dtype}, KV cache in {compute.kv_dtype}{shared}"
 
 
 def _cells(actor: ActorReport) -> list[str]:

@@ -97,10 +97,12 @@ def test_the_environment() -> None:
             "MMRT_LIFELINE_FD": "3",
             "XDG_STATE_HOME": "/s",
             "NO_COLOR": "1",
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
         }
     )
     assert (found.run_dir, found.config_file, found.notify_socket) == (Path("/dev/shm/x"), Path("/etc/c.toml"), "@n")
     assert (found.lifeline_fd, found.plain_output) == (3, True)
     assert found.state_home == Path("/s/mmrt")
+    assert found.mps_pipe == Path("/run/mps") and read_environment({}).mps_pipe == Path("/tmp/nvidia-mps")
     with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
         read_environment({"MMRT_LIFELINE_FD": "x"})
