@@ -33,7 +33,7 @@ ORDERS = ("first", "second", "last")
 REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
-# Of each token of an answer: how many things it looks at first and second; of the second, whether they are further up or down, left or
+# Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether they are further up or down, left or
 # right; of two pictures or of a picture and a sound, whether the first are more; of two things, whether shape and colour are the same.
 FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3}
 _LESS, _NEITHER, _MORE = range(3)
@@ -132,10 +132,10 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
         found += _asked(answer, aim, here[0], there)
         found += _named(scene, said, answer, groups)
         numbers = np.stack((here.sum(1), there.sum(1)), axis=1)
-        for group in groups:
-            if group.begins:  # the token that says how many
-                numbers[group.begins - 1, 0] = group.at.sum()
         compared = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0])]
+        for group in groups:
+            if group.begins and not scene.view.any():  # the token that says how many are in one picture
+                numbers[group.begins - 1, 0] = group.at.sum()
         facts.append(np.concatenate((np.minimum(numbers, MOST_COUNTED), np.tile(compared, (len(answer), 1))), axis=1))
     return found, np.concatenate(facts)
 

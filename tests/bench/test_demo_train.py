@@ -456,6 +456,9 @@ def test_what_moves_is_looked_at_where_it_begins_and_ends(prepared: Prepared) ->
     resting = Placed("heart", "blue", (0.0, 0.7, 0.3, 1.0))
     _, _, _, facts = told(prepared, [clip(*((*star(x), resting) for x in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)))], [WHAT])
     assert facts == [[1, 1, 1, 2, 1, 1, 1]], "beside something that rests"
+    moves = Question("video_describe", "What happens?", "A red star moves to the right.")
+    _, _, _, facts = told(prepared, [clip(*(star(x) for x in (0.0, 0.2, 0.4, 0.75)))], [moves])
+    assert facts == [[1, 1, 1, 2, 1, 1, 1]], "one, in however many frames"
     _, _, _, facts = told(prepared, [clip(*(star(x) for x in (0.3, 0.3, 0.2, 0.2)))], [WHAT])
     assert facts == [[1, 1, 1, 0, 1, 1, 1]], "less than a token to the left"
 
@@ -482,6 +485,9 @@ def test_beeps_are_counted(prepared: Prepared) -> None:
     assert facts == [[0, 3, *NONE]]
     _, _, _, facts = told(prepared, [picture(RED, BLUE), sound], [WHAT])
     assert facts == [[2, 3, 1, 1, 0, 1, 1]], "fewer things than beeps"
+    beep = Sound(np.zeros(32000, np.float32), "beeps", (Note(0.2, 0.4, (440.0,)),))
+    _, _, _, facts = told(prepared, [picture(RED, BLUE), beep], [Question("list", "What do you see?", "A red circle and a blue circle.")])
+    assert facts == [[1, 1, 1, 1, 2, 1, 1]], "more things than beeps, of which the first is about to be named"
 
 
 def test_what_something_is_seen_from_comes_second(prepared: Prepared) -> None:
