@@ -11,6 +11,7 @@ from ..runtime.config import ModelSection
 from ..runtime.errors import ConfigError
 
 _PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
+_FP8_CAPABILITY = (8, 9)
 _LOST = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "CUDNN_STATUS")
 _NO_ROOM = ("allocate memory", "out of memory")
 
@@ -42,6 +43,21 @@ def open_device(model: ModelSection) -> torch.device:
     torch.cuda.synchronize(device)  # the driver's calls on memory need the context, which is made late
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too, as it is in products
     return device
+
+
+def check_fp8(capability: tuple[int, int]) -> None:
+    """Raises: ConfigError for a device that cannot compute with float8_e4m3fn."""
+    if capability < _FP8_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+        raise ConfigError(f"memory.kv_dtype is 'fp8', which needs compute capability {needed}; the device has {found}: use 'int8'")
+
+
+def sharing_of(device: torch.device, mps_pipe: Path) -> str:
+    """How several processes share the device: see ``report.ComputeReport``. They join CUDA's multi-process service by themselves where
+    its pipe is."""
+    if device.type != "cuda":
+        return ""
+    return "MPS" if os.path.exists(mps_pipe / "control") else "time slices"
 
 
 class Completion:

@@ -13,7 +13,7 @@ import torch
 
 from ..models.decode_graphs import MAX_ROWS
 from ..models.weights import Buffer, write_weights
-from ..runtime.config import ACTORS
+from ..runtime.config import ACTORS, read_environment
 from ..runtime.errors import ConfigError, UserError
 from ..runtime.flight import RECORDERS
 from ..runtime.layout import (
@@ -38,13 +38,12 @@ from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
 from .base import POLL_S, Actor, Ending
-from .device import open_device
+from .device import check_fp8, open_device, sharing_of
 from .shared_tensors import DEVICE_SOCKET, FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
-FP8_CAPABILITY = (8, 9)
 LOADING_S = 60.0  # for one tensor: longer is a hang
 
 
@@ -73,7 +72,7 @@ def build(actor: Actor) -> DescriptorServer | None:
     on the device, if anything does. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
     model = actor.model
     page_tokens = actor.config.memory.kv_page_tokens
-    facts = ModelFacts(model.kv_page_bytes(page_tokens) // page_tokens, model.embedding_row_bytes(), model.max_context)
+    facts = ModelFacts(model.kv_page_bytes(page_tokens), model.embedding_row_bytes(), model.max_context)
     layout = plan_layout(actor.config, facts, model.dtype)
     if actor.config.model.on_cuda and model.null is not None:
         raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")
@@ -81,8 +80,8 @@ def build(actor: Actor) -> DescriptorServer | None:
         most = f"at most {MAX_ROWS // 2} on CUDA: a step has {MAX_ROWS} rows, and a guidance pair takes two"
         raise ConfigError(f"memory.max_sequences is {layout.num_rows}, {most}")
     device = open_device(actor.config.model)
-    if device.type == "cuda" and model.kv_dtype == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        raise ConfigError(f"memory.kv_dtype is 'fp8', which {torch.cuda.get_device_name(device)} has no arithmetic for: use 'int8'")
+    if device.type == "cuda" and model.kv_dtype == "fp8":
+        check_fp8(torch.cuda.get_device_capability(device))
     clear(actor)
     make_tables(actor, layout)
     store = DeviceStore(device) if device.type == "cuda" else None
@@ -93,7 +92,7 @@ def build(actor: Actor) -> DescriptorServer | None:
             if pool.on_device:
                 store.allocate(name, pool.num_bytes)
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, store.descriptors())
-    write_layout(actor.run.path, layout)
+    write_layout(actor.run.path, msgspec.structs.replace(layout, sharing=sharing_of(device, read_environment().mps_pipe)))
     return server
 
 

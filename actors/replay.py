@@ -141,7 +141,7 @@ class Replay:
         if pool == "embedding":
             return pages.view(dtype).float()
         kv = KvPages(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
-        return kv.unpack(kv.rows.flatten(0, 2)).float().clone()
+        return torch.cat([kv.gather(layer, torch.arange(len(pages))).float() for layer in range(model.language.num_layers)])
 
 
 def same_result(first: Result | None, second: Result | None) -> bool:

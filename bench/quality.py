@@ -63,8 +63,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
     add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
     add("--no-transformers", action="store_true", help="leave the comparison out")
-    add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or an answer is not transformers'")
-    add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: as --require)")
+    add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or, in float32, an answer is not transformers'")
+    add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: of --require)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
     if options.samples < 1 or options.max_tokens < 1 or options.concurrency < 1:
@@ -97,6 +97,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     environment = read_environment()
     cases = select(options.seed, options.samples, options.tasks)
     checkpoint = (options.checkpoint or DEFAULT_MODEL).absolute()
+    kv_dtype = None
     if options.url:
         answers, guided = ask_all(options.url, cases, options)
     else:
@@ -104,7 +105,9 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
             model = ModelSection(path=str(checkpoint), dtype="float32")
             memory = MemorySection(kv_dtype=options.kv_dtype or "auto")
             run.up(RuntimeConfig(model=model, memory=memory, server=ServerSection(port=0)))
-            answers, guided = ask_all(run.report().endpoint, cases, options)
+            report = run.report()
+            kv_dtype = None if report.compute is None else report.compute.kv_dtype
+            answers, guided = ask_all(report.endpoint, cases, options)
     if not options.no_transformers:
         answers = compare(Reference(checkpoint), cases, answers, options.max_tokens, console)
     compared = [answer for answer in answers if answer.is_equal is not None]
@@ -112,7 +115,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
         environment=environment,
         checkpoint=checkpoint.name,
         seed=options.seed,
-        kv_dtype=options.kv_dtype or "auto",
+        kv_dtype=kv_dtype,
         rows=[row_of_answers(name, answers) for name in ROWS if name in options.tasks],
         equal=share(answer.is_equal is True for answer in compared) if compared else None,
         guided=guided,

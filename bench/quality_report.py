@@ -69,11 +69,16 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     checkpoint: str
     seed: int
-    kv_dtype: str = "auto"
+    kv_dtype: str | None = None  # of the KV cache; None: of a server that was running
     rows: list[Row]
     equal: Share | None  # answers whose tokens are transformers'
     guided: list[Guided]
     answers: list[Answer]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Then some answers differ from transformers' by right."""
+        return self.kv_dtype in ("int8", "fp8")
 
 
 def share(truths: Iterable[bool]) -> Share:
@@ -106,7 +111,7 @@ def shortcomings(bench: QualityBench, require: float, require_combined: float) -
         least = require_combined if row.combined else require
         if row.both.value < least:
             lines.append(f"{row.name}: {100 * row.both.value:.1f} % of {row.both.num} are right, required {100 * least:g} %")
-    if bench.equal is not None and bench.equal.num_right < bench.equal.num:
+    if bench.equal is not None and not bench.is_quantized and bench.equal.num_right < bench.equal.num:
         lines.append(f"{bench.equal.num - bench.equal.num_right} of {bench.equal.num} answers are not transformers'")
     return lines
 
@@ -121,7 +126,7 @@ def show(console: Console, bench: QualityBench) -> None:
         for row in shown
     ]
     title = f"{bench.checkpoint}: right answers in %, seed {bench.seed}"
-    if bench.kv_dtype != "auto":
+    if bench.is_quantized:
         title += f"; KV cache in {bench.kv_dtype}"
     if bench.equal is None:
         columns, rows = columns[:5], [row[:5] for row in rows]

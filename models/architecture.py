@@ -13,7 +13,7 @@ DType = Literal["float32", "bfloat16"]
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
-KV_ROW_ALIGNMENT = 32  # bytes, of a quantized cache: see kv_pages
+KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
 
 
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,12 +169,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
         lm = self.language
-        num_values = 2 * lm.num_kv_heads * lm.head_dim
+        num_heads = page_tokens * 2 * lm.num_kv_heads
         if self.kv_dtype == "auto":
-            row_bytes = num_values * DTYPE_BYTES[self.dtype]
+            part_bytes = num_heads * lm.head_dim * DTYPE_BYTES[self.dtype]
         else:
-            row_bytes = -(-(num_values + 8 * lm.num_kv_heads) // KV_ROW_ALIGNMENT) * KV_ROW_ALIGNMENT
-        return lm.num_layers * page_tokens * row_bytes
+            part_bytes = -(-num_heads * (lm.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
+        return lm.num_layers * part_bytes
 
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""

@@ -1,6 +1,6 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-One gather per layer brings K and V of a row (``kv_pages``). Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
+One gather per layer brings K and V (``kv_pages``). Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
 gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
 """
 
@@ -58,37 +58,33 @@ class CpuAttention:
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._fold = config.num_heads // config.num_kv_heads
-        self._page_tokens, self._num_layers, self._dtype = pages.page_tokens, config.num_layers, pages.dtype
         self._row = 2 * config.num_kv_heads * config.head_dim
-        self._pages = pages
-        self._tokens = pages.rows.flatten(0, 2)
-        self._layers = pages.rows.flatten(2).unbind(1)
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
+        self._rows = torch.empty(0, dtype=torch.int64)
         self._spans: Sequence[tuple[int, int]] = ()
         self._prefixes: list[Tensor] = []
         self._groups: list[_Group] = []
-        self._scratch = torch.empty(0, dtype=pages.rows.dtype)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
-        slots = []
+        rows = []
         self._prefixes = []
         for (start, end), table in zip(spans, block_tables, strict=True):
             index = torch.arange(start, end)
-            slots.append(self._slot(table[index // self._page_tokens], index))
+            rows.append(self._pages.rows(table[index // self._page_tokens], index))
             self._prefixes.append(table[: -(-start // self._page_tokens)])
-        self._slots = torch.cat(slots)
+        self._rows = torch.cat(rows)
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
-        self._slots = self._slot(pages, last)
+        self._rows = self._pages.rows(pages, last)
         self._groups = [self._group(lengths, block_tables, rows) for rows in self._partition(lengths.tolist())]
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
         # A request whose numbers went bad must not spoil a page for whoever gets it next: masked scores of NaN are still NaN.
         finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
-        self._tokens.index_copy_(0, self._slots + layer * self._page_tokens, self._pages.pack(finite))
+        self._pages.write(layer, self._rows, finite)
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         outputs = []
@@ -100,7 +96,7 @@ class CpuAttention:
             kv = kv_NR[rows].view(-1, 2, self._kv_heads, self._head_dim)
             output = self._causal(q, kv)
             if start:
-                output = self._merge(output, self._over_prefix(q, self._gather(layer, prefix)[:start]))
+                output = self._merge(output, self._over_prefix(q, self._pages.gather(layer, prefix)[:start]))
             outputs.append(output[0].to(self._dtype).flatten(1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -108,7 +104,7 @@ class CpuAttention:
         q = q_NHD.view(-1, self._kv_heads, self._fold, self._head_dim)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
         for group in self._groups:
-            kv = self._gather(layer, group.pages).view(group.size, group.num_tokens, 2, self._kv_heads, self._head_dim)
+            kv = self._pages.gather(layer, group.pages).view(group.size, group.num_tokens, 2, self._kv_heads, self._head_dim)
             queries = q if group.rows is None else q.index_select(0, group.rows)
             k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
             attended = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
@@ -117,19 +113,6 @@ class CpuAttention:
             else:
                 output.index_copy_(0, group.rows, attended)
         return output.flatten(1)
-
-    def _slot(self, pages: Tensor, index: Tensor) -> Tensor:
-        """Rows of ``_tokens`` that hold layer 0 of tokens ``index``, which lie on ``pages``."""
-        return pages * (self._num_layers * self._page_tokens) + index % self._page_tokens
-
-    def _gather(self, layer: int, pages: Tensor) -> Tensor:
-        """K and V of whole pages in order: [num_pages x page_tokens, 2, num_kv_heads, head_dim], valid until the next call."""
-        count = pages.numel() * self._layers[layer].shape[1]
-        if self._scratch.numel() < count:
-            self._scratch = self._scratch.new_empty(count)
-        target = self._scratch[:count].view(pages.numel(), -1)
-        torch.index_select(self._layers[layer], 0, pages, out=target)
-        return self._pages.unpack(target.view(-1, self._tokens.shape[1]))
 
     def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""

@@ -87,8 +87,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
-        """As ``Decoder.decode``, of at most ``max_rows`` rows; the logits are overwritten by the next step."""
+        """As ``Decoder.decode``; the logits are overwritten by the next step. Raises: ValueError for more than ``max_rows`` rows."""
         size = bucket_of(ids.shape[0])
+        if size > len(self._logits):
+            raise ValueError(f"a step of {ids.shape[0]} rows is larger than {len(self._logits)}")
         if size not in self._captured:
             self._captured[size] = self._capture(size)
         step = self._captured[size]

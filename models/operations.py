@@ -55,7 +55,7 @@ MakeOperations = Callable[[LanguageConfig, KvPages], Operations]
 
 def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
     """Triton's kernels where the KV pool lies on a CUDA device, torch's operations otherwise."""
-    if pages.rows.is_cuda:
+    if pages.values.is_cuda:
         from .triton_operations import TritonOperations  # the only way to Triton: nothing of it is loaded on the CPU
 
         return TritonOperations(config, pages)

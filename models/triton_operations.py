@@ -21,8 +21,8 @@ class TritonOperations:
         self._epsilon = config.rms_norm_eps
         # As ``Rope``, on the CPU, so that both turn by the same angles to the last bit.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.rows.device), config.mrope_section)
-        self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.rows.device)
+        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.values.device), config.mrope_section)
+        self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
 
     def begin(self, positions: Tensor) -> None:
         self._positions = positions.contiguous()

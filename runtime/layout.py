@@ -29,9 +29,9 @@ FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor 
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of KV per token over all layers, bytes of an embedding row, tokens of context."""
+    """What a model says about memory: bytes of a KV page, bytes of an embedding row, tokens of context."""
 
-    kv_bytes_per_token: int
+    kv_page_bytes: int
     embedding_row_bytes: int
     max_context: int
 
@@ -49,7 +49,8 @@ class PoolLayout(msgspec.Struct, frozen=True):
 
 
 class MemoryLayout(msgspec.Struct, frozen=True):
-    """Sizes of everything in shared memory. Pools are by name: media, patch, embedding, kv."""
+    """Sizes of everything in shared memory, and what the model is computed on and in. Pools are by name: media, patch, embedding, kv.
+    ``sharing``: see ``report.ComputeReport``."""
 
     num_rows: int
     max_context: int
@@ -57,6 +58,9 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     kv_page_tokens: int
     pools: dict[str, PoolLayout]
     dtype: str
+    kv_dtype: str
+    device: str
+    sharing: str = ""
 
     @property
     def plan_slot_bytes(self) -> int:
@@ -85,7 +89,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryL
         "embedding": PoolLayout(
             max(1, memory.embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes
         ),
-        "kv": PoolLayout(-(-kv_tokens // page), page * facts.kv_bytes_per_token),
+        "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
     }
     if config.model.on_cuda:
         pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in DEVICE_POOLS}
@@ -96,6 +100,8 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryL
         kv_page_tokens=page,
         pools=pools,
         dtype=dtype,
+        kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
+        device=config.model.device,
     )
 
 

@@ -14,7 +14,7 @@ from ..shm.errors import ShmError
 from ..shm.role_lock import RoleLock
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorTable, ControllerStats
-from .config import ACTORS, RuntimeConfig, read_environment
+from .config import ACTORS
 from .layout import read_layout
 from .processes import cpu_seconds, pss_bytes
 from .report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport, endpoint
@@ -99,10 +99,7 @@ def compute_of(run: RunDirectory) -> ComputeReport | None:
     layout = read_layout(run.path)
     if layout is None:
         return None
-    config = msgspec.convert(run.info.get("config", {}), RuntimeConfig)
-    kv_dtype = layout.dtype if config.memory.kv_dtype == "auto" else config.memory.kv_dtype
-    sharing = "" if not config.model.on_cuda else "MPS" if (read_environment().mps_pipe / "control").exists() else "time slices"
-    return ComputeReport(config.model.device, layout.dtype, kv_dtype, sharing)
+    return ComputeReport(layout.device, layout.dtype, layout.kv_dtype, layout.sharing)
 
 
 class CpuMeter:

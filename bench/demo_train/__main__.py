@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .export import export
-from .loop import train
+from .loop import BegunOtherwiseError, train
 from .recipe import RECIPE, load_recipe
 
 
@@ -37,7 +37,10 @@ def main(
             text = ", ".join(f"{name} {share:.0%}" for name, share in worst)
             bar.update(task, completed=step, total=steps, description=f"loss {loss:.3f}; hardest: {text}")
 
-        network = train(checked, out / "work", workers=workers, device=device, progress=show, compiled=compiled)
+        try:
+            network = train(checked, out / "work", workers=workers, device=device, progress=show, compiled=compiled)
+        except BegunOtherwiseError as error:
+            sys.exit(f"error: {error}")
     export(network, out / "work", out)
     print(f"wrote {out}")
 

@@ -33,8 +33,9 @@ ORDERS = ("first", "second", "last")
 REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
-# Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether they are further up or down, left or
-# right; of two pictures or of a picture and a sound, whether the first are more; of two things, whether shape and colour are the same.
+# Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
+# they are further up or down, left or right; of two pictures or of a picture and a sound, whether the first are more; of two things,
+# whether shape and colour are the same.
 FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3}
 _LESS, _NEITHER, _MORE = range(3)
 Ints = npt.NDArray[np.int64]

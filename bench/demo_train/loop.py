@@ -33,6 +33,10 @@ SAVE_EVERY_S = 120.0
 AVERAGE_OVER = 50  # steps
 
 
+class BegunOtherwiseError(Exception):
+    """What is in the directory was begun with another recipe."""
+
+
 class Learner:
     """Network, optimizers and rates. ``dtype``: of the arithmetic."""
 
@@ -155,7 +159,7 @@ def train(
 ) -> Network:
     """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps.
 
-    Raises: ValueError if what is there was made by another recipe.
+    Raises: BegunOtherwiseError if what is there is another recipe's.
     """
     _begin(recipe, work)
     config = load_model_config(work)
@@ -200,14 +204,16 @@ def train(
 
 
 def _begin(recipe: Recipe, work: Path) -> None:
-    """The files of the checkpoint that come before its weights. Raises: ValueError if there are those of another recipe."""
+    """The files of the checkpoint that come before its weights. Raises: BegunOtherwiseError."""
     work.mkdir(parents=True, exist_ok=True)
     made_by = work / MADE_BY
-    if not made_by.exists():
+    if not made_by.exists() and not (work / STATE).exists():
         write_skeleton(work, recipe)
-        made_by.write_text(repr(recipe))
-    elif made_by.read_text() != repr(recipe):
-        raise ValueError(f"{work} was made by another recipe; train in another directory")
+        partial = made_by.with_suffix(".partial")
+        partial.write_text(repr(recipe))
+        partial.rename(made_by)
+    elif not made_by.exists() or made_by.read_text() != repr(recipe):
+        raise BegunOtherwiseError(f"{work} was begun with another recipe; train in another directory")
 
 
 def _cut_curve(curve: Path, first: int) -> None:

@@ -73,18 +73,18 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     """Raises: ValueError for a key that is missing, unknown or of a wrong type, and for sizes that do not fit together."""
     recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
     if strangers := set(recipe.augment.hardest) - set(TASKS):
-        raise ValueError(f"{file}: hardest has unknown tasks {sorted(strangers)}, expected some of {sorted(TASKS)}")
+        raise ValueError(f"hardest has unknown tasks {sorted(strangers)}, expected some of {sorted(TASKS)}")
     unknown = (set(recipe.mixture) | set(recipe.towers.mixture)) - set(get_args(Medium))
     if unknown:
-        raise ValueError(f"{file}: mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
+        raise ValueError(f"mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
     for name, sizes, mixture in (
         ("batch", recipe.batch, recipe.mixture),
-        ("row_tokens", recipe.row_tokens, recipe.mixture),
+        ("row_tokens", recipe.row_tokens, {**recipe.mixture, **recipe.towers.mixture}),
         ("towers.batch", recipe.towers.batch, recipe.towers.mixture),
     ):
         if missing := set(mixture) - set(sizes):
-            raise ValueError(f"{file}: {name} says nothing of {sorted(missing)}, which are in the mixture")
+            raise ValueError(f"{name} says nothing of {sorted(missing)}, which are in the mixture")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
-        raise ValueError(f"{file}: model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")
+        raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")
     return recipe

@@ -164,5 +164,5 @@ def _layout(plan: Plan) -> MemoryLayout:
         model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    facts = ModelFacts(model.kv_page_bytes(page_tokens) // page_tokens, model.embedding_row_bytes(), model.max_context)
+    facts = ModelFacts(model.kv_page_bytes(page_tokens), model.embedding_row_bytes(), model.max_context)
     return plan_layout(plan.config, facts, model.dtype)

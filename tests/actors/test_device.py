@@ -1,9 +1,11 @@
 """The device of a run: refused where there is none, and what its errors mean for a process."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from mmrt.actors.device import open_device, raise_if_fatal
+from mmrt.actors.device import check_fp8, open_device, raise_if_fatal, sharing_of
 from mmrt.runtime.config import ModelSection
 from mmrt.runtime.errors import ConfigError
 
@@ -26,6 +28,21 @@ def test_the_cpu_is_always_there() -> None:
 def test_a_torch_without_cuda_is_told_apart(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"no CUDA device for model\.device = '{name}': torch .* was built without CUDA"):
         open_device(ModelSection(device=name))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (7, 5), (8, 6)])
+def test_a_device_without_fp8_is_told_what_it_needs(capability: tuple[int, int]) -> None:
+    found = f"{capability[0]}.{capability[1]}"
+    with pytest.raises(ConfigError, match=rf"needs compute capability 8\.9; the device has {found}: use 'int8'"):
+        check_fp8(capability)
+    check_fp8((8, 9))
+    check_fp8((9, 0))
+
+
+def test_how_a_device_is_shared(tmp_path: Path) -> None:
+    assert sharing_of(torch.device("cuda"), tmp_path) == "time slices"
+    (tmp_path / "control").touch()
+    assert sharing_of(torch.device("cuda"), tmp_path) == "MPS" and sharing_of(torch.device("cpu"), tmp_path) == ""
 
 
 @pytest.mark.parametrize("error", LOST)

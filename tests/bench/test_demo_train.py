@@ -31,7 +31,7 @@ from mmrt.bench.demo_train.grounding import (
     scene_of,
 )
 from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
-from mmrt.bench.demo_train.loop import CURVE, STATE, Learner, rate_scale, train
+from mmrt.bench.demo_train.loop import CURVE, STATE, BegunOtherwiseError, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
 from mmrt.bench.demo_train.prompts import TokenRow
 from mmrt.bench.demo_train.recipe import LEAST_HEADS, LEAST_LAYERS, RECIPE, Augment, Recipe, Towers, load_recipe
@@ -177,12 +177,12 @@ def test_a_row_takes_the_questions_that_fit(prepared: Prepared) -> None:
 
 
 def test_a_batch_depends_on_seed_and_step_alone(prepared: Prepared) -> None:
-    first, again = prepared.batches[3], Batches(prepared.recipe, prepared.config, prepared.tokenizer)[3]
+    recipe = small_recipe(mixture={"image": 1.0})
+    first, again, other = (Batches(recipe, prepared.config, prepared.tokenizer)[step] for step in (3, 3, 4))
     assert torch.equal(first.ids, again.ids)
     assert first.tasks == again.tasks
-    if first.vision is not None and again.vision is not None:
-        assert torch.equal(first.vision.rows, again.vision.rows)
-    other = prepared.batches[4]
+    assert first.vision is not None and again.vision is not None
+    assert torch.equal(first.vision.rows, again.vision.rows)
     assert first.ids.shape != other.ids.shape or not torch.equal(first.ids, other.ids)
 
 
@@ -263,7 +263,7 @@ def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_p
     lines = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]
     assert [(line["medium"], bool(line["accuracy"])) for line in lines] == [("image", False), ("image", False), ("text", True)]
     (tmp_path / STATE).unlink()  # killed before it was first saved
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(BegunOtherwiseError, match="another recipe"):
         train(msgspec.structs.replace(recipe, steps=5), tmp_path, workers=0, device="cpu", progress=lambda *_: None)
 
 
@@ -352,7 +352,7 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         file.write_text(text.replace(old, new))
         with pytest.raises(ValueError, match=message):
             load_recipe(file)
-    assert max(layer for layer, _ in SLOTS) < LEAST_LAYERS and max(head for _, head in SLOTS) < LEAST_HEADS
+    assert (1 + max(layer for layer, _ in SLOTS), 1 + max(head for _, head in SLOTS)) == (LEAST_LAYERS, LEAST_HEADS)
 
 
 Told = dict[tuple[tuple[int, int], int], dict[int, float]]
@@ -486,7 +486,9 @@ def test_beeps_are_counted(prepared: Prepared) -> None:
     _, _, _, facts = told(prepared, [picture(RED, BLUE), sound], [WHAT])
     assert facts == [[2, 3, 1, 1, 0, 1, 1]], "fewer things than beeps"
     beep = Sound(np.zeros(32000, np.float32), "beeps", (Note(0.2, 0.4, (440.0,)),))
-    _, _, _, facts = told(prepared, [picture(RED, BLUE), beep], [Question("list", "What do you see?", "A red circle and a blue circle.")])
+    _, _, _, facts = told(
+        prepared, [picture(RED, BLUE), beep], [Question("list", "What do you see?", "A red circle and a blue circle.")]
+    )
     assert facts == [[1, 1, 1, 1, 2, 1, 1]], "more things than beeps, of which the first is about to be named"
 
 

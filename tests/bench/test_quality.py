@@ -98,6 +98,8 @@ def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     assert line == "shape: 95.0 % of 20 are right, required 96 %"
     (line,) = shortcomings(quality(shares, Share(num_right=38, num=40), bench), 0.9, 0.9)
     assert line == "2 of 40 answers are not transformers'"
+    quantized = msgspec.structs.replace(bench, kv_dtype="int8")
+    assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
 
 
 def test_a_shortcoming_and_a_refusal_end_with_1(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:

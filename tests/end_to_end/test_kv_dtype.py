@@ -1,10 +1,13 @@
-"""A run with a quantized KV cache: the demo model's answers stay true, and kills in mid-stream change nothing."""
+"""A run with a quantized KV cache: the demo model's answers stay true, and a kill in mid-stream changes nothing."""
 
 import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from mmrt.models.config import load_model_config
+from mmrt.runtime.layout import read_layout
+from mmrt.runtime.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_demo_model import answer
 from mmrt.tests.end_to_end.test_faults import PROMPT
@@ -15,6 +18,11 @@ LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 @pytest.fixture(scope="module", params=["int8", "fp8"])
 def quantized(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
     server = launch(None, f'[memory]\nkv_dtype = "{request.param}"\n')
+    assert server.status()["compute"]["kv_dtype"] == request.param
+    layout = read_layout(server.run_path)
+    assert layout is not None
+    config = load_model_config(DEFAULT_MODEL, kv_dtype=request.param)
+    assert layout.pools["kv"].page_bytes == config.kv_page_bytes(16) < 0.6 * load_model_config(DEFAULT_MODEL).kv_page_bytes(16)
     yield server
     server.down()
 
@@ -32,12 +40,14 @@ def test_answers_stay_true(quantized: Server, question: str, name: str, expected
     assert answer(quantized, question, name) == expected
 
 
-def test_kills_change_nothing(quantized: Server) -> None:
+def test_a_kill_changes_nothing(quantized: Server) -> None:
+    """What decode reads after it was killed is what it had written before."""
     expected = quantized.chat(PROMPT, **LONG)[1]
     ids: list[int] = []
-    victims = ["prefill", "decode"]
+    before = killed = quantized.pid("decode")
     for chunk in quantized.stream(PROMPT, **LONG):
         ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
-        if victims and len(ids) > 5 * len(victims):
-            quantized.kill(victims.pop(0), signal.SIGKILL)
-    assert not victims and ids == expected
+        if killed and len(ids) > 5:
+            quantized.kill("decode", signal.SIGKILL)
+            killed = 0
+    assert ids == expected and quantized.pid("decode") != before

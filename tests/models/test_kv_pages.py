@@ -27,35 +27,51 @@ def make_config(num_kv_heads: int, head_dim: int, kv_dtype: KvDType, dtype: Any 
     return ModelConfig(family="text", language=language, dtype=dtype, kv_dtype=kv_dtype, max_context=64, eos_token_ids=())
 
 
-def make_pages(config: ModelConfig, dtype: torch.dtype = torch.float32) -> KvPages:
-    kv = torch.zeros(NUM_PAGES, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
-    return KvPages(config.language, kv, PAGE_TOKENS, dtype, config.kv_dtype)
+def make_pool(config: ModelConfig, dtype: torch.dtype = torch.float32, page_tokens: int = PAGE_TOKENS) -> tuple[torch.Tensor, KvPages]:
+    kv = torch.zeros(NUM_PAGES, config.kv_page_bytes(page_tokens), dtype=torch.uint8)
+    return kv, KvPages(config.language, kv, page_tokens, dtype, config.kv_dtype)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kv_dtype=st.sampled_from(QUANTIZED),
+    page_tokens=st.sampled_from([1, 3, 4, 16]),
     num_kv_heads=st.integers(1, 5),
     head_dim=st.sampled_from([16, 32, 80, 128]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     magnitude=st.floats(-30, 30),
     seed=st.integers(0, 99),
 )
-def test_rows_hold_what_the_kernels_reference_makes(
-    kv_dtype: KvDType, num_kv_heads: int, head_dim: int, dtype: torch.dtype, magnitude: float, seed: int
+def test_pages_hold_what_the_kernels_reference_makes(
+    kv_dtype: KvDType, page_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, magnitude: float, seed: int
 ) -> None:
+    """Five tokens of a sequence whose pages are 4, 1, 3, 0 and 2, in the second of two layers."""
     torch.manual_seed(seed)
-    kv = (torch.randn(3, 2 * num_kv_heads * head_dim) * 10**magnitude).to(dtype)
-    kv[0, :head_dim] = 0
-    pages = make_pages(make_config(num_kv_heads, head_dim, kv_dtype), dtype)
-    pages.rows[4, 1, :3] = pages.pack(kv)
-    values, scales = quantize(kv.view(3, 2, num_kv_heads, head_dim), STORED[kv_dtype])
+    new = (torch.randn(5, 2 * num_kv_heads * head_dim) * 10**magnitude).to(dtype)
+    new[0, :head_dim] = 0
+    kv, pages = make_pool(make_config(num_kv_heads, head_dim, kv_dtype), dtype, page_tokens)
+    table, index = torch.tensor([4, 1, 3, 0, 2]), torch.arange(5)
+    places = table[index // page_tokens]
+    pages.write(1, pages.rows(places, index), new)
+    values, scales = quantize(new.view(5, 2, num_kv_heads, head_dim), STORED[kv_dtype])
     assert pages.scales is not None
-    assert torch.equal(pages.scales[4, 1, :3], scales)
-    assert torch.equal(pages.values[4, 1, :3].float(), values.float())
-    assert not pages.rows[:4].any() and not pages.rows[4, 0].any() and not pages.rows[4, 1, 3:].any()
+    assert torch.equal(pages.scales[places, 1, index % page_tokens], scales)
+    assert torch.equal(pages.values[places, 1, index % page_tokens].float(), values.float())
+    assert not pages.values[:, 0].view(torch.uint8).any() and not pages.scales[:, 0].any(), "nothing in the first layer"
+    stored = (values.view(torch.uint8) != 0).sum() + (scales.contiguous().view(torch.uint8) != 0).sum()
+    assert (kv != 0).sum() == stored, "and nothing beside the tokens"
     expected = (values.float() * scales.unsqueeze(-1)).to(dtype)
-    assert torch.equal(pages.unpack(pages.rows[4, 1, :3]), expected)
+    assert torch.equal(pages.gather(1, table)[:5], expected)
+
+
+def test_many_pages_are_read_in_blocks() -> None:
+    config = make_config(4, 128, "int8")
+    kv = torch.zeros(700, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
+    pages = KvPages(config.language, kv, PAGE_TOKENS, torch.float32, "int8")
+    new, table = torch.randn(600 * PAGE_TOKENS, 1024), torch.randperm(700)[:600]
+    index = torch.arange(len(new))
+    pages.write(1, pages.rows(table[index // PAGE_TOKENS], index), new)
+    torch.testing.assert_close(pages.gather(1, table).flatten(1), new, rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("kv_dtype", QUANTIZED)
@@ -64,15 +80,16 @@ def test_a_quantized_page_is_about_half_a_bfloat16_page(kv_dtype: KvDType, num_k
     plain = make_config(num_kv_heads, head_dim, "auto", "bfloat16").kv_page_bytes(16)
     quantized = make_config(num_kv_heads, head_dim, kv_dtype, "bfloat16").kv_page_bytes(16)
     assert 0.5 < quantized / plain <= 0.6
-    assert quantized % (NUM_LAYERS * 16 * 32) == 0  # each row on a sector
+    assert quantized % (NUM_LAYERS * 32) == 0, "each layer's part on a sector of its own"
 
 
-def test_plain_rows_are_the_models_own_numbers() -> None:
-    pages = make_pages(make_config(2, 16, "auto"))
-    kv = torch.randn(3, 64)
-    assert pages.pack(kv) is kv
-    pages.rows[1, 0, :3] = kv
-    assert torch.equal(pages.values[1, 0, :3].flatten(1), kv) and pages.scales is None
+def test_plain_pages_are_the_models_own_numbers() -> None:
+    _, pages = make_pool(make_config(2, 16, "auto"))
+    new = torch.randn(3, 64)
+    pages.write(0, pages.rows(torch.tensor([1, 1, 3]), torch.tensor([2, 3, 4])), new)
+    assert pages.scales is None
+    assert torch.equal(pages.values[[1, 1, 3], 0, [2, 3, 0]].flatten(1), new)
+    assert torch.equal(pages.gather(0, torch.tensor([1, 3]))[2:5].flatten(1), new)
 
 
 @pytest.mark.parametrize("kv_dtype", QUANTIZED)

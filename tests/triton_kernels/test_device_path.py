@@ -2,6 +2,7 @@
 
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,8 +11,8 @@ from mmrt.actors.device import Completion
 from mmrt.actors.embedding_pages import DeviceEmbeddingPages, HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.actors.running_set import RunningSet
-from mmrt.models.config import ModelConfig, load_model_config
-from mmrt.models.decode_graphs import StepInputs
+from mmrt.models.config import KvDType, ModelConfig, load_model_config
+from mmrt.models.decode_graphs import DecodeGraphs, StepInputs
 from mmrt.models.lm import LanguageModel
 from mmrt.models.make import make_checkpoint
 from mmrt.models.sampler import CpuSampler, Sampler
@@ -142,9 +143,12 @@ def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
     assert said[0] == said[1] and all(len(ids) == NUM_TOKENS for ids in said[0])
 
 
-def test_warming_up_stores_nothing(tiny: tuple[ModelConfig, Weights], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_warming_up_stores_nothing(
+    tiny: tuple[ModelConfig, Weights], device: torch.device, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDType
+) -> None:
     monkeypatch.setattr("mmrt.models.warm_up._CHUNKS", (1, 20))
-    config, weights = tiny
+    config, weights = msgspec.structs.replace(tiny[0], kv_dtype=kv_dtype), tiny[1]
     kv = torch.full((5, config.kv_page_bytes(PAGE_TOKENS)), 9, dtype=torch.uint8, device=device)
     model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)
     warm_up_prefill(model, PAGE_TOKENS)
@@ -162,6 +166,24 @@ def test_so_does_warming_up_the_pages_of_embeddings(run: RunDirectory, tiny: tup
 @pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
 def test_the_smallest_picture_and_sound_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
     warm_up_towers(Towers(tiny[0], tiny[1]), tiny[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_graphs_replay_what_the_model_does(tiny: tuple[ModelConfig, Weights], kv_dtype: KvDType) -> None:
+    """Steps of five rows, of one, and of five again, one after another in the same buffer of logits."""
+    device = torch.device("cuda")
+    config, weights = msgspec.structs.replace(tiny[0], kv_dtype=kv_dtype), tiny[1]
+    kv = torch.zeros(20, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8, device=device)
+    model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)
+    graphs = DecodeGraphs(model, config.language.vocab_size, 6, 16, device)
+    for num_rows in (5, 1, 5):
+        ids = torch.arange(num_rows) + 7
+        step = ids, torch.zeros(3, num_rows, dtype=torch.int64), torch.ones(num_rows, dtype=torch.int64), ids.unsqueeze(1)
+        expected = model.decode(*step)
+        torch.testing.assert_close(graphs.decode(*step), expected, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="9 rows is larger than 8"):
+        graphs.decode(torch.arange(9), torch.zeros(3, 9), torch.ones(9), torch.zeros(9, 1))
 
 
 def test_a_step_in_a_graphs_place_says_the_same(tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:

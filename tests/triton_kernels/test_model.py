@@ -40,7 +40,7 @@ language = LanguageConfig(
     vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=2, num_heads=28, num_kv_heads=4, head_dim=128,
     rms_norm_eps=1e-6, rope_theta=1e6, mrope_section=(16, 24, 24),
 )
-config = ModelConfig(family="text", language=language, dtype="bfloat16", max_context=32768, eos_token_ids=())
+config = ModelConfig(family="text", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
 weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in tensor_specs(config)}
 kv = torch.empty(4000, config.kv_page_bytes(16), dtype=torch.uint8, device="meta")
 lm = LanguageModel(config, weights, kv, 16, TritonOperations)
@@ -141,7 +141,7 @@ class Twins:
 
     def read(self, kv: torch.Tensor) -> torch.Tensor:
         pages = KvPages(self.config.language, kv, PAGE_TOKENS, torch.float32, self.config.kv_dtype)
-        return pages.unpack(pages.rows.flatten(0, 2)).clone()
+        return torch.stack([pages.gather(layer, torch.arange(len(kv))).clone() for layer in range(self.config.language.num_layers)])
 
 
 @pytest.mark.parametrize(("family", "num_steps"), [("qwen2_5_vl", 2), ("qwen2_5_omni", 1)])
@@ -242,7 +242,8 @@ def test_the_sampler_draws_as_the_cpu_does(device: torch.device) -> None:
         drawer.sample(logits[:3].to(device), rows)
 
 
-def test_all_that_kernels_get_lies_on_the_device_and_compiles_once() -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_all_that_kernels_get_lies_on_the_device_and_compiles_once(kv_dtype: str) -> None:
     """A model of 7B's sizes on the device "meta", arguments on the CPU: nothing is computed, and no mixture of devices is accepted."""
     variants = {
         "norm_row": 2,
@@ -252,7 +253,7 @@ def test_all_that_kernels_get_lies_on_the_device_and_compiles_once() -> None:
         "plan_kernel": 1,
         "attend_kernel": 1,
     }
-    assert count(LAUNCHES) == variants
+    assert count(LAUNCHES.replace("KV_DTYPE", kv_dtype)) == variants
 
 
 def test_a_model_on_the_cpu_loads_no_kernels() -> None:
