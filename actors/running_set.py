@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
+from ..models.penalties import History, Penalties
 from ..models.sampler import Pairs, Sampler, SamplingRows
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.errors import StaleRow
@@ -130,8 +131,7 @@ class RunningSet:
             return Outcome([row], [self._give_up(member)])
 
     def _advance_one(self, member: Member) -> Outcome:
-        self._batch = _Batch([member], self._table)
-        outcome = self._advance(self._batch)
+        outcome = self._advance(self._begin([member]))
         self._keep_counts()
         return outcome
 
@@ -196,7 +196,12 @@ class RunningSet:
         self._keep_counts()
         members = [member for member in self._members.values() if member.row not in self._held]
         self._waiting = [member for member in members if not self._has_pages(member)]
-        self._batch = _Batch([member for member in members if self._has_pages(member)], self._table)
+        return self._begin([member for member in members if self._has_pages(member)])
+
+    def _begin(self, members: list[Member]) -> "_Batch":
+        """The arrays of these members from now on."""
+        self._batch = _Batch(members, self._table)
+        self._sampler.remember(self._batch.histories)
         return self._batch
 
     def _has_pages(self, member: Member) -> bool:
@@ -223,7 +228,7 @@ class RunningSet:
             torch.from_numpy(length_B),
             torch.from_numpy(self._block_tables(batch, length_B)),
         )
-        return self._sampler.sample(logits_BV, replace(batch.sampling, index=batch.count_N), batch.pairs)
+        return self._sampler.sample(logits_BV, replace(batch.sampling, index=batch.count_N), batch.pairs, batch.penalties)
 
     def _block_tables(self, batch: "_Batch", length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
@@ -274,6 +279,28 @@ class _Batch:
             seed=np.array([d.sampling.seed for d in definitions], dtype=np.uint64),
             index=self.count_N,
         )
+        self.penalties, self.histories = self._penalties(table)
+
+    def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
+        """Those of the members that have any, and what these have said so far."""
+        chosen = [(number, member) for number, member in enumerate(self.members) if member.definition.sampling.has_penalties]
+        if not chosen:
+            return None, []
+        asked = [member.definition.sampling for _, member in chosen]
+        penalties = Penalties(
+            row=np.array([number for number, _ in chosen], dtype=np.int64),
+            repetition=np.array([one.repetition_penalty for one in asked], dtype=np.float32),
+            presence=np.array([one.presence_penalty for one in asked], dtype=np.float32),
+            frequency=np.array([one.frequency_penalty for one in asked], dtype=np.float32),
+        )
+        histories = [
+            History(
+                table.prompt[member.row, 0, : member.definition.num_prompt_tokens].astype(np.int64),
+                table.ids[member.row, : member.count].astype(np.int64),
+            )
+            for _, member in chosen
+        ]
+        return penalties, histories
 
     @staticmethod
     def _inputs(table: SequenceTable, members: list[Member], which: int) -> Ints:

@@ -118,6 +118,7 @@ class NullConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_TEMPERATURE = 2.0
+MAX_REPETITION_PENALTY = 10.0
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +127,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    repetition_penalty: float = 1.0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from .architecture import (
+    MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     AudioConfig,
     AudioRules,
@@ -94,13 +95,16 @@ def load_model_config(
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
-    """What generation_config.json recommends. Without sampling by its word (``do_sample``) answers are greedy."""
+    """What generation_config.json recommends. Without sampling by its word (``do_sample``) answers are greedy; its penalty counts then,
+    too."""
     found = files.optional("generation_config.json")
     if found is None:
         return SamplingDefaults()
+    repetition_penalty = found.number("repetition_penalty", default=1.0, most=MAX_REPETITION_PENALTY)
     if not found.boolean("do_sample", default=True):
-        return SamplingDefaults(temperature=0.0)
+        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
     return SamplingDefaults(
+        repetition_penalty=repetition_penalty,
         temperature=found.number("temperature", default=1.0, zero=True, most=MAX_TEMPERATURE),
         top_p=found.number("top_p", default=1.0, most=1.0),
         top_k=max(found.integer("top_k", default=0, least=-1), 0),

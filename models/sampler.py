@@ -1,10 +1,11 @@
-"""From logits to tokens: guidance, temperature, top-k, top-p and min-p, and a generator that is a pure function.
+"""From logits to tokens: guidance, penalties, temperature, top-k, top-p and min-p, and a generator that is a pure function.
 
 The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone,
 so it does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
 Shapes: B rows, R rows that draw, V vocabulary, K candidates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from .penalties import Counts, History, Penalties
 
 _MIN_CANDIDATES = 128
 
@@ -53,8 +56,15 @@ class Pairs:
 class Sampler(Protocol):
     """What the decode actor needs of a sampler, on the device where the logits lie."""
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
-        """Draw one token per row. ``logits`` [L, V]; row i draws from ``logits[i]``, guided where it is of a pair (CF1).
+    def remember(self, histories: Sequence[History]) -> None:
+        """What the rows with penalties have seen before the steps that follow; from then on the sampler counts what it draws."""
+        ...
+
+    def sample(
+        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
+    ) -> NDArray[np.int64]:
+        """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
+        (CF1). ``penalties`` are of the rows that ``remember`` was told of, in their order.
 
         Returns int64 [B] on the host, B <= L being the number of ``rows``: what lies behind them are companions.
         """
@@ -67,19 +77,33 @@ def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
         from .triton_sampler import TritonSampler  # the only way to Triton: nothing of it is loaded on the CPU
 
         return TritonSampler(vocabulary, device)
-    return CpuSampler()
+    return CpuSampler(vocabulary)
 
 
 class CpuSampler:
-    """``Sampler`` by ``combine_guidance`` and ``sample``."""
+    """``Sampler`` by ``combine_guidance``, ``Counts`` and ``sample``."""
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._counts = Counts([], vocabulary)
+
+    def remember(self, histories: Sequence[History]) -> None:
+        self._counts = Counts(histories, self._vocabulary)
+
+    def sample(
+        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
+    ) -> NDArray[np.int64]:
         own = logits[: rows.temperature.shape[0]]
         if pairs is not None:
             at = torch.from_numpy(pairs.row)
             companions = logits[torch.from_numpy(pairs.companion_row)]
             own = own.index_copy(0, at, combine_guidance(own[at], companions, torch.from_numpy(pairs.scale)))
-        return sample(own, rows)
+        if penalties is None:
+            return sample(own, rows)
+        self._counts.penalise(own, penalties)
+        tokens = sample(own, rows)
+        self._counts.add(tokens[penalties.row])
+        return tokens
 
 
 def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

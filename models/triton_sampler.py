@@ -1,28 +1,48 @@
-"""Tokens from logits on a CUDA device: ``sampler``'s guidance, temperature and filters in Triton's kernels. Loaded for CUDA alone.
+"""Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton's kernels. Loaded for CUDA
+alone.
 
 A step sends the rows' parameters to the device in one copy and brings back their tokens, which is where it waits for the device.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..triton_kernels import sampling
+from .penalties import History, Penalties
 from .sampler import Pairs, SamplingRows
 
 _MAX_TOP_K = 2**31 - 1
 
 
 class TritonSampler:
-    """``sampler.combine_guidance`` and ``sampler.sample`` for logits of one vocabulary on one device."""
+    """``sampler.CpuSampler`` for logits of one vocabulary on one device."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary, self._device = vocabulary, device
         self._rows: dict[int, tuple[sampling.SamplingRows, sampling.SamplingRows]] = {}
         self._workspace: sampling.SamplingWorkspace | None = None
+        self._counts = torch.zeros(0, vocabulary, dtype=torch.int32, device=device)
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None) -> NDArray[np.int64]:
+    def remember(self, histories: Sequence[History]) -> None:
+        if not histories:
+            return
+        if len(histories) > len(self._counts):
+            self._counts = self._counts.new_empty(1 << (len(histories) - 1).bit_length(), self._vocabulary)
+        self._counts[: len(histories)].zero_()
+        numbers = torch.arange(len(histories), dtype=torch.int32, device=self._device)
+        for is_prompt, parts in ((True, [one.prompt for one in histories]), (False, [one.answer for one in histories])):
+            ids = pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True).to(self._device)
+            lengths = torch.tensor([len(part) for part in parts], dtype=torch.int32).to(self._device)
+            sampling.count_tokens(self._counts, numbers, ids, lengths, is_prompt=is_prompt)
+
+    def sample(
+        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
+    ) -> NDArray[np.int64]:
         """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
 
         Returns int64 [B], B <= L being the number of ``rows``: what the CPU draws but where a draw falls within about 1e-6 of a border.
@@ -39,13 +59,17 @@ class TritonSampler:
         if self._workspace is None or self._workspace.max_rows < size:
             self._workspace = sampling.SamplingWorkspace.allocate(size, self._vocabulary, self._device)
         staged, sent = self._rows[size]
-        _fill(staged, rows, pairs)
+        _fill(staged, rows, pairs, penalties)
         sent.copy_(staged)
-        tokens: NDArray[np.int64] = sampling.sample(logits, sent, self._workspace)[:num_rows].cpu().numpy()
+        drawn = sampling.sample(logits, sent, self._workspace, counts=None if penalties is None else self._counts)
+        if penalties is not None:
+            once = torch.ones(size, dtype=torch.int32, device=self._device)
+            sampling.count_tokens(self._counts, sent.counts_row, drawn.unsqueeze(1), once, is_prompt=False)
+        tokens: NDArray[np.int64] = drawn[:num_rows].cpu().numpy()
         return tokens
 
 
-def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None) -> None:
+def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None, penalties: Penalties | None) -> None:
     """The rest of ``target`` is padding."""
     num_rows = rows.temperature.shape[0]
     target.clear()
@@ -64,3 +88,9 @@ def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None
         at = torch.from_numpy(pairs.row)
         target.companion_row[at] = torch.from_numpy(pairs.companion_row).int()
         target.guidance[at] = torch.from_numpy(pairs.scale)
+    if penalties is not None:
+        at = torch.from_numpy(penalties.row)
+        target.counts_row[at] = torch.arange(len(at), dtype=torch.int32)
+        target.repetition[at] = torch.from_numpy(penalties.repetition)
+        target.presence[at] = torch.from_numpy(penalties.presence)
+        target.frequency[at] = torch.from_numpy(penalties.frequency)

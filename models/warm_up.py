@@ -8,6 +8,7 @@ import torch
 
 from .architecture import ModelConfig
 from .decoder import Chunk, Decoder
+from .penalties import History, Penalties
 from .sampler import Sampler, SamplingRows
 from .towers import TowerInput, Towers
 
@@ -36,7 +37,7 @@ def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
 
 
 def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
-    """A step of one row of length 0, and the drawing of a token from it."""
+    """A step of one row of length 0, and the drawing of a token from it, with penalties and without."""
     zero, one = torch.zeros(1, dtype=torch.int64), np.ones(1)
     logits = model.decode(zero, _positions(1), zero, zero.unsqueeze(1))
     rows = SamplingRows(
@@ -48,6 +49,9 @@ def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
         index=one.astype(np.int64),
     )
     sampler.sample(logits, rows)
+    sampler.remember([History(np.zeros(1, np.int64), np.zeros(1, np.int64))])
+    ones = one.astype(np.float32)
+    sampler.sample(logits, rows, penalties=Penalties(np.zeros(1, np.int64), ones, ones, ones))
 
 
 def _positions(num_tokens: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...models.architecture import MAX_TEMPERATURE, SamplingDefaults, VisionRules
+from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingDefaults, VisionRules
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...runtime.messages import MediaKind, Sampling
@@ -21,6 +21,7 @@ from .media_options import FOR_ALL, OptionReader
 
 GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
 MAX_GUIDANCE_SCALE = 20.0
+MAX_PENALTY = 2.0
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
@@ -84,9 +85,6 @@ HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "n": _is_number(1),
     "best_of": _is_number(1),
     "use_beam_search": _is_one_of(False),
-    "frequency_penalty": _is_number(0),
-    "presence_penalty": _is_number(0),
-    "repetition_penalty": _is_number(1),
     "length_penalty": _is_number(1),
     "logit_bias": _is_empty,
     "logprobs": _is_one_of(False),
@@ -224,6 +222,11 @@ def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:
         min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
         seed=secrets.randbits(63) if seed is None else seed % _INT64,
         guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
+        repetition_penalty=_or(
+            fields.take_float("repetition_penalty", 0, MAX_REPETITION_PENALTY, low_allowed=False), defaults.repetition_penalty
+        ),
+        presence_penalty=_or(fields.take_float("presence_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
+        frequency_penalty=_or(fields.take_float("frequency_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
     )
 
 

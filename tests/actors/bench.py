@@ -89,7 +89,14 @@ class Bench:
 
     def new_running_set(self) -> RunningSet:
         """That of the next decode generation."""
-        self.running = RunningSet(self.config, self.model, CpuSampler(), self.table, PAGE_TOKENS, Completion(torch.device("cpu")))
+        self.running = RunningSet(
+            self.config,
+            self.model,
+            CpuSampler(self.config.language.vocab_size),
+            self.table,
+            PAGE_TOKENS,
+            Completion(torch.device("cpu")),
+        )
         return self.running
 
     def ids(self, count: int) -> list[int]:

@@ -12,6 +12,7 @@ from mmrt.tests.actors.bench import GREEDY, MAX_CONTEXT, PAGE_TOKENS, Bench, Cou
 NUM_NEW = 40
 RANDOM = Sampling(temperature=1.0, top_p=0.9, seed=7)
 GUIDED = Sampling(temperature=0, guidance_scale=2.0)
+PENALISED = Sampling(temperature=0, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.4)
 
 
 def text(bench: Bench, row: int = 0, sampling: Sampling = GREEDY) -> Row:
@@ -29,7 +30,11 @@ def sampled(bench: Bench, row: int = 0) -> Row:
     return text(bench, row, RANDOM)
 
 
-KINDS = [text, sampled, pair]
+def penalised(bench: Bench, row: int = 0) -> Row:
+    return text(bench, row, PENALISED)
+
+
+KINDS = [text, sampled, pair, penalised]
 
 
 def uninterrupted(bench: Bench, kind: Callable[..., Row]) -> list[int]:

@@ -53,9 +53,24 @@ def test_the_defaults() -> None:
     assert read(body()).sampling.seed != sampling.seed
 
 
+def test_penalties() -> None:
+    sampling = read(body(presence_penalty=-0.5, frequency_penalty=2, repetition_penalty=1.3)).sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 2, 1.3)
+    assert sampling.has_penalties and not read(body(presence_penalty=0, repetition_penalty=1.0)).sampling.has_penalties
+    for name, value, allowed in (
+        ("presence_penalty", 2.1, "-2 to 2"),
+        ("frequency_penalty", -3, "-2 to 2"),
+        ("repetition_penalty", 0, "more than 0 to 10"),
+        ("repetition_penalty", 11, "more than 0 to 10"),
+    ):
+        assert refusal(body(**{name: value})).message == f"{name}: is {value}, allowed are {allowed}"
+
+
 def test_the_checkpoint_says_what_counts_by_default() -> None:
-    limits = msgspec.structs.replace(LIMITS, sampling=SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20))
+    defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, repetition_penalty=1.05)
+    limits = msgspec.structs.replace(LIMITS, sampling=defaults)
     sampling = read_request(body(), limits).sampling
+    assert sampling.repetition_penalty == 1.05 and read_request(body(repetition_penalty=1), limits).sampling.repetition_penalty == 1
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.8, 20)
     assert read_request(body(temperature=9e-6), limits).sampling.temperature == 0.0, "nothing is left to chance"
     sampling = read_request(body(temperature=1, top_p=1, top_k=-1), limits).sampling
@@ -98,8 +113,6 @@ def test_null_is_always_harmless(name: str) -> None:
 
 HARMLESS_VALUES = {
     "n": 1,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0,
     "logit_bias": {},
     "logprobs": False,
     "tools": [],
@@ -120,9 +133,6 @@ EFFECTS: list[tuple[str, Any]] = [
     ("n", 2),
     ("n", True),
     ("best_of", 3),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", -0.1),
-    ("repetition_penalty", 1.1),
     ("logit_bias", {"5": 1}),
     ("logprobs", True),
     ("logprobs", 0),

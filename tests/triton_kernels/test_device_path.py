@@ -106,7 +106,7 @@ class DeviceBench(Bench):
     """As ``Bench``, with kernels on pages of the device."""
 
     def __init__(self, run: RunDirectory, config: ModelConfig, weights: Weights, device: torch.device) -> None:
-        self.sampler: Sampler = CpuSampler()
+        self.sampler: Sampler = CpuSampler(config.language.vocab_size)
         self.completion = Completion(device)
         super().__init__(run, config, weights)
         self.pages = torch.from_numpy(self.kv.data).to(device)
@@ -125,7 +125,7 @@ class DeviceBench(Bench):
 def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
     run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device
 ) -> None:
-    """A greedy row, one that draws, and a guided pair, in one running set."""
+    """A greedy row, one that draws, a guided pair, and rows with penalties, in one running set."""
     config, weights = tiny
     said = []
     for name in ("cpu", "device"):
@@ -135,6 +135,8 @@ def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
                 bench.place(list(range(40, 61)), row=0, max_new_tokens=NUM_TOKENS),
                 bench.place([7, 8, 9], row=1, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0.8, top_p=0.9, seed=3)),
                 bench.place([5] * 9, [6] * 4, row=2, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, guidance_scale=1.7)),
+                bench.place([9] * 5, row=3, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, frequency_penalty=2.0)),
+                bench.place([9, 4, 9], row=4, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, repetition_penalty=1.9)),
             ]
             for row in rows:
                 bench.start(row)
