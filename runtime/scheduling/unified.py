@@ -7,7 +7,9 @@ be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5
 younger ones from taking them, so that the oldest always gets on.
 """
 
-from .types import ChunkChoice, ItemChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
+from itertools import takewhile
+
+from .types import ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
 
 MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 
@@ -87,16 +89,20 @@ def _may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool)
 
 
 def _video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice, ...]]:
-    """Analyses first, for they are short and tell what a request needs; then segments, request by request."""
-    analyse = [ItemChoice(request.key, item) for request in view.requests for item in request.unanalysed]
-    analyse = analyse[: max(0, view.video_credit)]
-    return tuple(analyse), tuple(_segments(view, view.video_credit - len(analyse)))
+    """Analyses first, for they tell what a request needs; then segments, request by request (FC7). Pictures are decoded whole in their
+    analysis: while there are many, one segment of a request before them is in work all the same."""
+    waiting = [ItemChoice(request.key, item) for request in view.requests for item in request.unanalysed]
+    older = tuple(takewhile(lambda request: not request.unanalysed, view.requests))
+    is_decoding = any(segment.stage == SegmentStage.DECODING for request in older for segment in request.segments)
+    reserved = 0 if is_decoding else len(_segments(view, older, 1))
+    analyse = waiting[: max(0, view.video_credit - reserved)]
+    return tuple(analyse), tuple(_segments(view, view.requests, view.video_credit - len(analyse)))
 
 
-def _segments(view: View, credit: int) -> list[SegmentChoice]:
+def _segments(view: View, requests: tuple[RequestView, ...], credit: int) -> list[SegmentChoice]:
     chosen: list[SegmentChoice] = []
     num_free = view.num_free_patch_pages
-    for request in view.requests:
+    for request in requests:
         held = request.patch_held
         for segment in request.segments:
             if segment.stage != SegmentStage.PENDING:

@@ -203,6 +203,26 @@ def test_an_older_request_short_of_pages_keeps_younger_ones_from_them() -> None:
     assert plan(second, num_free_patch_pages=4).decode == ((2, 0, 0),)
 
 
+def test_many_pictures_do_not_hold_up_an_older_video() -> None:
+    """FC7: while there are items to analyse, one segment of what came before is in work; without room for it, the items go on."""
+    pending, decoding = (
+        SegmentView(0, number, stage, 10, 2, 1) for number, stage in enumerate((SegmentStage.PENDING, SegmentStage.DECODING))
+    )
+    pictures = RequestView(2, 2, unanalysed=tuple(range(16)))
+    video = RequestView(1, 1, segments=(pending,))
+    step = plan(video, pictures, video_credit=2)
+    assert step.analyse == ((2, 0),) and step.decode == ((1, 0, 0),)
+    assert plan(video, pictures, video_credit=1).decode == ((1, 0, 0),)
+    step = plan(video, pictures, video_credit=2, num_free_patch_pages=1)
+    assert step.analyse == ((2, 0), (2, 1)) and not step.decode
+    begun = RequestView(1, 1, segments=(decoding, pending))
+    assert plan(begun, pictures, video_credit=1).analyse == ((2, 0),)
+    younger = RequestView(3, 3, segments=(pending,))
+    assert plan(pictures, younger, video_credit=2).analyse == ((2, 0), (2, 1)), (
+        "an older request's items go before a younger one's segments"
+    )
+
+
 def test_a_suspect_is_tried_alone() -> None:
     suspect = RequestView(1, 1, has_kv=True, members=(MemberView(0, 4, 4),), alone=True)
     assert [chunk.key for chunk in plan(suspect, request(2, ready=4)).prefill] == [1]
