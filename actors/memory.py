@@ -2,8 +2,9 @@
 
 Segments are files: when this process dies nothing is lost, and a new generation finds everything made and only watches. On CUDA the
 weights and the pools that kernels work on lie on the device (``DeviceStore``): they have no name, and live with the descriptors that
-this process holds and hands out. A generation that replaces it takes them over; one after its death cannot, and the run has to end.
-It runs no kernels: what it does on the device are copies and clears.
+this process holds and hands out, and with their copies in the supervisor. A generation that replaces it takes them over from it; one
+after its death from the supervisor, and where there is none, the run has to end. It runs no kernels: what it does on the device are
+copies and clears.
 """
 
 import logging
@@ -18,9 +19,11 @@ from ..runtime.errors import ConfigError, UserError
 from ..runtime.flight import RECORDERS
 from ..runtime.layout import (
     DELTA_RING_BYTES,
+    DEVICE_SOCKET,
     PLAN_SLOTS,
     ROW_DEFINITION_BYTES,
     ROW_STATE_BYTES,
+    SPARE_SOCKET,
     TOKEN_RING_BYTES,
     MemoryLayout,
     ModelFacts,
@@ -39,7 +42,7 @@ from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
 from .base import POLL_S, Actor, Ending
 from .device import check_fp8, open_device, sharing_of
-from .shared_tensors import DEVICE_SOCKET, FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
+from .shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +100,16 @@ def build(actor: Actor) -> DescriptorServer | None:
 
 
 def take_over(actor: Actor) -> dict[str, Descriptor]:
-    """What lies on the device, from the generation that is about to be replaced. Raises: UserError if it is dead: then it is lost."""
-    try:
-        return fetch_descriptors(actor.run.path / DEVICE_SOCKET, FETCH_S)
-    except MissingError:
-        raise UserError(
-            f"memory died, and with it went weights and pages on {actor.config.model.device}: the run has to be started anew"
-        ) from None
+    """What lies on the device, from the generation that is about to be replaced or, if it is dead, from the supervisor.
+
+    Raises: UserError if neither has it: then it is lost.
+    """
+    for name in (DEVICE_SOCKET, SPARE_SOCKET):
+        try:
+            return fetch_descriptors(actor.run.path / name, FETCH_S)
+        except MissingError:
+            continue
+    raise UserError(f"memory died, and with it went weights and pages on {actor.config.model.device}: the run has to be started anew")
 
 
 class DeviceStore:

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from ..models.weights import WeightIndex, attach_weights
+from ..runtime.layout import DEVICE_SOCKET
 from ..shm.descriptors import Descriptor, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.pool import PagePool
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # needs cuda-bindings, which is there on CUDA alone
 
 WEIGHTS_SEGMENT = "weights"
 WEIGHTS_INDEX = "weights.index"
-DEVICE_SOCKET = "device"
 FETCH_S = 10.0  # for ``memory`` to answer; its loop turns twice a second at least
 
 

@@ -13,6 +13,8 @@ from .config import ACTORS, RuntimeConfig
 from .errors import ConfigError
 
 LAYOUT_NAME = "layout"
+DEVICE_SOCKET = "device"  # where memory hands out what lies on the device
+SPARE_SOCKET = "device.spare"  # where the supervisor does, to a memory whose predecessor is dead
 
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels

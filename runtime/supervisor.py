@@ -19,6 +19,7 @@ from .commands import Commands
 from .config import RuntimeConfig
 from .control import SOCKET_NAME
 from .control_server import ControlServer
+from .device_keeper import DeviceKeeper
 from .errors import RunError
 from .fate import MAX_UNEXPLAINED, ExitNote, write_exit_note
 from .flight_dumps import BlackBox, salvage
@@ -122,6 +123,7 @@ class Supervisor:
         self._run = self._create_run()
         self._tables = StatusTables(self._run)
         self._black_box = BlackBox(self._run, self._log_directory)
+        self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
         self._loop = asyncio.get_running_loop()
         become_subreaper()
         self._starter = Starter(self, self._run.path, self._environment, self._stages, self._listeners)
@@ -136,6 +138,8 @@ class Supervisor:
         finally:
             self._loop.remove_reader(self._notify.fd)
             self._notify.close()
+            if self._keeper is not None:
+                self._keeper.close()
             self._tables.close()
             self._leave()
             self._gone.set()
@@ -302,6 +306,8 @@ class Supervisor:
     def on_state(self, actor: SupervisedActor) -> None:
         """Host: state or status line of an actor have changed."""
         self._reporter.progress(actor.name, actor.state, actor.status)
+        if self._keeper is not None and actor.name == "memory" and actor.ready and actor.current is not None:
+            self._keeper.follow(actor.current.process.pid)
         if not self._was_ready and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s

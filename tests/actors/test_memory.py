@@ -11,11 +11,11 @@ import torch
 
 from mmrt.actors import memory
 from mmrt.actors.base import Ending
-from mmrt.actors.shared_tensors import DEVICE_SOCKET, WEIGHTS_SEGMENT, SharedTensors
+from mmrt.actors.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.config import load_model_config
 from mmrt.runtime.config import ACTORS, MemorySection, ModelSection, RuntimeConfig
 from mmrt.runtime.errors import ConfigError, UserError
-from mmrt.runtime.layout import read_layout
+from mmrt.runtime.layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
 from mmrt.runtime.notify import Notifier
 from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.errors import SpaceError
@@ -107,19 +107,22 @@ def test_told_to_end_it_stops_loading(run: RunDirectory, checkpoint: Path) -> No
     assert not run.segment_path(WEIGHTS_SEGMENT).exists()
 
 
-def test_a_standby_takes_over_what_lies_on_the_device(run: RunDirectory, checkpoint: Path) -> None:
+@pytest.mark.parametrize("name", [DEVICE_SOCKET, SPARE_SOCKET])
+def test_a_successor_takes_over_what_lies_on_the_device(run: RunDirectory, checkpoint: Path, name: str) -> None:
+    """From the generation before, or, when that is dead, from the supervisor."""
     builder = Builder(run, checkpoint, msgspec.structs.replace(SMALL, model=ModelSection(device="cuda")))
     with pytest.raises(UserError, match="memory died, and with it went weights and pages on cuda"):
         memory.take_over(builder)  # type: ignore[arg-type]
     fd = os.memfd_create("kv")
-    with DescriptorServer(run.path / DEVICE_SOCKET, {"kv": Descriptor(fd, 9)}) as server:
+    DescriptorServer(run.path / DEVICE_SOCKET, {"kv": Descriptor(fd, 9)}).close()  # that of one that is dead
+    with DescriptorServer(run.path / name, {"kv": Descriptor(fd, 9)}) as server:
         taken: list[dict[str, Descriptor]] = []
         standby = threading.Thread(target=lambda: taken.append(memory.take_over(builder)))  # type: ignore[arg-type]
         standby.start()
         assert select.select([server.fd], [], [], 20)[0] and server.serve() == 1
         standby.join()
-    ((name, descriptor),) = taken[0].items()
-    assert (name, descriptor.num_bytes) == ("kv", 9) and os.path.sameopenfile(fd, descriptor.fd)
+    ((pool, descriptor),) = taken[0].items()
+    assert (pool, descriptor.num_bytes) == ("kv", 9) and os.path.sameopenfile(fd, descriptor.fd)
     os.close(fd)
     os.close(descriptor.fd)
 
