@@ -141,7 +141,8 @@ class Replay:
         if pool == "embedding":
             return pages.view(dtype).float()
         kv = KvPages(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
-        return torch.cat([kv.gather(layer, torch.arange(len(pages))).float() for layer in range(model.language.num_layers)])
+        layers = range(model.language.num_layers)
+        return torch.cat([kv.gather(layer, torch.arange(len(pages))).to(torch.float32, copy=True) for layer in layers])
 
 
 def same_result(first: Result | None, second: Result | None) -> bool:

@@ -104,7 +104,7 @@ def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor
         flips=int(flips.sum()),
         mean_error=float(error.mean()),
         max_error=float(error.max()),
-        kv_bytes=config.kv_page_bytes(1),
+        kv_bytes=config.kv_page_bytes(PAGE_TOKENS) // PAGE_TOKENS,
     )
 
 

@@ -118,7 +118,7 @@ class NullConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_TEMPERATURE = 2.0
-MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 from .architecture import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
     AudioConfig,
     AudioRules,
     DType,
@@ -100,12 +101,12 @@ def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
     found = files.optional("generation_config.json")
     if found is None:
         return SamplingDefaults()
-    repetition_penalty = found.number("repetition_penalty", default=1.0, most=MAX_REPETITION_PENALTY)
+    repetition_penalty = found.number("repetition_penalty", default=1.0, least=MIN_REPETITION_PENALTY, most=MAX_REPETITION_PENALTY)
     if not found.boolean("do_sample", default=True):
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
     return SamplingDefaults(
         repetition_penalty=repetition_penalty,
-        temperature=found.number("temperature", default=1.0, zero=True, most=MAX_TEMPERATURE),
+        temperature=found.number("temperature", default=1.0, least=0, most=MAX_TEMPERATURE),
         top_p=found.number("top_p", default=1.0, most=1.0),
         top_k=max(found.integer("top_k", default=0, least=-1), 0),
     )

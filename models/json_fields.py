@@ -42,11 +42,12 @@ class JsonObject:
             raise self.error(field, f"is {value!r}, expected an integer from {least} to {most}")
         return value
 
-    def number(self, *fields: str, default: object = _MISSING, zero: bool = False, most: float = 1e30) -> float:
-        """Likewise a number above 0, or 0 where ``zero`` says so, and ``most`` at most."""
+    def number(self, *fields: str, default: object = _MISSING, least: float | None = None, most: float = 1e30) -> float:
+        """Likewise a number above 0, or of at least ``least``, and ``most`` at most."""
         field, value = self._get(fields, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or zero and value == 0) or value > most:
-            limits = ("of at least 0" if zero else "above 0") + (f", at most {most:g}" if most < 1e30 else "")
+        low = 0.0 if least is None else least
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= most or (least is None and value == 0):
+            limits = ("above 0" if least is None else f"of at least {least:g}") + (f", at most {most:g}" if most < 1e30 else "")
             raise self.error(field, f"is {value!r}, expected a number {limits}")
         return float(value)
 

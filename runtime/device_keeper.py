@@ -32,28 +32,42 @@ class DeviceKeeper:
         """The process ``pid`` is the acting ``memory``: keep what it has, instead of what its predecessor had."""
         if pid != self._pid:
             self._pid = pid
-            if self._following is not None:
-                self._following.cancel()
-            self._following = asyncio.get_running_loop().create_task(self._fetch())
+            self._following = asyncio.get_running_loop().create_task(self._fetch(pid))
 
-    async def _fetch(self) -> None:
-        while True:
+    async def _fetch(self, pid: int) -> None:
+        """What ``pid`` hands out, unless another one has come meanwhile. Nothing that was received is left open."""
+        is_said = False
+        while pid == self._pid:
             try:
                 found = await asyncio.to_thread(fetch_descriptors, self._run / DEVICE_SOCKET, _FETCH_S)
-            except ShmError as error:
-                self._say(f"memory's device memory is not kept yet: {error}")
+            except (ShmError, OSError) as error:
+                if not is_said:
+                    self._say(f"memory's device memory is not kept yet: {error}")
+                    is_said = True
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self._release()
-            self._kept = found
-            self._server = DescriptorServer(self._run / SPARE_SOCKET, found)
-            asyncio.get_running_loop().add_reader(self._server.fd, self._server.serve)
+            if pid == self._pid:
+                self._keep(found)
+            else:
+                _close(found)
             return
 
-    def close(self) -> None:
+    def _keep(self, found: dict[str, Descriptor]) -> None:
+        try:
+            server = DescriptorServer(self._run / SPARE_SOCKET, found)
+        except OSError as error:
+            self._say(f"memory's device memory is not kept: {error}")
+            _close(found)
+            return
+        self._release()
+        self._kept, self._server = found, server
+        asyncio.get_running_loop().add_reader(server.fd, server.serve)
+
+    async def close(self) -> None:
         """Keep nothing any more."""
+        self._pid = 0
         if self._following is not None:
-            self._following.cancel()
+            await self._following  # a fetch that has begun ends within its limit, and what came of it is closed
         self._release()
 
     def _release(self) -> None:
@@ -61,6 +75,10 @@ class DeviceKeeper:
             asyncio.get_running_loop().remove_reader(self._server.fd)
             self._server.close()
             self._server = None
-        for descriptor in self._kept.values():
-            os.close(descriptor.fd)
+        _close(self._kept)
         self._kept = {}
+
+
+def _close(descriptors: dict[str, Descriptor]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor.fd)

@@ -139,7 +139,7 @@ class Supervisor:
             self._loop.remove_reader(self._notify.fd)
             self._notify.close()
             if self._keeper is not None:
-                self._keeper.close()
+                await self._keeper.close()
             self._tables.close()
             self._leave()
             self._gone.set()

@@ -90,7 +90,7 @@ def fetch_descriptors(path: Path, timeout_s: float) -> dict[str, Descriptor]:
 
 def _receive(connection: socket.socket, path: Path, timeout_s: float) -> dict[str, Descriptor]:
     try:
-        packet, fds, _, _ = socket.recv_fds(connection, _MAX_PACKET_BYTES, MAX_DESCRIPTORS)
+        packet, fds, _, _ = socket.recv_fds(connection, _MAX_PACKET_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError:
         raise ShmError(f"{path} has sent nothing within {timeout_s:g} s") from None
     except ConnectionError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingDefaults, VisionRules
+from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, SamplingDefaults, VisionRules
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...runtime.messages import MediaKind, Sampling
@@ -223,7 +223,7 @@ def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:
         seed=secrets.randbits(63) if seed is None else seed % _INT64,
         guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
         repetition_penalty=_or(
-            fields.take_float("repetition_penalty", 0, MAX_REPETITION_PENALTY, low_allowed=False), defaults.repetition_penalty
+            fields.take_float("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY), defaults.repetition_penalty
         ),
         presence_penalty=_or(fields.take_float("presence_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
         frequency_penalty=_or(fields.take_float("frequency_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),

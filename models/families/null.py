@@ -36,8 +36,8 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         max_context=config.integer("max_position_embeddings", default=32768),
         eos_token_ids=config.integers("eos_token_id", default=()),
         null=NullConfig(
-            step_ms=config.number("step_ms", default=0.0, zero=True),
-            prefill_token_ms=config.number("prefill_token_ms", default=0.0, zero=True),
+            step_ms=config.number("step_ms", default=0.0, least=0),
+            prefill_token_ms=config.number("prefill_token_ms", default=0.0, least=0),
         ),
     )
 

@@ -98,6 +98,15 @@ def test_prefill(captured: Capture, checkpoint: Path) -> None:
     assert (kv.pool, kv.num_pages, kv.num_different) == ("kv", 7, 0)
 
 
+def test_the_largest_difference_is_that_of_any_layer(captured: Capture, checkpoint: Path) -> None:
+    """One number of the first layer of one page."""
+    pages = captured.tensors["after.kv"].view(np.float32)
+    pages[2, 5] += 0.25
+    with Replay.open(captured, checkpoint) as replay:
+        (kv,) = replay.run().differences or []
+    assert (kv.num_different, kv.largest) == (1, pytest.approx(0.25, abs=1e-5))
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_prefill_into_a_quantized_cache(tmp_path: Path, tiny: tuple[ModelConfig, Weights], checkpoint: Path, kv_dtype: KvDType) -> None:
     config = msgspec.to_builtins(RuntimeConfig(memory=MemorySection(kv_dtype=kv_dtype)))

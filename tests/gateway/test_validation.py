@@ -60,8 +60,8 @@ def test_penalties() -> None:
     for name, value, allowed in (
         ("presence_penalty", 2.1, "-2 to 2"),
         ("frequency_penalty", -3, "-2 to 2"),
-        ("repetition_penalty", 0, "more than 0 to 10"),
-        ("repetition_penalty", 11, "more than 0 to 10"),
+        ("repetition_penalty", 0, "0.01 to 10"),
+        ("repetition_penalty", 11, "0.01 to 10"),
     ):
         assert refusal(body(**{name: value})).message == f"{name}: is {value}, allowed are {allowed}"
 

@@ -106,7 +106,7 @@ def test_sampling_as_the_checkpoint_recommends(directory: Callable[..., Path]) -
     (path / "generation_config.json").write_text('{"do_sample": false, "top_k": 50, "repetition_penalty": 1.05}')
     assert load_model_config(path).sampling == SamplingDefaults(temperature=0.0, repetition_penalty=1.05)
     (path / "generation_config.json").write_text('{"repetition_penalty": 0}')
-    with pytest.raises(CheckpointError, match="repetition_penalty is 0, expected a number above 0, at most 10"):
+    with pytest.raises(CheckpointError, match="repetition_penalty is 0, expected a number of at least 0.01, at most 10"):
         load_model_config(path)
     (path / "generation_config.json").write_text('{"temperature": "hot"}')
     with pytest.raises(CheckpointError, match="json: temperature is 'hot', expected a number of at least 0, at most 2"):

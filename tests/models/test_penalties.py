@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
+from mmrt.models.architecture import MIN_REPETITION_PENALTY
 from mmrt.models.penalties import Counts, History, Penalties
 from mmrt.models.sampler import CpuSampler, SamplingRows
 
@@ -23,7 +24,7 @@ def history(prompt: list[int], answer: list[int]) -> History:
 
 
 @settings(max_examples=60, deadline=None)
-@given(prompt=Ids, answer=Ids, repetition=st.floats(0.1, 10), seed=st.integers(0, 99))
+@given(prompt=Ids, answer=Ids, repetition=st.floats(MIN_REPETITION_PENALTY, 10), seed=st.integers(0, 99))
 def test_repetition_is_transformers(prompt: list[int], answer: list[int], repetition: float, seed: int) -> None:
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     expected = logits.clone()

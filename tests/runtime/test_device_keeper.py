@@ -81,7 +81,7 @@ def test_what_a_killed_memory_had_is_there_for_the_next(tmp_path: Path) -> None:
         await until(lambda: os.stat(tmp_path / SPARE_SOCKET).st_ino != before)
         keeper.follow(processes[1].pid)  # again and again, as states come
         assert await asyncio.to_thread(content, tmp_path, SPARE_SOCKET) == "all that was computed"
-        keeper.close()
+        await keeper.close()
         with pytest.raises(MissingError):
             content(tmp_path, SPARE_SOCKET)
 
@@ -106,7 +106,7 @@ def test_a_memory_that_does_not_serve_yet_is_asked_again(tmp_path: Path) -> None
             await until((tmp_path / SPARE_SOCKET).exists)
             assert await asyncio.to_thread(content, tmp_path, SPARE_SOCKET) == "late"
         finally:
-            keeper.close()
+            await keeper.close()
             end(late)
 
     asyncio.run(supervise())

@@ -25,13 +25,11 @@ def analysing(*keys: int) -> Driver:
 def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
     """All segments of all requests in one plan of the encoder."""
     driver = analysing(*keys)
-    for _ in keys:
-        driver.done("video", m.Analysed(shape))
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
-        driver.done("prefill")
     driver.core.actors.pop("encoder")
     while any(plan.actor == "video" for plan in driver.core.plans.values()):
-        driver.done("video")
+        driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], m.Analyse) else None)
+    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+        driver.done("prefill")
     driver.core.actors["encoder"] = 1
     driver.core.steering.encode = type(driver.core.steering.encode)(256, 16384, 1024)
     driver.tick()
