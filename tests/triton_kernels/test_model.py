@@ -242,7 +242,7 @@ def test_the_sampler_draws_as_the_cpu_does(device: torch.device) -> None:
         drawer.sample(logits[:3].to(device), rows)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_all_that_kernels_get_lies_on_the_device_and_compiles_once(kv_dtype: str) -> None:
     """A model of 7B's sizes on the device "meta", arguments on the CPU: nothing is computed, and no mixture of devices is accepted."""
     variants = {
