@@ -10,7 +10,9 @@ import zlib
 from .fence import fence
 from .segment import LINE_BYTES, Segment
 
-_HEAD = struct.Struct("=QII")  # the word that vouches for the slot, length, crc32
+# The word that vouches for the slot, length, crc32 of the blob that begins with the version: a reader that was stopped between the word
+# and the rest must not take what the next but one write put there, and has not published yet.
+_HEAD = struct.Struct("=QII")
 _READ_ATTEMPTS = 1000
 
 
@@ -39,7 +41,7 @@ class VersionedBlob:
         start = self._offset + (version & 1) * self._stride
         payload = start + _HEAD.size
         self._segment.buf[payload : payload + len(blob)] = blob
-        _HEAD.pack_into(self._segment.buf, start, word, len(blob), zlib.crc32(blob))
+        _HEAD.pack_into(self._segment.buf, start, word, len(blob), zlib.crc32(blob, version))
         fence()
         self._segment.words[self._word] = word
 
@@ -55,6 +57,6 @@ class VersionedBlob:
             if owner == word and length <= self._max_bytes:
                 payload = start + _HEAD.size
                 blob = bytes(self._segment.buf[payload : payload + length])
-                if zlib.crc32(blob) == crc:
+                if zlib.crc32(blob, word & 0xFFFFFFFF) == crc:
                     return blob
         return None

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import sys
 from typing import ClassVar
 
 import pytest
@@ -88,6 +89,19 @@ def test_every_instruction_of_a_blob_write_can_be_the_last(blob_segment, crashes
         if not crashed[0]:
             break
     assert len(outcomes) == 2
+
+
+def test_a_head_of_two_writes_vouches_for_nothing(blob_segment):
+    """As a reader has it that was stopped behind the word: the word of one write, the rest of the next but one, not yet published."""
+    blob = _blob(blob_segment)
+    blob.write(1, b"one")
+    word = blob_segment.words[blob._word]
+    blob.write(1, b"two")
+    blob.write(1, b"three")
+    start = blob._offset + (word & 1) * blob._stride
+    blob_segment.buf[start : start + 8] = word.to_bytes(8, sys.byteorder)
+    blob_segment.words[blob._word] = word
+    assert blob.read(1) is None
 
 
 def test_a_blob_writer_killed_anywhere_is_never_half_seen(blob_segment, crashes):
