@@ -4,10 +4,10 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from .engines import Convert, Decoder, Engine, Output, decode_in_sequence, decode_segment
+from .engines import CPU, Convert, Decoder, Engine, Output, decode_in_sequence, decode_segment
 from .limits import TimeBudget
 from .packets import Bitstream, PacketCursor
-from .segments import Segment, plan_groups, plan_segments, sequential_segment
+from .segments import Segment, plan_groups, plan_segments, sequential_segment, share_engines
 from .video_info import PacketIndex
 
 Outputs = Generator[tuple[int, Output], None, None]
@@ -61,7 +61,8 @@ class Job:
         patch = self._temporal_patch_size
         return plan_segments(index, self._wanted, num_parts=num_parts, temporal_patch_size=patch, start=start)
 
-    def _with_cursor(self, segments: list[Segment], index: PacketIndex | None) -> list[Segment]:
+    def _with_cursor(self, segments: Sequence[Segment], index: PacketIndex | None) -> list[Segment]:
+        segments = share_engines(segments, self._num_engines)
         cursor = PacketCursor(self._bitstream, index, [group for segment in segments for group in segment.groups])
         self._cursors.update(dict.fromkeys(segments, cursor))
         return segments
@@ -69,7 +70,8 @@ class Job:
     def outputs(self, engine: Engine, segment: Segment) -> Outputs:
         """(position, converted frame) of one segment, as it is decoded."""
         cursor = self._cursors[segment]
-        decoder = self._idle_decoder(engine.kind) or engine.open(self._bitstream)
+        num_threads = segment.num_threads if engine.kind == CPU else 1
+        decoder = self._decoder(engine, num_threads)
         is_done = False
         try:
             if self._bitstream.info.index is None:
@@ -81,16 +83,21 @@ class Job:
                 yield position, self._convert(frame, decoder.reformatter)
             is_done = True
         finally:
-            if is_done and decoder.is_sound:
+            if is_done and decoder.is_sound and num_threads == 1:
                 self._idle[engine.kind].append(decoder)
             else:
                 decoder.close()
 
-    def _idle_decoder(self, kind: str) -> Decoder | None:
+    def _decoder(self, engine: Engine, num_threads: int) -> Decoder:
+        """One that was used before, or a new one, in the place of one if it needs more threads."""
         try:
-            return self._idle[kind].pop()
+            decoder = self._idle[engine.kind].pop()
         except IndexError:
-            return None
+            return engine.open(self._bitstream, num_threads)
+        if num_threads == 1:
+            return decoder
+        decoder.close()
+        return engine.open(self._bitstream, num_threads)
 
     def forget(self, segment: Segment) -> None:
         """No more packets for this segment, and no more memory for those that wait."""

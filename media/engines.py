@@ -73,8 +73,11 @@ class Engine(Protocol):
     @property
     def kind(self) -> str: ...
 
-    def open(self, bitstream: Bitstream) -> Decoder:
-        """Raises: EngineError if it cannot decode this, MediaError if nothing can."""
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> Decoder:
+        """``num_threads``: slots that the decoder may use, where that is for us to say.
+
+        Raises: EngineError if it cannot decode this, MediaError if nothing can.
+        """
         ...
 
     def close(self) -> None:
@@ -83,14 +86,15 @@ class Engine(Protocol):
 
 
 class CpuEngine:
-    """A processor core. A decoder is one PyAV codec context with one thread; opening it reads the file's head, some 16 ms."""
+    """A processor core. A decoder is one PyAV codec context; opening it reads the file's head, some 16 ms."""
 
     kind = CPU
 
-    def open(self, bitstream: Bitstream) -> "CpuDecoder | WebpDecoder":
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> "CpuDecoder | WebpDecoder":
         if bitstream.info.codec == webp.CODEC:
             return WebpDecoder(bitstream.read_all(), bitstream.info.num_frames)
         with bitstream.opened() as (_, stream):
+            stream.codec_context.thread_type, stream.codec_context.thread_count = "AUTO", num_threads
             return CpuDecoder(stream.codec_context)
 
     def close(self) -> None:

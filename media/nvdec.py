@@ -94,7 +94,7 @@ class NvdecEngine:
         self._gpu = gpu
         self._kept: tuple[Key, _Session] | None = None
 
-    def open(self, bitstream: Bitstream) -> "NvdecDecoder":
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> "NvdecDecoder":
         stream = _Stream(bitstream)
         self._check_capabilities(stream)
         session = self._take(stream.key) or self._new_session(stream)

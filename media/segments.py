@@ -35,9 +35,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Groups of consecutive wanted frames; never empty."""
+    """Groups of consecutive wanted frames; never empty. ``num_threads``: engines' worth of work that its decoder may do."""
 
     groups: tuple[Group, ...]
+    num_threads: int = 1
 
     @property
     def start(self) -> int:
@@ -46,6 +47,13 @@ class Segment:
     @property
     def stop(self) -> int:
         return self.groups[-1].stop
+
+
+def share_engines(segments: Sequence[Segment], num_engines: int) -> list[Segment]:
+    """The last ones, too few to keep all engines at work, get the threads of those that would stand idle."""
+    num_last = len(segments) % num_engines
+    before = len(segments) - num_last
+    return [*segments[:before], *(replace(segment, num_threads=-(-num_engines // num_last)) for segment in segments[before:])]
 
 
 def sequential_segment(start: int, stop: int) -> Segment:

@@ -101,10 +101,10 @@ class HeldEngine(CpuEngine):
         self.may_go = threading.Event()
         self.opened: list[Bitstream] = []
 
-    def open(self, bitstream: Bitstream) -> CpuDecoder:
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> CpuDecoder:
         self.opened.append(bitstream)
         assert self.may_go.wait(WAIT_S)
-        return super().open(bitstream)
+        return super().open(bitstream, num_threads)
 
 
 def test_of_two_requests_the_first_is_decoded_first(make_pool, video_of):
@@ -130,9 +130,9 @@ class Watched(CpuEngine):
     def __init__(self, at_instant: Callable[[str], None]) -> None:
         self._at_instant = at_instant
 
-    def open(self, bitstream: Bitstream) -> Any:
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> Any:
         self._at_instant("open")
-        return WatchedDecoder(super().open(bitstream), self._at_instant)
+        return WatchedDecoder(super().open(bitstream, num_threads), self._at_instant)
 
 
 class WatchedDecoder:
@@ -332,8 +332,8 @@ class FragileEngine(CpuEngine):
         self._error = error
         self._num_packets = num_packets
 
-    def open(self, bitstream: Bitstream) -> Any:
-        return Breaking(super().open(bitstream), self._num_packets, self._error)
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> Any:
+        return Breaking(super().open(bitstream, num_threads), self._num_packets, self._error)
 
 
 @pytest.mark.parametrize("case", ["B-frames", "missing time stamps"])
@@ -386,6 +386,35 @@ def test_a_large_video_is_decoded_by_fewer_engines(make_pool, video_of):
         request = pool.add_decoding_request(bitstream, range(48))
         assert request.max_running == num_engines
         assert_frames(outputs(pool, request), decode_all(video_of("closed GOP")))
+
+
+class CountingEngine(CpuEngine):
+    """Notes how many threads each decoder gets."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> Any:
+        self.threads.append(num_threads)
+        return super().open(bitstream, num_threads)
+
+
+@pytest.mark.parametrize("case, threads", [("one GOP", [4]), ("missing time stamps", [4]), ("closed GOP", [1, 1, 1, 1])])
+def test_a_video_of_fewer_segments_than_engines_uses_their_cores(make_pool, video_of, case, threads):
+    engine = CountingEngine()
+    data = video_of(case)
+    assert_frames(decode(make_pool([engine] * 4), data, list(range(48))), expected(data, list(range(48))))
+    assert sorted(engine.threads) == threads
+
+
+def test_broken_data_in_a_decoder_of_several_threads(make_pool, video_of):
+    """Whatever follows the damage, there is a frame for each that is wanted, and those before it are right."""
+    data = bytearray(video_of("one GOP"))
+    middle = len(data) // 2
+    data[middle : middle + 300] = bytes(300)
+    frames = decode(make_pool(4), bytes(data), list(range(48)))
+    assert len(frames) == 48
+    assert_frames(frames[:6], expected(video_of("one GOP"), list(range(6))))
 
 
 def test_deep_colours_take_more_memory():

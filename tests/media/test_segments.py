@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.media.segments import Group, Segment, plan_groups, plan_segments, sequential_segment
+from mmrt.media.segments import Group, Segment, plan_groups, plan_segments, sequential_segment, share_engines
 from mmrt.media.video_info import PacketIndex
 
 
@@ -138,3 +138,14 @@ def test_nothing_wanted(num_parts):
 def test_without_an_index_there_is_one_segment():
     segment = sequential_segment(3, 9)
     assert (segment.start, segment.stop, len(segment.groups)) == (3, 9, 1)
+
+
+@given(num_segments=st.integers(0, 40), num_engines=st.integers(1, 16))
+def test_the_last_segments_use_the_engines_that_would_stand_idle(num_segments, num_engines):
+    segments = [sequential_segment(number, number + 1) for number in range(num_segments)]
+    shared = share_engines(segments, num_engines)
+    assert [segment.groups for segment in shared] == [segment.groups for segment in segments]
+    num_last = num_segments % num_engines
+    before = shared[: num_segments - num_last]
+    assert all(segment.num_threads == 1 for segment in before)
+    assert all(num_engines <= segment.num_threads * num_last < num_engines + num_last for segment in shared[len(before) :])
