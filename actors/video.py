@@ -115,9 +115,12 @@ class VideoWorker:
 
     def execute(self, plan: Plan) -> Result:
         """Analyse or decode. Never raises because of a medium."""
+        assert isinstance(plan, Analyse | DecodeSegment)
+        if plan.alone:  # whose decoders end this process is the one to blame
+            for key in self._open.keys() - {_key(plan)}:
+                self._close(key)
         if isinstance(plan, Analyse):
             return self.analyse(plan)
-        assert isinstance(plan, DecodeSegment)
         return self.decode_segment(plan)
 
     def analyse(self, plan: Analyse) -> Analysed | ItemError:

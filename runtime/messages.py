@@ -150,17 +150,21 @@ class SequenceDefinition(Record, frozen=True):
 
 
 class Analyse(Wire, frozen=True):
-    """video: find an item's shape. The result is ``Analysed``."""
+    """video: find an item's shape. The result is ``Analysed``. ``alone``: with nothing else of other requests under way."""
 
     row: int
     row_generation: int
     item: int
     media: MediaItem
     source: PageRun
+    alone: bool = False
 
 
 class DecodeSegment(Wire, frozen=True):
-    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
+    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border.
+
+    ``alone`` as in ``Analyse``.
+    """
 
     row: int
     row_generation: int
@@ -170,6 +174,7 @@ class DecodeSegment(Wire, frozen=True):
     shape: ItemShape
     source: PageRun
     target: PageRun
+    alone: bool = False
 
 
 class EncodePart(Record, frozen=True):

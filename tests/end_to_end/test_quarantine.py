@@ -17,7 +17,7 @@ import pytest
 
 import mmrt
 from mmrt.tests.end_to_end.conftest import Server
-from mmrt.tests.end_to_end.test_media import image_part, picture, text
+from mmrt.tests.end_to_end.test_media import image_part, picture, text, video
 
 ROOT = Path(mmrt.__file__).parent
 DECODE, PREFILL, DETOKENIZER, HANGS, EXITS, RAISES, IN_COMPANY = 71, 72, 73, 74, 75, 76, 77
@@ -25,7 +25,16 @@ WATCHDOG_S = 3.0
 
 DIE = "__import__('os').kill(__import__('os').getpid(), 11)"
 ENCODER_GRID, VIDEO_GRID = (1, 6, 6), (1, 6, 8)  # of pictures of 84 x 84 and 84 x 112 pixels
+CLIP_WIDTH, CLIP_TIME_S = 168, 15.0  # of a clip that kills only once it is decoded far ahead
 CHANGES = {
+    "media/decoding_job.py": [
+        (
+            "                yield position, self._convert(",
+            f"                if (frame.width, frame.time) == ({CLIP_WIDTH}, {CLIP_TIME_S}):\n"
+            f"                    {DIE}\n"
+            "                yield position, self._convert(",
+        )
+    ],
     "actors/encoder.py": [
         (
             "        outputs = self._towers",
@@ -181,6 +190,35 @@ def test_pictures_that_kill(poisoned: Server, width: int, actor: str) -> None:
     assert answers == [expected] * 4
     after = starts(poisoned)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {actor: 2}
+
+
+def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server) -> None:
+    """The process dies in plans of pictures, whose requests are not to blame."""
+    good = [image_part(picture(1, 56, 56)), text("What is it?")]
+    expected, before = poisoned.chat(good)[1], starts(poisoned)
+    answers: list[object] = []
+    clip, _ = video(100, 112, CLIP_WIDTH, 2)
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            try:
+                answers.append(poisoned.chat(good)[1])
+            except openai.APIError as error:
+                answers.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with pytest.raises(openai.APIError, match="ended the video process [2-4] times and is given up"):
+            poisoned.chat([clip, text("What moves?")])
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+    assert answers == [expected] * len(answers) and len(answers) >= 4
+    assert starts(poisoned)["video"] - before["video"] >= 2
 
 
 def also_slow(*actors: str) -> list[Any]:
