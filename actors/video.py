@@ -6,14 +6,14 @@ Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TypeVar
 
 from ..media.decoding import DECODER_BYTES, DecodingPool
-from ..media.engines import cpu_engines
+from ..media.engines import Engine, cpu_engines
 from ..media.errors import MediaError
 from ..media.limits import MediaLimits, TimeBudget
 from ..models.config import Item, MediaKind, ModelConfig
@@ -36,6 +36,7 @@ BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each eng
 THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
 BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent one (measured: 31.7); a decoder's frames are smaller
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
+CUDA_BYTES = 8 << 30  # of the driver's own, where videos are decoded by a GPU; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
@@ -55,11 +56,13 @@ def main(actor: Actor) -> None:
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES)
         + DECODER_BYTES
         + SPARE_BYTES
-        + BYTES_PER_PIXEL * actor.config.media.max_pixels,
+        + BYTES_PER_PIXEL * actor.config.media.max_pixels
+        + (CUDA_BYTES if actor.config.model.on_cuda else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
     )
     rows = SequenceTable.attach(actor.run, writable=False)
-    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES)
+    engines = _engines(actor.config.model.on_cuda)
+    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines)
     num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
     step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
 
@@ -70,6 +73,15 @@ def main(actor: Actor) -> None:
 
     with closing(worker):
         serve_plans(actor, execute, rows)
+
+
+def _engines(on_cuda: bool) -> list[Engine]:
+    """All processors, and the video units of all GPUs where the run computes on one."""
+    if not on_cuda:
+        return cpu_engines()
+    from ..media.nvdec import nvdec_engines
+
+    return [*nvdec_engines(), *cpu_engines()]
 
 
 @dataclass
@@ -92,6 +104,7 @@ class VideoWorker:
         model_config: ModelConfig,
         media_config: MediaSection,
         cache_bytes: int = CACHE_BYTES,
+        engines: Sequence[Engine] | None = None,
     ) -> None:
         self._media = media_pool
         self._patches = patch_pool
@@ -100,7 +113,7 @@ class VideoWorker:
         self._timeout_s = media_config.item_timeout_s
         self._cache_bytes = cache_bytes
         self._open: OrderedDict[Key, _Entry] = OrderedDict()
-        engines = cpu_engines()
+        engines = engines or cpu_engines()
         self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
 
     def close(self) -> None:

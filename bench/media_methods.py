@@ -50,9 +50,10 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _scaled(frame: Any, reformatter: Any) -> Output:
-    scaled = reformatter.reformat(frame, SIDE, SIDE, "rgb24", interpolation="BILINEAR", threads=1)
-    return np.asarray(scaled.to_ndarray())
+def scaled(frame: Any, reformatter: Any) -> Output:
+    """As a small RGB picture: what most models see."""
+    small = reformatter.reformat(frame, SIDE, SIDE, "rgb24", interpolation="BILINEAR", threads=1)
+    return np.asarray(small.to_ndarray())
 
 
 def _decoded_only(frame: Any, reformatter: Any) -> Output:
@@ -63,7 +64,7 @@ def _take(pool: DecodingPool, file: Path, num_wanted: int) -> int:
     with file.open("rb", buffering=0) as reader:
         bitstream = analyse_bitstream(reader)
         wanted = sample(bitstream.info.num_frames, num_wanted)
-        request = pool.add_decoding_request(bitstream, wanted, _scaled if num_wanted else _decoded_only)
+        request = pool.add_decoding_request(bitstream, wanted, scaled if num_wanted else _decoded_only)
         num_frames = 0
         while pool.get_decoding_output(request) is not None:
             num_frames += 1
@@ -102,7 +103,7 @@ def _pyav(files: list[Path], num_wanted: int) -> int:
                 if index in wanted:
                     num_frames += 1
                     if num_wanted:
-                        _scaled(frame, reformatter)
+                        scaled(frame, reformatter)
                 if index == last:
                     break
     return num_frames

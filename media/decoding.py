@@ -72,7 +72,9 @@ class DecodingPool:
         return self._max_bytes_ahead + self._max_running(info) * decoder_bytes(info)
 
     def _max_running(self, info: VideoInfo) -> int:
-        return min(len(self._engines), max(1, self._max_decoder_bytes // decoder_bytes(info)))
+        kind = choose_kind(info, self._kinds)
+        num_engines = sum(engine.kind == kind for engine in self._engines)
+        return min(num_engines, max(1, self._max_decoder_bytes // decoder_bytes(info)))
 
     def __enter__(self) -> "DecodingPool":
         return self

@@ -11,7 +11,7 @@ binding deinterlaces), rotated video (PyNvVideoCodec does not say so), more than
 converter where such chroma samples lie), sizes that the unit's capabilities exclude. On Hopper that is all of AV1, and H.264 beyond
 4096 pixels. Formats are taken from PyAV, since PyNvVideoCodec's own demuxer reports 8 bits and 4:2:0 for all of H.264.
 
-Called by ``decoding``'s users: ``DecodingPool([*nvdec_engines(), *cpu_engines()])``.
+Called by the video actor of a run on CUDA.
 """
 
 import ctypes
@@ -68,9 +68,13 @@ def nvdec_engines() -> list["NvdecEngine"]:
     if library is None or not torch.cuda.is_available():
         return []
     engines = []
-    for gpu in range(torch.cuda.device_count()):
-        units = library.GetDecoderCaps(gpuid=gpu).get("num_decoder_engines", 0)
-        engines += [NvdecEngine(library, gpu) for _ in range(units)]
+    try:
+        for gpu in range(torch.cuda.device_count()):
+            units = library.GetDecoderCaps(gpuid=gpu).get("num_decoder_engines", 0)
+            engines += [NvdecEngine(library, gpu) for _ in range(units)]
+    except Exception as error:  # the binding raises its own kinds
+        log.warning("no decoding on the GPU: %s", error)
+        return []
     return engines
 
 

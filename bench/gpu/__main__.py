@@ -39,7 +39,7 @@ One section by itself, say the sweep, for which the time of all is often too sho
 Whole runs on the GPU, which need all that mmrt needs: python -m mmrt.bench.gpu.serve
 
 Needs torch 2.11 or later with CUDA, triton 3.6 or later, numpy, and a C compiler for Triton's launchers. matplotlib, FlashInfer and
-flash-attn are used where they are installed.
+flash-attn are used where they are installed. The section "video" needs PyNvVideoCodec and the packages that mmrt decodes with.
 """
 
 
@@ -81,7 +81,7 @@ def _run_sections(quick: bool) -> Iterator[tuple[str, list[Row], float]]:
     end_s = time.monotonic() + _BUDGET_S
     command = [sys.executable, "-m", f"{__package__}.section", *(["--quick"] if quick else [])]
     with tempfile.TemporaryDirectory(prefix="mmrt-gpu-", ignore_cleanup_errors=True) as scratch:
-        caches = {"TRITON_CACHE_DIR": f"{scratch}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor"}
+        caches = {"TMPDIR": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor"}
         for number, section in enumerate(MODULES):
             if quick and section == "sweep":
                 continue

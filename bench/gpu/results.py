@@ -33,6 +33,7 @@ TARGETS: Mapping[str, Target] = {
     "step, one row": Target(1 / 1.25, "share"),
     "step, 64 rows": Target(1 / 1.4, "share"),
     "prefill": Target(0.6, "share"),
+    "video, all units over one": Target(5.0, "rate"),
 }
 
 

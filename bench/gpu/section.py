@@ -31,6 +31,7 @@ MODULES = {
     "rms_norm, silu_mul": "row_kernels",
     "sampling": "sampling",
     "embedding_pages, kv_transfer": "copies",
+    "video": "video_units",
     "steps": "steps",
     "peers": "peers",
     "sweep": "sweep",
