@@ -74,6 +74,7 @@ class Actor:
         self.status: ActorStatus | None = None
         self.session: DebugSession | None = None
         self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
+        self.follows_a_death = False  # the generation before did not end in order, whatever it was at; known once active
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
@@ -134,6 +135,7 @@ class Actor:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
+        self.follows_a_death = last.state == ActorState.ACTIVE
         if self.death is not None:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
         status = table.writer(self.name, self.generation)

@@ -16,9 +16,10 @@ from ..media.decoding import DECODER_BYTES, DecodingPool
 from ..media.engines import Engine, cpu_engines
 from ..media.errors import MediaError
 from ..media.limits import MediaLimits, TimeBudget
+from ..media.segments import MAX_THREADS
 from ..models.config import Item, MediaKind, ModelConfig
 from ..models.errors import UnsupportedMediaError
-from ..runtime.config import MediaSection, read_environment
+from ..runtime.config import MediaSection, RuntimeConfig, read_environment
 from ..runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
@@ -34,10 +35,12 @@ log = logging.getLogger(__name__)
 CACHE_BYTES = 128 << 20  # of open items, for each engine
 BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each engine
 THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
+STACK_BYTES = 8 << 20  # of a decoder's thread
 BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent one (measured: 31.7); a decoder's frames are smaller
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
-CUDA_BYTES = 8 << 30  # of the driver's own, where videos are decoded by a GPU; not measured
+CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
+CAUTIOUS_PLANS = 256  # after a death each plan decodes for itself alone: what dies then is to blame, and no other is ahead of its plan
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
@@ -53,31 +56,43 @@ def main(actor: Actor) -> None:
     enter_sandbox(
         actor.run.path,
         read_environment().state_home / actor.run.path.name,
-        memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES)
+        memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + DECODER_BYTES
         + SPARE_BYTES
         + BYTES_PER_PIXEL * actor.config.media.max_pixels
-        + (CUDA_BYTES if actor.config.model.on_cuda else 0),
+        + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
     )
     rows = SequenceTable.attach(actor.run, writable=False)
-    engines = _engines(actor.config.model.on_cuda)
+    engines = _engines(actor.config)
     worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines)
     num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
     step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
 
+    num_done = 0
+
     def execute(plan: Plan) -> Result:
+        nonlocal num_done
+        num_done += 1
         allow_cpu_time(step_cpu_s)
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
-        return worker.execute(plan)
+        result = worker.execute(plan)
+        if actor.follows_a_death and num_done <= CAUTIOUS_PLANS:
+            worker.close_all()
+        return result
 
     with closing(worker):
         serve_plans(actor, execute, rows)
 
 
-def _engines(on_cuda: bool) -> list[Engine]:
-    """All processors, and the video units of all GPUs where the run computes on one."""
-    if not on_cuda:
+def _uses_gpu(config: RuntimeConfig) -> bool:
+    """Whether videos are decoded by the video units of GPUs, too."""
+    return config.model.on_cuda and config.media.gpu_decoding
+
+
+def _engines(config: RuntimeConfig) -> list[Engine]:
+    """All processors, and before them the video units of all visible GPUs."""
+    if not _uses_gpu(config):
         return cpu_engines()
     from ..media.nvdec import nvdec_engines
 
@@ -121,6 +136,11 @@ class VideoWorker:
         self._pool.close()
         self._open.clear()
 
+    def close_all(self) -> None:
+        """Close all items: until the next plan nothing is decoded."""
+        for key in list(self._open):
+            self._close(key)
+
     def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
         """Close items whose plans nobody wants any more: engines would go on with the oldest of them first."""
         for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
@@ -128,12 +148,9 @@ class VideoWorker:
 
     def execute(self, plan: Plan) -> Result:
         """Analyse or decode. Never raises because of a medium."""
-        assert isinstance(plan, Analyse | DecodeSegment)
-        if plan.alone:  # whose decoders end this process is the one to blame
-            for key in self._open.keys() - {_key(plan)}:
-                self._close(key)
         if isinstance(plan, Analyse):
             return self.analyse(plan)
+        assert isinstance(plan, DecodeSegment)
         return self.decode_segment(plan)
 
     def analyse(self, plan: Analyse) -> Analysed | ItemError:

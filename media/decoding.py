@@ -69,10 +69,9 @@ class DecodingPool:
 
     def max_bytes(self, info: VideoInfo) -> int:
         """About what a request for such a video takes at most: frames for its taker, and decoders."""
-        return self._max_bytes_ahead + self._max_running(info) * decoder_bytes(info)
+        return self._max_bytes_ahead + self._max_running(info, choose_kind(info, self._kinds)) * decoder_bytes(info)
 
-    def _max_running(self, info: VideoInfo) -> int:
-        kind = choose_kind(info, self._kinds)
+    def _max_running(self, info: VideoInfo, kind: str) -> int:
         num_engines = sum(engine.kind == kind for engine in self._engines)
         return min(num_engines, max(1, self._max_decoder_bytes // decoder_bytes(info)))
 
@@ -98,14 +97,15 @@ class DecodingPool:
         if wanted and not 0 <= wanted[0] <= wanted[-1] < info.num_frames:
             raise ValueError(f"wanted frames {wanted[0]}..{wanted[-1]} outside 0..{info.num_frames - 1}")
         repeats = {index: len(list(same)) for index, same in itertools.groupby(wanted)}
-        num_engines = self._max_running(info)
+        kind = choose_kind(info, self._kinds)
+        num_engines = self._max_running(info, kind)
         convert = convert or upright_rgb(bitstream.limits)
-        job = Job(bitstream, list(repeats), convert, temporal_patch_size, num_engines, self._packets_per_segment)
-        segments = job.plan()
+        job = Job(bitstream, list(repeats), convert, temporal_patch_size, self._packets_per_segment)
+        segments = job.plan(0, num_engines)
         with self._lock:
             if self._is_closing:
                 raise ValueError("the decoding pool is closed")
-            request = self._dispatch.add(segments, list(repeats.values()), choose_kind(info, self._kinds), num_engines)
+            request = self._dispatch.add(segments, list(repeats.values()), kind, num_engines)
             self._jobs[request] = job
             if not self._threads:
                 self._start()
@@ -130,7 +130,7 @@ class DecodingPool:
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
         with self._lock:
             while (frame := self._dispatch.take(request)) is Absent.PENDING:
-                budget = self._jobs[request].budget
+                budget = self._jobs[request].bitstream.budget
                 budget.check()
                 if (left_s := until_s - time.monotonic()) <= 0:
                     raise TimeoutError(f"no frame within {timeout_s} s")
@@ -221,22 +221,23 @@ class DecodingPool:
                 with self._lock:
                     self._dispatch.finish(run)
         except FrameNotDelivered:
-            self._replan(job, run, job.plan_from_first_key(run.due), run.request.kind)
+            self._replan(job, run, job.plan_from_first_key(run.due), run.request.kind, run.request.max_running)
         except MediaError:
             raise
         except Exception as error:
             if engine.kind == CPU or CPU not in self._kinds:
                 raise
             log.warning("decoding on %s failed, going on with the processor: %s", engine.kind, error)
-            self._replan(job, run, job.plan(run.due), CPU)
+            num_engines = self._max_running(job.bitstream.info, CPU)
+            self._replan(job, run, job.plan(run.due, num_engines), CPU, num_engines)
         finally:
             if not is_parked:
                 outputs.close()
                 job.forget(run.segment)
 
-    def _replan(self, job: Job, run: Run, segments: Sequence[Segment], kind: str) -> None:
+    def _replan(self, job: Job, run: Run, segments: Sequence[Segment], kind: str, num_engines: int) -> None:
         with self._lock:
-            dropped = self._dispatch.replan(run, segments, kind)
+            dropped = self._dispatch.replan(run, segments, kind, num_engines)
         self._release(job, dropped)
 
     def _release(self, job: Job, dropped: Sequence[Run]) -> None:

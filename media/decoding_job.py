@@ -4,8 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from .engines import CPU, Convert, Decoder, Engine, Output, decode_in_sequence, decode_segment
-from .limits import TimeBudget
+from .engines import CPU, Convert, Decoder, Engine, FrameNotDelivered, Output, decode_in_sequence, decode_segment
 from .packets import Bitstream, PacketCursor
 from .segments import Segment, plan_groups, plan_segments, sequential_segment, share_engines
 from .video_info import PacketIndex
@@ -23,35 +22,33 @@ class Job:
         wanted: Sequence[int],
         convert: Convert,
         temporal_patch_size: int,
-        num_engines: int,
         packets_per_segment: int,
     ) -> None:
         self._bitstream = bitstream
         self._wanted = wanted
         self._convert = convert
         self._temporal_patch_size = temporal_patch_size
-        self._num_engines = num_engines
         self._packets_per_segment = packets_per_segment
         self._cursors: dict[Segment, PacketCursor] = {}
         self._idle: dict[str, deque[Decoder]] = defaultdict(deque)  # by kind of engine
 
     @property
-    def budget(self) -> TimeBudget:
-        """What its item may take."""
-        return self._bitstream.budget
+    def bitstream(self) -> Bitstream:
+        """What is decoded."""
+        return self._bitstream
 
-    def plan(self, start: int = 0) -> list[Segment]:
+    def plan(self, start: int, num_engines: int) -> list[Segment]:
         """Segments for all wanted frames from ``start`` on."""
         index = self._bitstream.info.index
         if index is None:
             segments = [sequential_segment(start, len(self._wanted))] if start < len(self._wanted) else []
             return self._with_cursor(segments, None)
         num_packets = sum(group.last + 1 - group.first for group in plan_groups(index, self._wanted, start))
-        num_parts = max(self._num_engines, num_packets // self._packets_per_segment)
-        return self._with_cursor(self._segments(index, start, num_parts), index)
+        segments = self._segments(index, start, max(num_engines, num_packets // self._packets_per_segment))
+        return self._with_cursor(share_engines(segments, num_engines), index)
 
     def plan_from_first_key(self, start: int) -> list[Segment]:
-        """The same for a file whose later key frames are none to start from: as one segment, decoded from its beginning."""
+        """The same for a file whose later key frames are none to start from: one segment from its beginning, on one thread."""
         index = self._bitstream.info.index
         assert index is not None
         index = replace(index, keys=index.keys[:1])
@@ -61,23 +58,39 @@ class Job:
         patch = self._temporal_patch_size
         return plan_segments(index, self._wanted, num_parts=num_parts, temporal_patch_size=patch, start=start)
 
-    def _with_cursor(self, segments: Sequence[Segment], index: PacketIndex | None) -> list[Segment]:
-        segments = share_engines(segments, self._num_engines)
+    def _with_cursor(self, segments: list[Segment], index: PacketIndex | None) -> list[Segment]:
         cursor = PacketCursor(self._bitstream, index, [group for segment in segments for group in segment.groups])
         self._cursors.update(dict.fromkeys(segments, cursor))
         return segments
 
     def outputs(self, engine: Engine, segment: Segment) -> Outputs:
-        """(position, converted frame) of one segment, as it is decoded."""
+        """(position, converted frame) of one segment, as it is decoded.
+
+        What a decoder of several threads makes of broken data depends on their number: then one thread does it all again.
+        """
+        due = segment.start
+        try:
+            for position, output in self._outputs(engine, segment, segment.num_threads if engine.kind == CPU else 1):
+                yield position, output
+                due = position + 1
+        except FrameNotDelivered:
+            if segment.num_threads == 1:
+                raise
+            self.forget(segment)
+            self._with_cursor([segment], self._bitstream.info.index)
+            for position, output in self._outputs(engine, segment, 1):
+                if position >= due:
+                    yield position, output
+
+    def _outputs(self, engine: Engine, segment: Segment, num_threads: int) -> Outputs:
         cursor = self._cursors[segment]
-        num_threads = segment.num_threads if engine.kind == CPU else 1
         decoder = self._decoder(engine, num_threads)
         is_done = False
         try:
             if self._bitstream.info.index is None:
                 frames = decode_in_sequence(decoder, cursor, segment, self._wanted)
             else:
-                frames = decode_segment(decoder, cursor, segment)
+                frames = decode_segment(decoder, cursor, segment, must_be_whole=num_threads > 1)
             for position, frame in frames:
                 self._bitstream.budget.check()
                 yield position, self._convert(frame, decoder.reformatter)

@@ -139,8 +139,8 @@ class Dispatch:
         if run.state is State.RUNNING:
             run.state = State.DONE
 
-    def replan(self, run: Run, segments: Sequence[Segment], kind: str) -> list[Run]:
-        """These segments take over from this running one, from its first undelivered frame to the end of the request.
+    def replan(self, run: Run, segments: Sequence[Segment], kind: str, max_running: int) -> list[Run]:
+        """These segments take over from this running one, from its first undelivered frame to the end of the request, as in ``add``.
 
         Returns the runs that are dropped for them.
         """
@@ -151,7 +151,7 @@ class Dispatch:
         keep = request.runs.index(run) + 1 if run in request.runs else 0  # all of it may have been taken
         dropped = _drop(request.runs[keep:])
         request.runs[keep:] = _runs(request, segments)
-        request.kind = kind
+        request.kind, request.max_running = kind, max_running
         _pop_taken(request)
         return dropped
 

@@ -29,6 +29,7 @@ CPU = "cpu"
 
 _SKIPPING_CODECS = frozenset(("h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
 _PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
+_PLAIN_BITS = 12  # of a pixel: 8 bits, 4:2:0
 _PIXELS_FOR_HARDWARE = {"h264": 1280 * 720, "hevc": 0, "vp9": 0, "av1": 0, "libdav1d": 0}
 """Codec -> pixels of a frame from which a GPU's units are used where there are any. Other codecs and smaller frames stay on the
 processor, which is the faster for small H.264 (FC13). The figures are the paper's, not measured here.
@@ -40,7 +41,9 @@ class EngineError(Exception):
 
 
 class FrameNotDelivered(Exception):
-    """A group did not give all its wanted frames: its key frame is none to start from (intra refresh), or data are broken."""
+    """A group did not give all its wanted frames as they should be: its key frame is none to start from (intra refresh), or data are
+    broken.
+    """
 
 
 class Decoder(Protocol):
@@ -94,8 +97,11 @@ class CpuEngine:
         if bitstream.info.codec == webp.CODEC:
             return WebpDecoder(bitstream.read_all(), bitstream.info.num_frames)
         with bitstream.opened() as (_, stream):
-            stream.codec_context.thread_type, stream.codec_context.thread_count = "AUTO", num_threads
-            return CpuDecoder(stream.codec_context)
+            context = stream.codec_context
+            if num_threads > 1:
+                context.thread_type, context.thread_count = "AUTO", num_threads
+                context.options = {**context.options, "err_detect": "explode"}  # what is concealed depends on the threads
+            return CpuDecoder(context)
 
     def close(self) -> None:
         pass
@@ -130,7 +136,7 @@ class CpuDecoder:
         self._context.flush_buffers()
 
     def close(self) -> None:
-        pass
+        self._context = None  # its threads end with it
 
 
 def cpu_engines() -> list[Engine]:
@@ -144,33 +150,35 @@ def decoder_bytes(info: VideoInfo) -> int:
 
 
 def choose_kind(info: VideoInfo, kinds: list[str]) -> str:
-    """The kind of engine to decode this on, of those at hand."""
+    """The kind of engine to decode this on, of those at hand. Files without an index and deep colours are for the processor."""
     hardware = [kind for kind in kinds if kind != CPU]
-    suits_hardware = info.height * info.width >= _PIXELS_FOR_HARDWARE.get(info.codec, 1 << 62)
+    is_plain = info.index is not None and info.bits_per_pixel == _PLAIN_BITS
+    suits_hardware = is_plain and info.height * info.width >= _PIXELS_FOR_HARDWARE.get(info.codec, 1 << 62)
     return hardware[0] if hardware and (suits_hardware or CPU not in kinds) else CPU
 
 
-def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment) -> Iterator[tuple[int, Any]]:
+def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment, must_be_whole: bool = False) -> Iterator[tuple[int, Any]]:
     """(position among the wanted, frame) in ascending order: Algorithm 1's inner loop, frames matched by time stamp (FC3).
 
     Frames that a group from the file's start does not deliver are left out: there is nothing before it to start from.
 
-    Raises: FrameNotDelivered for any other group; EngineError, MediaError.
+    Raises: FrameNotDelivered for any other group, and if it ``must_be_whole`` for what is broken, too; EngineError, MediaError.
     """
     for group in segment.groups:
+        may_lack = group.first == 0 and not must_be_whole
         due = group.start
         position_of = {pts: group.start + offset for offset, pts in enumerate(group.pts)}
         for frame in _frames(decoder, cursor.packets(group)):
             position = position_of.get(frame.pts, -1)
             if position < due:
                 continue
-            if position > due and group.first > 0:
+            if (position > due and not may_lack) or (must_be_whole and not decoder.is_sound):
                 raise FrameNotDelivered
             yield position, frame
             due = position + 1
             if due == group.stop:
                 break
-        if due < group.stop and group.first > 0:
+        if due < group.stop and not may_lack:
             raise FrameNotDelivered
         cursor.forget(group)
         decoder.reset()

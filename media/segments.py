@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .video_info import PacketIndex
 
+MAX_THREADS = 8  # of a decoder: each holds pictures and a stack
 END = 1 << 62
 """The packet number behind the last packet of any file."""
 
@@ -52,8 +53,10 @@ class Segment:
 def share_engines(segments: Sequence[Segment], num_engines: int) -> list[Segment]:
     """The last ones, too few to keep all engines at work, get the threads of those that would stand idle."""
     num_last = len(segments) % num_engines
-    before = len(segments) - num_last
-    return [*segments[:before], *(replace(segment, num_threads=-(-num_engines // num_last)) for segment in segments[before:])]
+    if not num_last:
+        return list(segments)
+    num_threads = min(-(-num_engines // num_last), MAX_THREADS)
+    return [*segments[:-num_last], *(replace(segment, num_threads=num_threads) for segment in segments[-num_last:])]
 
 
 def sequential_segment(start: int, stop: int) -> Segment:

@@ -68,6 +68,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fps: Annotated[float, Meta(ge=MIN_FPS, le=1000)] = 2.0
     max_audio_s: Seconds = 600.0
     item_timeout_s: Seconds = 60.0
+    gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
 
 
 class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -150,21 +150,17 @@ class SequenceDefinition(Record, frozen=True):
 
 
 class Analyse(Wire, frozen=True):
-    """video: find an item's shape. The result is ``Analysed``. ``alone``: with nothing else of other requests under way."""
+    """video: find an item's shape. The result is ``Analysed``."""
 
     row: int
     row_generation: int
     item: int
     media: MediaItem
     source: PageRun
-    alone: bool = False
 
 
 class DecodeSegment(Wire, frozen=True):
-    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border.
-
-    ``alone`` as in ``Analyse``.
-    """
+    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
 
     row: int
     row_generation: int
@@ -174,7 +170,6 @@ class DecodeSegment(Wire, frozen=True):
     shape: ItemShape
     source: PageRun
     target: PageRun
-    alone: bool = False
 
 
 class EncodePart(Record, frozen=True):

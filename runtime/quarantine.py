@@ -1,9 +1,9 @@
 """Requests whose plans fail or end their actor: who is suspected, who is tried alone, who is given up (pure; rules over ``Core``).
 
 A plan of several requests that fails as a whole says nothing about any one of them: each gets a *strike* and is tried alone, one
-piece of work per plan and no decoder of others at work beside it, until that work succeeds, which takes its strikes away. A piece of
-work that has ended its actor twice, not by anybody's hand, is given up with its request (docs/recovery.md); its batch-mates go on.
-Strikes are kept in the row, by the plan they come from, so that neither a new controller nor a repeated message counts one twice.
+piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has ended its actor twice, not
+by anybody's hand, is given up with its request (docs/recovery.md); its batch-mates go on. Strikes are kept in the row, by
+the plan they come from, so that neither a new controller nor a repeated message counts one twice.
 """
 
 from .core import WORKERS, Core, Outstanding, owner

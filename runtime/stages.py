@@ -172,7 +172,7 @@ def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> N
 
 def _issue_analysis(core: Core, request: Request, item: int, now: float) -> None:
     source = request.record.items[item].source
-    plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source, is_suspect(request))
+    plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source)
     request.analysing.add(item)
     core.place_plan("video", plan, [request], [("media", source.pages)], now)
 
@@ -196,7 +196,6 @@ def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
         item.shape,
         item.source,
         target,
-        is_suspect(request),
     )
     core.place_plan("video", plan, [request], [("media", item.source.pages), ("patch", target.pages)], now)
 

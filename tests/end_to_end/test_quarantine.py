@@ -192,8 +192,9 @@ def test_pictures_that_kill(poisoned: Server, width: int, actor: str) -> None:
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {actor: 2}
 
 
-def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server) -> None:
-    """The process dies in plans of pictures, whose requests are not to blame."""
+@pytest.mark.parametrize("num_others", [0, 4])
+def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server, num_others: int) -> None:
+    """At first the process dies in plans of pictures, whose requests are not to blame, or in none."""
     good = [image_part(picture(1, 56, 56)), text("What is it?")]
     expected, before = poisoned.chat(good)[1], starts(poisoned)
     answers: list[object] = []
@@ -207,18 +208,18 @@ def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server) -> None:
             except openai.APIError as error:
                 answers.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=ask) for _ in range(num_others)]
     for thread in threads:
         thread.start()
     try:
-        with pytest.raises(openai.APIError, match="ended the video process [2-4] times and is given up"):
+        with pytest.raises(openai.APIError, match="ended the video process 2 times and is given up"):
             poisoned.chat([clip, text("What moves?")])
     finally:
         is_over.set()
         for thread in threads:
             thread.join(60)
-    assert answers == [expected] * len(answers) and len(answers) >= 4
-    assert starts(poisoned)["video"] - before["video"] >= 2
+    assert answers == [expected] * len(answers) and len(answers) >= num_others
+    assert starts(poisoned)["video"] - before["video"] in (2, 3)
 
 
 def also_slow(*actors: str) -> list[Any]:

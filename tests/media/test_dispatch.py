@@ -176,7 +176,7 @@ def test_another_plan_may_take_over_from_a_segment_whose_frames_are_all_taken():
     run = started(dispatch)
     assert dispatch.deliver(run, 0, frame(0)) and dispatch.deliver(run, 1, frame(1))
     assert taken(dispatch, request) == [0, 1]
-    dispatch.replan(run, segments_of(2, start=2), "other")
+    dispatch.replan(run, segments_of(2, start=2), "other", 1)
     dispatch.leave(run)
     decode(dispatch, started(dispatch, "other"))
     assert taken(dispatch, request) == [2, 3]
@@ -236,7 +236,7 @@ def test_another_plan_takes_over_from_the_first_undelivered_frame():
     decode(dispatch, first)
     dispatch.deliver(failing, 2, frame(2))
     dispatch.deliver(later, 6, frame(6))
-    assert dispatch.replan(failing, segments_of(5, start=3), "other") == [later]
+    assert dispatch.replan(failing, segments_of(5, start=3), "other", 1) == [later]
     dispatch.leave(failing)
     assert not dispatch.deliver(later, 7, frame(7)) and later.state is State.DROPPED
     dispatch.leave(later)
@@ -252,7 +252,7 @@ def test_another_plan_may_take_over_when_all_that_came_is_taken():
     run = started(dispatch)
     dispatch.deliver(run, 0, frame(0))
     assert taken(dispatch, request) == [0]
-    dispatch.replan(run, segments_of(3, start=1), "cpu")
+    dispatch.replan(run, segments_of(3, start=1), "cpu", 1)
     dispatch.leave(run)
     assert dispatch.take(request) is Absent.PENDING
     decode(dispatch, started(dispatch))
@@ -278,7 +278,7 @@ def test_reports_on_dropped_runs_change_nothing():
     runs = [started(dispatch), started(dispatch)]
     assert dispatch.cancel(request) == runs and dispatch.cancel(request) == []
     assert not dispatch.deliver(runs[0], 0, frame(0))
-    assert dispatch.replan(runs[0], segments_of(2), "cpu") == [] and dispatch.fail(runs[1], MediaError("late")) == []
+    assert dispatch.replan(runs[0], segments_of(2), "cpu", 1) == [] and dispatch.fail(runs[1], MediaError("late")) == []
     dispatch.finish(runs[1])
     for run in runs:
         dispatch.leave(run)

@@ -218,15 +218,13 @@ def test_items_of_requests_that_have_ended_are_let_go(bench, png, video):
     assert list(bench.worker._open) == [(4, 1, 0)] and pool._dispatch.requests == ()
 
 
-def test_a_plan_to_be_done_alone_is(bench, png, video):
-    """Decoders of others might end the process, and its request were to blame. They are opened again when their turn comes."""
+def test_with_all_items_closed_no_engine_works_and_they_are_opened_again(bench, png, video):
     bench.new_worker(fps=24)
-    plan, shape = bench.analyse("video", video, row=3)
+    plan, shape = bench.analyse("video", video)
     first = bench.rows(plan, shape, 0)
-    suspect = msgspec.structs.replace(bench.analyse_plan("image", png, row=4), alone=True)
-    assert isinstance(bench.worker.execute(suspect), Analysed)
-    assert list(bench.worker._open) == [(4, 1, 0)] and bench.worker._pool._dispatch.requests == ()
-    assert np.array_equal(bench.rows(*bench.analyse("video", video, row=3), 0), first)
+    bench.worker.close_all()
+    assert not bench.worker._open and bench.worker._pool._dispatch.requests == ()
+    assert np.array_equal(bench.rows(plan, shape, 0), first)
 
 
 def test_analysing_a_video_pushes_out_none_that_is_decoded(bench, video):
