@@ -1,11 +1,12 @@
 """Grounding: some heads of the language model are told where to look. Without that it learns far later to tie words to things.
 
 In the layer WORD_LAYER a word for a shape or a colour looks at the things of that shape or colour, and from an answer two heads look
-at such words of its question: each at those of one thing where two are compared, otherwise both at all of them. In ANSWER_LAYER two
-heads look from an answer at the middles of all things that the question is about, at two ends of a move, at each of two pictures, at
-what is not yet listed, and at what begins in a sound; while it names something a third looks at that, at a number digit by digit. What
-is not there is looked for at the first token, and counted against it: the weight of the first token tells how many there are. Those
-numbers, and how the two looks compare, are told to what comes out of that layer. Nothing of this is part of the checkpoint.
+at such words of its question: each at those of one thing where two are compared, otherwise both at all of them; in a list, at the name
+last said. In ANSWER_LAYER two heads look from an answer at the middles of all things that the question is about, at two ends of a
+move, at each of two pictures, at what is not yet listed, and at what begins in a sound; while it names something a third looks at
+that, at a number digit by digit. What is not there is looked for at the first token, and counted against it: the weight of the first
+token tells how many there are. Those numbers, and how the two looks compare, are told to what comes out of that layer. Nothing of
+this is part of the checkpoint.
 """
 
 from collections import defaultdict
@@ -130,7 +131,7 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
         there = np.tile(scene.onset if scene.onset.any() else aim.there.sum(1), (len(answer), 1))
         if aim.is_open and groups:
             there = np.array([_unsaid(aim.meant, groups, number) for number in range(len(answer))])
-        found += _asked(answer, aim, here[0], there)
+        found += _asked(answer, aim, here[0], there, groups)
         found += _named(scene, said, answer, groups)
         numbers = np.stack((here.sum(1), there.sum(1)), axis=1)
         compared = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0])]
@@ -230,16 +231,21 @@ def _compared(scene: Scene, aim: _Aim, num_here: int, num_there: int) -> tuple[i
     return more, _MORE if same[0] else _LESS, _MORE if same[1] else _LESS
 
 
-def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints) -> list[Look]:
-    """From every token of an answer: at words of the question, and at what it is about, things under each token: ``here`` [length],
-    ``there`` [len(answer), length]."""
+def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints, groups: Sequence[_Group]) -> list[Look]:
+    """From every token of an answer: at words of the question, or in a list at the name last said; and at what it is about, things
+    under each token: ``here`` [length], ``there`` [len(answer), length]."""
     everywhere = np.arange(len(here))
-    words = ((WORDS, np.isin(everywhere, aim.one)), (OTHER_WORDS, np.isin(everywhere, aim.other)))
+    listed = groups if aim.is_open else ()
+
+    def words(number: int) -> tuple[Ints, Ints]:
+        ended = [group for group in listed if group.ends <= number]
+        return (answer[ended[-1].begins : ended[-1].ends],) * 2 if ended else (aim.one, aim.other)
+
     return [
         look
         for number, position in enumerate((answer - 1).tolist())
         for look in (
-            *(_look(slot, position, at) for slot, at in words),
+            *(_look(slot, position, np.isin(everywhere, at)) for slot, at in zip((WORDS, OTHER_WORDS), words(number), strict=True)),
             _look(THINGS, position, here, counted=True),
             _look(OTHERS, position, there[number], counted=True),
         )
@@ -306,7 +312,7 @@ def scene_of(ids: Ints, config: ModelConfig, media: Sequence[Prepared]) -> Scene
         hints = torch.cat([one.hints for one in media if one.places is not None]).numpy()
         places = torch.cat([one.places for one in media if one.places is not None]).numpy()
         label[where], ink[where] = hints[..., 0], hints[..., 1]
-        first[where], last[where], digit[where] = hints[..., 3], hints[..., 4], hints[..., 5]
+        first[where], last[where], digit[where] = hints[..., 3], hints[..., 4], hints[..., 7]
         place[where], view[where], new[where] = places[:, :2], places[:, 2], places[:, 3]
         spot[where] = np.arange(len(where)) - np.searchsorted(places[:, 2], places[:, 2])
     if sounds := [one.hints for one in media if one.places is None]:

@@ -2,9 +2,9 @@
 later to see, to hear and to compare.
 
 Vision: four patches to a token; of each what lies there, in which colour, how large it is, and whether a thing has its middle there in
-the first and in the last frame of the temporal patch; and of each token which digit it holds the middle of, apart for the first to the
-fourth of a number. Sound: whether it is silent, a tone or noise, the pitch, and whether something begins. The heads that say so are not
-part of the checkpoint.
+the first and in the last frame of the temporal patch, and in any of them which thing or digit, in which colour; and of each token
+which digit it holds the middle of, apart for the first to the fourth of a number. Sound: whether it is silent, a tone or noise, the
+pitch, and whether something begins. The heads that say so are not part of the checkpoint.
 """
 
 import math
@@ -25,7 +25,10 @@ LABELS = ("nothing", *SHAPES, *"0123456789")
 INKS = ("nothing", *COLOURS)
 EXTENTS = (0.1, 0.16, 0.24, 0.33, 0.45, 0.6)  # borders between classes, as shares of a square as large as the picture
 MOST_DIGITS = 4  # of a number: as many as a token has patches, so that part k of "digit" is about the k-th
-SEEN = {"label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2, "digit": 11}
+SEEN = {
+    "label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2, "middle": len(LABELS), "tint": len(INKS),
+    "digit": 11,
+}  # fmt: skip
 MOST_VIEWS, EIGHTHS = 12, 8
 # Of a token: eighth of the picture's height and of its width; which temporal patch or which of two pictures; whether a thing is new.
 PLACES = {"down": EIGHTHS, "across": EIGHTHS, "view": MOST_VIEWS, "new": 2}
@@ -33,8 +36,10 @@ TOKEN_S = 0.04
 LOWEST_HZ, PER_OCTAVE, NUM_PITCHES = 120.0, 5, 24
 HEARD = {"state": 3, "pitch": NUM_PITCHES, "onset": 2}
 _SILENT, _TONE, _NOISE = range(3)
-# Of the first class, where it is nothing: most of a picture is empty, and hardly any of it a digit's middle.
-_NOTHING_WEIGHTS = {"label": 0.3, "ink": 0.3, "first": 0.3, "last": 0.3, "digit": 0.02, "state": 0.3, "onset": 0.3}
+# Of the first class, where it is nothing: most of a picture is empty, and hardly any of it the middle of anything.
+_NOTHING_WEIGHTS = {
+    "label": 0.3, "ink": 0.3, "first": 0.3, "last": 0.3, "middle": 0.05, "tint": 0.05, "digit": 0.02, "state": 0.3, "onset": 0.3
+}  # fmt: skip
 
 
 class Prepared(NamedTuple):
@@ -89,7 +94,7 @@ class StateHead(nn.Module):
 
 
 def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Tensor:
-    """int64 [tokens, 4, 6] of what is in each frame of an item. grid: temporal patches, patches down, patches across."""
+    """int64 [tokens, 4, len(SEEN)] of what is in each frame of an item. grid: temporal patches, patches down, patches across."""
     groups, h, w = grid
     size = -(-len(frames) // groups)
     patches = np.zeros((groups, h, w, len(SEEN) - 1), np.int64)
@@ -136,6 +141,7 @@ def _mark(patches: npt.NDArray[np.int64], digits: npt.NDArray[np.int64], placed:
         inside[row, across] = True
         extent = math.sqrt((x1 - x0) * (y1 - y0))
         patches[inside, :3] = LABELS.index(label), INKS.index(placed.colour), int(np.searchsorted(EXTENTS, extent))
+        patches[row, across, 5:] = LABELS.index(label), INKS.index(placed.colour)
         if label.isdigit():
             digits[row // 2, across // 2, number] = 1 + int(label)
 

@@ -1,7 +1,7 @@
 """Everything of the demo checkpoint but its weights: configuration, processors, tokenizer, template. The training loop calls it."""
 
 import json
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +19,7 @@ def write_skeleton(out: Path, recipe: Recipe) -> None:
     shape = recipe.model
     text = {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.context, **shape.text}
     dimensions = Dimensions("float32", shape.num_merges, True, text, shape.vision, shape.audio, full_attention_every=1)
-    ids = write_tokenizer(out, FAMILY, shape.vocab_size, shape.num_merges, list(_corpus(recipe.seed)))
+    ids = write_tokenizer(out, FAMILY, shape.vocab_size, shape.num_merges, _corpus(recipe.seed))
     write_configs(out, FAMILY, dimensions, ids)
     config = json.loads((out / "config.json").read_text())
     rope = {"rope_theta": shape.rope_theta, "mrope_section": list(shape.mrope_section)}
@@ -36,9 +36,7 @@ def _write_processor(file: Path, processor: dict[str, object], pixels: tuple[int
     write_json(file, {**processor, "min_pixels": least, "max_pixels": most, "size": {"shortest_edge": least, "longest_edge": most}})
 
 
-def _corpus(seed: int) -> Iterator[str]:
-    for medium in get_args(Medium):
-        for index in range(CORPUS_SAMPLES):
-            for question in sample(seed, index, medium).questions:
-                yield question.text
-                yield question.answer
+@cache
+def _corpus(seed: int) -> list[str]:
+    samples = (sample(seed, index, medium) for medium in get_args(Medium) for index in range(CORPUS_SAMPLES))
+    return [text for one in samples for question in one.questions for text in (question.text, question.answer)]

@@ -289,23 +289,27 @@ def test_what_a_picture_hints_at() -> None:
     digits = ((0.5, 0.75, 0.75, 1.0), (0.75, 0.75, 1.0, 1.0))
     things = (Placed("star", "red", (0.0, 0.0, 0.5, 0.5)), Placed("12", "black", (0.5, 0.75, 1.0, 1.0), digits))
     hints = seen([things], (1, 4, 4))
-    by_patch = torch.empty(4, 4, 5, dtype=torch.int64)
+    by_patch = torch.empty(4, 4, 7, dtype=torch.int64)
     for token, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
-        by_patch[row : row + 2, column : column + 2] = hints[token, :, :5].view(2, 2, 5)
+        by_patch[row : row + 2, column : column + 2] = hints[token, :, :7].view(2, 2, 7)
     star, one, two = LABELS.index("star"), LABELS.index("1"), LABELS.index("2")
     assert by_patch[..., 0].tolist() == [[star, star, 0, 0], [star, star, 0, 0], [0, 0, 0, 0], [0, 0, one, two]]
     assert by_patch[0, 0, 1] == INKS.index("red") and by_patch[3, 3, 1] == INKS.index("black")
     assert (by_patch[..., 2] == IGNORED).sum() == 10 and by_patch[0, 0, 2] > by_patch[3, 3, 2]
     assert by_patch[..., 3].nonzero().tolist() == by_patch[..., 4].nonzero().tolist() == [[1, 1], [3, 3]]
-    assert hints[..., 5].tolist() == [[0] * 4, [0] * 4, [0] * 4, [2, 3, 0, 0]], "the first digit of the number is 1, the second 2"
+    middles = {(row, column): by_patch[row, column, 5:].tolist() for row, column in by_patch[..., 5].nonzero().tolist()}
+    red, black = INKS.index("red"), INKS.index("black")
+    assert middles == {(1, 1): [star, red], (3, 2): [one, black], (3, 3): [two, black]}
+    assert hints[..., 7].tolist() == [[0] * 4, [0] * 4, [0] * 4, [2, 3, 0, 0]], "the first digit of the number is 1, the second 2"
 
 
 def test_what_a_clip_hints_at() -> None:
     left, right = (Placed("heart", "blue", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.75))
-    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 6)
+    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 8)
     first, last = hints[..., 3], hints[..., 4]
     assert first[0].nonzero().tolist() == [[0, 0, 0, 0]] and last[0].nonzero().tolist() == [[0, 1, 0, 1]]
     assert not first[1].any() and last[1].any()
+    assert (hints[..., 5] > 0).sum(dim=(1, 2, 3, 4)).tolist() == [2, 1, 0], "the middles of all frames"
     assert not hints[2, ..., 0].any()
     clip = sample(3, 0, "video_audio", False).media[0]
     assert isinstance(clip, Clip) and len(clip.scenes) == len(clip.frames)
@@ -417,6 +421,9 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
     assert [texts[at + 1].lower() for at in listed[:7]] == ["a", "red", "circle", "and", "a", "blue", "circle"]
     one, other = {0: 0.5, red: 0.5}, {0: 0.5, blue: 0.5}
     assert [found.get((NAMED, at)) for at in listed[:7]] == [one, {red: 1.0}, {red: 1.0}, None, other, {blue: 1.0}, {blue: 1.0}]
+    said = [[texts[at] for at in found[WORDS, at]] for at in listed[:7]]
+    assert said == [[""], [""], [""], ["red", "circle"], ["red", "circle"], ["red", "circle"], ["red", "circle"]], "what was said last"
+    assert [found[OTHER_WORDS, at] for at in listed] == [found[WORDS, at] for at in listed]
     both, last = {0: 1 / 3, red: 1 / 3, blue: 1 / 3}, {0: 0.5, blue: 0.5}
     assert [found[OTHERS, at] for at in listed[:8]] == [both, both, both, last, last, last, last, {0: 1.0}], "what is not yet listed"
     assert [one[0] for one in facts] == [

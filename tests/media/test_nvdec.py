@@ -198,7 +198,5 @@ def test_the_bench_times_units_beside_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(video_units, "_clips", lambda: clips)
     (timing,) = video_units.timings(True)
     *rows, ratio = timing.run(SimpleNamespace())
-    assert [row.case for row in rows] == [
-        f"60 s of 720p H.264, a frame a second, {way}" for way in ("one unit", "7 units", "all cores")
-    ]
+    assert [row.case.rpartition(", ")[2] for row in rows] == ["one unit", "7 units", "all cores"]
     assert ratio.rate == rows[0].time_us / rows[1].time_us and judge(ratio, {}, "H200").goal == 5.0
