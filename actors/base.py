@@ -135,7 +135,7 @@ class Actor:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
-        self.follows_a_death = last.state == ActorState.ACTIVE
+        self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.death is not None:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
         status = table.writer(self.name, self.generation)

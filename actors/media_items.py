@@ -62,11 +62,14 @@ class OpenImage:
 
 
 class OpenVideo:
-    """A video and, once rows are asked for, the request that decodes it: all engines work ahead of the segment that is asked for."""
+    """A video and, once rows are asked for, the request that decodes it. ``ahead``: all engines work ahead of the segment asked for."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> None:
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool
+    ) -> None:
         assert config.vision_rules is not None
         self._rules = config.vision_rules
+        self._ahead = ahead
         self._pool = pool
         family = family_of(config)
         self._bitstream = analyse_bitstream(reader, limits, budget)
@@ -98,10 +101,11 @@ class OpenVideo:
 
     def _planes(self, first: int, count: int) -> Iterator[NDArray[Any]]:
         """Frames of the target size; goes on where the last call stopped, or anew."""
-        if self._request is None or first != self._position:
+        if self._request is None or first != self._position or not self._ahead:
             self.close()
+            wanted = self._wanted[first:] if self._ahead else self._wanted[first : first + count]
             temporal = self._rules.temporal_patch_size
-            self._request = self._pool.add_decoding_request(self._bitstream, self._wanted[first:], self._resized, temporal)
+            self._request = self._pool.add_decoding_request(self._bitstream, wanted, self._resized, temporal)
             self._position = first
         for _ in range(count):
             planes = self._pool.get_decoding_output(self._request)
@@ -146,8 +150,10 @@ class OpenAudio:
 class OpenVideoWithSound:
     """A video and its sound track. Each has the rows of its own kind of segment."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool) -> None:
-        video = OpenVideo(reader, config, limits, budget, pool)
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool
+    ) -> None:
+        video = OpenVideo(reader, config, limits, budget, pool, ahead)
         sound = OpenAudio(reader, config, limits, budget, decode_sound_track)
         self.item = video.item = sound.item = family_of(config).video_with_sound(config, video.item, sound.item)
         self._parts: dict[MediaKind, OpenItem] = {"video": video, "audio": sound}
@@ -172,8 +178,12 @@ def open_item(
     budget: TimeBudget,
     pool: DecodingPool,
     use_audio_in_video: bool = False,
+    ahead: bool = True,
 ) -> OpenItem:
-    """Analyse an item; videos are decoded by the pool. Raises MediaError, or UnsupportedMediaError if the model cannot take it."""
+    """Analyse an item; videos are decoded by the pool, ``ahead`` of what is asked for.
+
+    Raises: MediaError, or UnsupportedMediaError if the model cannot take it.
+    """
     kinds: tuple[MediaKind, ...] = ("video", "audio") if use_audio_in_video else (kind,)
     for needed in kinds:
         if needed not in config.media_kinds:
@@ -184,6 +194,6 @@ def open_item(
         case "audio":
             return OpenAudio(reader, config, limits, budget)
         case "video" if use_audio_in_video:
-            return OpenVideoWithSound(reader, config, limits, budget, pool)
+            return OpenVideoWithSound(reader, config, limits, budget, pool, ahead)
         case "video":
-            return OpenVideo(reader, config, limits, budget, pool)
+            return OpenVideo(reader, config, limits, budget, pool, ahead)

@@ -40,7 +40,8 @@ BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
-CAUTIOUS_PLANS = 256  # after a death each plan decodes for itself alone: what dies then is to blame, and no other is ahead of its plan
+CAUTIOUS_PLANS = 256  # after a death, each of which is done alone: what dies then is to blame, and nothing is ahead of its plan
+KEPT_BUDGETS = 1024
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
@@ -76,10 +77,7 @@ def main(actor: Actor) -> None:
         num_done += 1
         allow_cpu_time(step_cpu_s)
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
-        result = worker.execute(plan)
-        if actor.follows_a_death and num_done <= CAUTIOUS_PLANS:
-            worker.close_all()
-        return result
+        return worker.execute(plan, alone=actor.follows_a_death and num_done <= CAUTIOUS_PLANS)
 
     with closing(worker):
         serve_plans(actor, execute, rows)
@@ -96,7 +94,10 @@ def _engines(config: RuntimeConfig) -> list[Engine]:
         return cpu_engines()
     from ..media.nvdec import nvdec_engines
 
-    return [*nvdec_engines(), *cpu_engines()]
+    units = nvdec_engines()
+    if not units:
+        log.warning("media.gpu_decoding is set, and no GPU's video units can be used: the processor decodes")
+    return [*units, *cpu_engines()]
 
 
 @dataclass
@@ -128,6 +129,8 @@ class VideoWorker:
         self._timeout_s = media_config.item_timeout_s
         self._cache_bytes = cache_bytes
         self._open: OrderedDict[Key, _Entry] = OrderedDict()
+        self._budgets: OrderedDict[Key, TimeBudget] = OrderedDict()  # of items of late, open or not
+        self._ahead = True
         engines = engines or cpu_engines()
         self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
 
@@ -136,22 +139,20 @@ class VideoWorker:
         self._pool.close()
         self._open.clear()
 
-    def close_all(self) -> None:
-        """Close all items: until the next plan nothing is decoded."""
-        for key in list(self._open):
-            self._close(key)
-
     def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
         """Close items whose plans nobody wants any more: engines would go on with the oldest of them first."""
         for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
             self._close(key)
 
-    def execute(self, plan: Plan) -> Result:
-        """Analyse or decode. Never raises because of a medium."""
-        if isinstance(plan, Analyse):
-            return self.analyse(plan)
-        assert isinstance(plan, DecodeSegment)
-        return self.decode_segment(plan)
+    def execute(self, plan: Plan, alone: bool = False) -> Result:
+        """Analyse or decode. Never raises because of a medium. ``alone``: nothing else is decoded meanwhile, nor afterwards."""
+        assert isinstance(plan, Analyse | DecodeSegment)
+        self._ahead = not alone
+        try:
+            return self.analyse(plan) if isinstance(plan, Analyse) else self.decode_segment(plan)
+        finally:
+            if alone:
+                self._close(_key(plan))
 
     def analyse(self, plan: Analyse) -> Analysed | ItemError:
         """Find the item's shape."""
@@ -183,13 +184,15 @@ class VideoWorker:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
             model = for_medium(self._model, plan.media.options)
-            budget = TimeBudget(self._timeout_s)
+            budget = self._budgets.setdefault(key, TimeBudget(self._timeout_s))
             with budget.running():
                 sound = plan.media.options.use_audio_in_video
-                opened = open_item(plan.media.kind, reader, model, self._limits, budget, self._pool, sound)
+                opened = open_item(plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead)
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
+        if len(self._budgets) > KEPT_BUDGETS:
+            self._budgets.popitem(last=False)
         while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
             self._close(next(iter(self._open)))
         return entry

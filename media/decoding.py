@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from .decoding_job import Job, Outputs
 from .dispatch import Absent, Dispatch, Request, Run, State
-from .engines import CPU, Convert, Engine, FrameNotDelivered, Output, choose_kind, cpu_engines, decoder_bytes, upright_rgb
+from .engines import CPU, Convert, Engine, EngineError, FrameNotDelivered, Output, choose_kind, cpu_engines, decoder_bytes, upright_rgb
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .packets import Bitstream
@@ -221,11 +221,14 @@ class DecodingPool:
                 with self._lock:
                     self._dispatch.finish(run)
         except FrameNotDelivered:
+            if run.state is not State.RUNNING:
+                return
             self._replan(job, run, job.plan_from_first_key(run.due), run.request.kind, run.request.max_running)
         except MediaError:
             raise
         except Exception as error:
-            if engine.kind == CPU or CPU not in self._kinds:
+            is_hardware = engine.kind != CPU or isinstance(error, EngineError)  # a processor may go on with hardware's decoder
+            if CPU not in self._kinds or not is_hardware:
                 raise
             log.warning("decoding on %s failed, going on with the processor: %s", engine.kind, error)
             num_engines = self._max_running(job.bitstream.info, CPU)

@@ -69,12 +69,14 @@ class Job:
         What a decoder of several threads makes of broken data depends on their number: then one thread does it all again.
         """
         due = segment.start
+        num_threads = segment.num_threads if engine.kind == CPU else 1
         try:
-            for position, output in self._outputs(engine, segment, segment.num_threads if engine.kind == CPU else 1):
+            for position, output in self._outputs(engine, segment, num_threads):
                 yield position, output
                 due = position + 1
         except FrameNotDelivered:
-            if segment.num_threads == 1:
+            is_dropped = not self._cursors[segment].holds(segment.groups[-1])
+            if num_threads == 1 or is_dropped:
                 raise
             self.forget(segment)
             self._with_cursor([segment], self._bitstream.info.index)

@@ -122,6 +122,11 @@ class PacketCursor:
         with self._lock:
             return sum(len(held) for held in self._held.values())
 
+    def holds(self, group: Group) -> bool:
+        """Whether the group was not forgotten yet."""
+        with self._lock:
+            return group in self._held
+
     def forget(self, group: Group) -> None:
         """Nobody will ask for this group's packets any more. The container is closed with the last group."""
         with self._lock:

@@ -169,15 +169,17 @@ class Actor:
     config = RuntimeConfig()
     model = None
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, follows_a_death: bool) -> None:
         self.run = run
+        self.follows_a_death = follows_a_death
 
     def wait_for_layout(self) -> None:
         pass
 
 
+@pytest.mark.parametrize("follows_a_death", [False, True])
 def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows_a_death: bool
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = RunDirectory.create(tmp_path / "run", {})
@@ -192,8 +194,8 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
         def close_unwanted(self, is_unwanted: object) -> None:
             calls.append(("close unwanted",))
 
-        def execute(self, plan: object) -> object:
-            calls.append(("execute", plan))
+        def execute(self, plan: object, alone: bool) -> object:
+            calls.append(("execute", plan, alone))
             return "result"
 
         def close(self) -> None:
@@ -203,6 +205,7 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
         assert [execute("first"), execute("second")] == ["result", "result"]
         raise Ending
 
+    monkeypatch.setattr(video, "CAUTIOUS_PLANS", 1)
     monkeypatch.setattr(video, "VideoWorker", Worker)
     monkeypatch.setattr(video, "serve_plans", serve)
     monkeypatch.setattr(video.SequenceTable, "attach", lambda *_, **__: None)
@@ -210,9 +213,9 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     monkeypatch.setattr(video, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
     monkeypatch.setattr(video.os, "sched_getaffinity", lambda _: {0, 1})
     with pytest.raises(Ending):
-        video.main(Actor(run))  # type: ignore[arg-type]
+        video.main(Actor(run, follows_a_death))  # type: ignore[arg-type]
     run.destroy()
     entered, *rest = calls
     assert entered == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run", "memory_bytes", "file_bytes")
     each = [("cpu", 270.0), ("close unwanted",)]
-    assert rest == [*each, ("execute", "first"), *each, ("execute", "second"), ("close",)]
+    assert rest == [*each, ("execute", "first", follows_a_death), *each, ("execute", "second", False), ("close",)]

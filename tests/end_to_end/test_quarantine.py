@@ -25,12 +25,12 @@ WATCHDOG_S = 3.0
 
 DIE = "__import__('os').kill(__import__('os').getpid(), 11)"
 ENCODER_GRID, VIDEO_GRID = (1, 6, 6), (1, 6, 8)  # of pictures of 84 x 84 and 84 x 112 pixels
-CLIP_WIDTH, CLIP_TIME_S = 168, 15.0  # of a clip that kills only once it is decoded far ahead
+CLIP_WIDTH, CLIP_PTS = 168, 15 * 16384  # of a clip that kills only once it is decoded far ahead
 CHANGES = {
     "media/decoding_job.py": [
         (
             "                yield position, self._convert(",
-            f"                if (frame.width, frame.time) == ({CLIP_WIDTH}, {CLIP_TIME_S}):\n"
+            f"                if (frame.width, frame.pts) == ({CLIP_WIDTH}, {CLIP_PTS}):\n"
             f"                    {DIE}\n"
             "                yield position, self._convert(",
         )

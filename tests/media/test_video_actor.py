@@ -218,13 +218,31 @@ def test_items_of_requests_that_have_ended_are_let_go(bench, png, video):
     assert list(bench.worker._open) == [(4, 1, 0)] and pool._dispatch.requests == ()
 
 
-def test_with_all_items_closed_no_engine_works_and_they_are_opened_again(bench, png, video):
+def test_plans_done_alone_give_the_same_rows_and_leave_no_engine_at_work(bench, video):
+    """Nothing is decoded but what the plan asks for."""
     bench.new_worker(fps=24)
     plan, shape = bench.analyse("video", video)
-    first = bench.rows(plan, shape, 0)
-    bench.worker.close_all()
-    assert not bench.worker._open and bench.worker._pool._dispatch.requests == ()
-    assert np.array_equal(bench.rows(plan, shape, 0), first)
+    expected = bench.all_rows(plan, shape)
+    decoded: list[int] = []
+    add = bench.worker._pool.add_decoding_request
+    bench.worker._pool.add_decoding_request = lambda *of: decoded.append(len(of[1])) or add(*of)
+    for segment in reversed(range(len(shape.segments))):
+        command = bench.segment_plan(plan, shape, segment)
+        assert bench.worker.execute(command, alone=True) == Done()
+        part = shape.segments[segment]
+        rows = bench.patch.gather_rows(command.target.pages, part.row_bytes, part.num_rows)
+        first = sum(one.num_rows for one in shape.segments[:segment])
+        assert np.array_equal(rows, expected[first : first + part.num_rows])
+        assert not bench.worker._open and bench.worker._pool._dispatch.requests == ()
+    assert decoded == [2 * part.grid[0] for part in reversed(shape.segments)]
+
+
+def test_an_item_that_is_opened_again_has_the_time_that_it_had_left(bench, video):
+    plan, shape = bench.analyse("video", video)
+    key = (plan.row, plan.row_generation, plan.item)
+    bench.worker._close(key)
+    bench.worker._budgets[key]._spent_s = 1e6
+    assert "took longer than the limit of 60 s" in bench.refusal(bench.segment_plan(plan, shape, 0)).message
 
 
 def test_analysing_a_video_pushes_out_none_that_is_decoded(bench, video):
