@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 
 from . import webp
@@ -28,6 +29,7 @@ Convert = Callable[[Any, VideoReformatter], Output]
 CPU = "cpu"
 
 _SKIPPING_CODECS = frozenset(("h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
+_TRUSTING_CODECS = frozenset(("mpeg4", "h263", "flv"))  # decode from any picture on, and make grey of what they lack
 _PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
 _PLAIN_BITS = 12  # of a pixel: 8 bits, 4:2:0
 _PIXELS_FOR_HARDWARE = {"h264": 1280 * 720, "hevc": 0, "vp9": 0, "av1": 0, "libdav1d": 0}
@@ -61,6 +63,10 @@ class Decoder(Protocol):
 
     def drain(self) -> list[Any]:
         """The frames that are still inside."""
+        ...
+
+    def may_begin(self, frame: Any) -> bool:
+        """Whether this first frame of a group shows that its key frame is one, as the container says: some say so of every frame."""
         ...
 
     def reset(self) -> None:
@@ -115,6 +121,7 @@ class CpuDecoder:
         self.is_sound = True
         self._context = context
         self._can_skip = context.name in _SKIPPING_CODECS
+        self._trusts = context.name in _TRUSTING_CODECS
 
     def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
         if self._can_skip:
@@ -123,6 +130,9 @@ class CpuDecoder:
 
     def drain(self) -> list[Any]:
         return self._decode(None)
+
+    def may_begin(self, frame: Any) -> bool:
+        return not self._trusts or frame.pict_type == PictureType.I
 
     def _decode(self, packet: Any) -> list[Any]:
         try:
@@ -167,8 +177,12 @@ def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment, mus
     for group in segment.groups:
         may_lack = group.first == 0 and not must_be_whole
         due = group.start
+        is_first = True
         position_of = {pts: group.start + offset for offset, pts in enumerate(group.pts)}
         for frame in _frames(decoder, cursor.packets(group)):
+            if is_first and group.first > 0 and not decoder.may_begin(frame):
+                raise FrameNotDelivered
+            is_first = False
             position = position_of.get(frame.pts, -1)
             if position < due:
                 continue

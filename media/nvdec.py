@@ -256,6 +256,9 @@ class NvdecDecoder:
     def drain(self) -> list[Any]:
         return self._decode(b"", 0)
 
+    def may_begin(self, frame: Any) -> bool:
+        return True
+
     def reset(self) -> None:
         self._wanted.clear()
         self.drain()

@@ -116,6 +116,9 @@ class WebpDecoder:
     def drain(self) -> list[Any]:
         return []
 
+    def may_begin(self, frame: Any) -> bool:
+        return True
+
     def reset(self) -> None:
         pass
 

@@ -67,6 +67,22 @@ def test_wanted_frames_equal_sequential_decoding(name):
     assert_exact(encode_video(**({"num_frames": 24} | CASES[name])))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"codec": "mpeg4"},
+        {"codec": "mpeg4", "options": {"bf": "2"}},
+        {},
+        {"codec": "libx265", "options": X265 | {"x265-params": "log-level=none"}},
+    ],
+)
+def test_a_file_that_calls_every_frame_a_key_frame(how):
+    """An MP4 without the table of key frames says so. Decoded from such a frame, MPEG-4 would come out grey."""
+    data = encode_video(num_frames=24, **how)
+    assert data.count(b"stss") == 1
+    assert_exact(data.replace(b"stss", b"free"))
+
+
 def boxes(mp4: bytes, path: Sequence[bytes]) -> list[tuple[int, int]]:
     """(offset, size) of each box along the path."""
     found: list[tuple[int, int]] = []
