@@ -65,7 +65,7 @@ class OpenVideo:
     """A video and, once rows are asked for, the request that decodes it. ``ahead``: all engines work ahead of the segment asked for."""
 
     def __init__(
-        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool = True
     ) -> None:
         assert config.vision_rules is not None
         self._rules = config.vision_rules
@@ -151,7 +151,7 @@ class OpenVideoWithSound:
     """A video and its sound track. Each has the rows of its own kind of segment."""
 
     def __init__(
-        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool = True
     ) -> None:
         video = OpenVideo(reader, config, limits, budget, pool, ahead)
         sound = OpenAudio(reader, config, limits, budget, decode_sound_track)

@@ -262,6 +262,9 @@ def test_who_waits_for_a_cancelled_request_is_told(make_pool, video_of):
 
     taker = threading.Thread(target=take)
     taker.start()
+    until_s = time.monotonic() + WAIT_S
+    while not engine.opened and time.monotonic() < until_s:
+        time.sleep(0.001)
     canceller = threading.Thread(target=pool.cancel, args=(request,))
     canceller.start()
     taker.join(WAIT_S)
