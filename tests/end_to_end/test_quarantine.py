@@ -107,8 +107,10 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[st
     server.environment["PYTHONPATH"] = str(site)
     server.up()
     yield server
-    server.wait_until_empty()
-    server.down()
+    try:
+        server.wait_until_empty()
+    finally:
+        server.down()
 
 
 class Background:
