@@ -41,7 +41,6 @@ SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are impor
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
 CAUTIOUS_PLANS = 256  # after a death, each of which is done alone: what dies then is to blame, and nothing is ahead of its plan
-KEPT_BUDGETS = 1024
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
@@ -129,7 +128,6 @@ class VideoWorker:
         self._timeout_s = media_config.item_timeout_s
         self._cache_bytes = cache_bytes
         self._open: OrderedDict[Key, _Entry] = OrderedDict()
-        self._budgets: OrderedDict[Key, TimeBudget] = OrderedDict()  # of items of late, open or not
         self._ahead = True
         engines = engines or cpu_engines()
         self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
@@ -184,15 +182,13 @@ class VideoWorker:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
             model = for_medium(self._model, plan.media.options)
-            budget = self._budgets.setdefault(key, TimeBudget(self._timeout_s))
+            budget = TimeBudget(self._timeout_s)
             with budget.running():
                 sound = plan.media.options.use_audio_in_video
                 opened = open_item(plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead)
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
-        if len(self._budgets) > KEPT_BUDGETS:
-            self._budgets.popitem(last=False)
         while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
             self._close(next(iter(self._open)))
         return entry

@@ -237,14 +237,6 @@ def test_plans_done_alone_give_the_same_rows_and_leave_no_engine_at_work(bench, 
     assert decoded == [2 * part.grid[0] for part in reversed(shape.segments)]
 
 
-def test_an_item_that_is_opened_again_has_the_time_that_it_had_left(bench, video):
-    plan, shape = bench.analyse("video", video)
-    key = (plan.row, plan.row_generation, plan.item)
-    bench.worker._close(key)
-    bench.worker._budgets[key]._spent_s = 1e6
-    assert "took longer than the limit of 60 s" in bench.refusal(bench.segment_plan(plan, shape, 0)).message
-
-
 def test_analysing_a_video_pushes_out_none_that_is_decoded(bench, video):
     bench.new_worker(fps=24, cache_bytes=100 << 20)
     plans = [bench.analyse("video", video, row=row) for row in range(3)]
