@@ -118,7 +118,7 @@ def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits,
     reader.seek(0)
     data = reader.read()
     reader.seek(position)
-    num_scans = _num_scans(data)
+    num_scans = 1 if _has_one_scan(image, data[:position]) else _num_scans(data)
     if num_scans > limits.max_jpeg_scans:
         raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
     if num_scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
@@ -135,6 +135,13 @@ def _simplejpeg(data: bytes, width: int, height: int) -> Pixels | None:
     except ValueError:
         return None
     return pixels
+
+
+def _has_one_scan(image: Image.Image, head: bytes) -> bool:
+    """Whether the first scan, whose header ends ``head``, has all components for good: libjpeg then takes no second one."""
+    num_components = len(image.getbands())
+    header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * num_components, num_components)
+    return "progressive" not in image.info and head[: -3 - 2 * num_components].endswith(header)
 
 
 def _num_scans(jpeg: bytes) -> int:

@@ -51,7 +51,7 @@ def image_file(picture: np.ndarray, format: str = "PNG", **options: object) -> b
 
 
 def with_scans(jpeg: bytes, num_scans: int) -> bytes:
-    """A JPEG with its (only) scan header repeated."""
+    """A JPEG with its first scan header so many times."""
     start = jpeg.index(b"\xff\xda")
     length = 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big")
     return jpeg[:start] + jpeg[start : start + length] * (num_scans - 1) + jpeg[start:]
@@ -80,7 +80,7 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
         "gif": image_file(picture, "GIF"),
         "webp": image_file(picture, "WEBP"),
         "animated webp": image_file(picture, "WEBP", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
-        "scans": with_scans(image_file(picture, "JPEG"), 101),
+        "scans": with_scans(image_file(picture, "JPEG", progressive=True), 92),
         "audio": make_audio(tone),
         "mp3": make_audio(tone, 44100, "libmp3lame", "mp3", "fltp"),
         "sound in mp4": make_audio(tone, 48000, "aac", "mp4", "fltp"),

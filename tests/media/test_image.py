@@ -96,14 +96,22 @@ def with_scans(jpeg: bytes, num_scans: int) -> bytes:
 
 
 def test_odd_jpegs_stay_with_pillow(image, at_once):
-    plain = encoded(image, "JPEG")
-    for data in (encoded(image.convert("CMYK"), "JPEG"), with_scans(plain, 17)):
+    plain, progressive = encoded(image, "JPEG"), encoded(image, "JPEG", progressive=True)
+    for data in (encoded(image.convert("CMYK"), "JPEG"), with_scans(progressive, 17)):
         assert np.array_equal(decoded(data), expected(data))
     assert at_once == []
-    taken = [with_scans(plain, 16), plain + b"\0 what follows the end", plain + plain, encoded(image, "JPEG", keep_rgb=True)]
+    taken = [with_scans(progressive, 16), with_scans(plain, 200), plain + b"\0 what follows the end", plain + plain]
+    taken += [encoded(image, "JPEG", keep_rgb=True), encoded(image.convert("L"), "JPEG")]
     for data in taken:
         assert np.array_equal(decoded(data), expected(data))
     assert at_once == taken
+
+
+def test_a_second_scan_of_all_components_is_not_decoded(image):
+    plain = encoded(image, "JPEG")
+    scan = plain[plain.index(b"\xff\xda") : -2]
+    with pytest.raises(MediaError, match="broken or cut off"):
+        decoded(plain[:-2] + 1000 * scan + plain[-2:])
 
 
 @given(data=st.data(), progressive=st.booleans(), mode=st.sampled_from(["RGB", "L"]))
