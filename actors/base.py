@@ -23,7 +23,7 @@ from ..models.config import ModelConfig, load_model_config
 from ..models.errors import CheckpointError
 from ..runtime.config import ACTORS, TORCH_ACTORS, RuntimeConfig, read_environment
 from ..runtime.errors import RunError, UserError
-from ..runtime.fate import Death, ExitNote, judge, oom_kills, read_exit_note, recent_crashes, write_exit_note
+from ..runtime.fate import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
 from ..runtime.flight import Kind
 from ..runtime.flight_dumps import save_crash
 from ..runtime.layout import MemoryLayout, read_layout
@@ -43,9 +43,10 @@ if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
 
 log = logging.getLogger(__name__)
 
-PR_SET_NAME = 15  # what ps and pkill call the process
+PR_SET_NAME = 15
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
+GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
 HELLO_S = 1.0
 
@@ -136,6 +137,9 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
+        if self.follows_a_death and self.config.model.on_cuda:
+            outlive(last.pid, _command(self.name), self.pause)
+            self.pause(GRACE_S)
         if self.death is not None:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
         status = table.writer(self.name, self.generation)
@@ -247,7 +251,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
     os.umask(0o077)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, f"mmrt-{name}".encode()[:MAX_NAME_BYTES], 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, _command(name).encode(), 0, 0, 0)
     if session is None and not sys.stdin.isatty():
         sys.breakpointhook = _passing_by(name)
     environment = read_environment()
@@ -280,6 +284,11 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     finally:
         actor.close()
     return status
+
+
+def _command(name: str) -> str:
+    """What ps and pkill call an actor."""
+    return f"mmrt-{name}"[:MAX_NAME_BYTES]
 
 
 def _passing_by(name: str) -> Callable[..., None]:

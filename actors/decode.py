@@ -8,6 +8,7 @@ was not committed may be computed again, differently or not, without harm.
 import gc
 import logging
 import time
+from collections.abc import Callable
 
 from ..models.sampler import sampler_for
 from ..models.warm_up import warm_up_decode
@@ -43,7 +44,8 @@ def main(actor: Actor) -> None:
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)
     if shared.device.type == "cuda":
         warm_up_decode(model, sampler)
-    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens, Completion(shared.device))
+    completion, on_cuda = Completion(shared.device), shared.device.type == "cuda"
+    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=on_cuda)
     actor.become_active()
     gc.freeze()
     actor.serving()
@@ -81,16 +83,26 @@ class Decoding:
                 continue
             if self._probation.suspects:
                 self._try_one()
-            self._num_steps += 1
-            num_members, began_ns = len(self._running.rows), time.monotonic_ns()
-            with self._status.step(self._num_steps, self._limit.limit_s(1)):
-                outcome = self._step()
-            if not outcome.rows:
+            if not self._advance(self._running.step):
                 self._actor.wait(PAUSED_S)
-                continue
+        self._settle()
+
+    def _advance(self, step: Callable[[], Outcome]) -> bool:
+        """Take a step, and tell what came of it. Returns whether anything did."""
+        self._num_steps += 1
+        num_members, began_ns = len(self._running.rows), time.monotonic_ns()
+        with self._status.step(self._num_steps, self._limit.limit_s(1)):
+            outcome = self._try(step)
+        if outcome.rows:
             self._took(began_ns)
             self._record(began_ns, outcome, num_members)
             self._publish(outcome.rows, outcome.ended)
+        return bool(outcome.rows)
+
+    def _settle(self) -> None:
+        """Take what was launched ahead to its end, before the members change."""
+        if self._running.is_ahead:
+            self._advance(self._running.settle)
 
     def _took(self, began_ns: int) -> None:
         self._limit.took(1, (time.monotonic_ns() - began_ns) / 1e9)
@@ -107,6 +119,7 @@ class Decoding:
     def _try_one(self) -> None:
         """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
         probation, table = self._probation, self._table
+        self._settle()
         probation.suspects = [at for at in probation.suspects if table.generation[at[0]] == at[1] and table.end(*at) == EndCode.NONE]
         for place in probation.suspects:
             began_ns = time.monotonic_ns()
@@ -119,10 +132,10 @@ class Decoding:
                 break
         self._running.hold(probation.held)
 
-    def _step(self) -> Outcome:
-        """One token for everybody. One sequence that cannot be computed must not end the others, nor this process again and again."""
+    def _try(self, step: Callable[[], Outcome]) -> Outcome:
+        """A step. One sequence that cannot be computed must not end the others, nor this process again and again."""
         try:
-            return self._running.step()
+            return step()
         except MemoryError:
             raise  # this process ends: a new one has what this one has come to hold
         except Exception as error:
@@ -137,7 +150,10 @@ class Decoding:
             self._flight.event(Kind.ROW_ENDED, row, generation, code)
 
     def _take_messages(self) -> None:
-        for message in self._actor.receive():
+        messages = self._actor.receive()
+        if messages:
+            self._settle()
+        for message in messages:
             if isinstance(message, Admit):
                 if self._table.phase(message.row) == (message.row_generation, Phase.DECODE):
                     self._add(message.row, message.row_generation, time.monotonic())
@@ -151,6 +167,7 @@ class Decoding:
         if now_s < self._scan_at_s:
             return
         self._scan_at_s = now_s + SCAN_S
+        self._settle()
         self._running.expire(now_s)
         for row, generation in self._table.rows_in(Phase.DECODE):
             self._add(row, generation, now_s)

@@ -3,6 +3,9 @@
 A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
 sequences in the batch. Called by the decode actor only.
 
+Where launching does not wait for the result, on CUDA, a step is launched as soon as the ids of the one before are here, and before
+these are committed and told: the device computes meanwhile. It is launched for the same members only, so no id is ever drawn in vain.
+
 Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
 """
 
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
@@ -48,10 +52,19 @@ class RunningSet:
     """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
 
     def __init__(
-        self, config: ModelConfig, model: Decoder, sampler: Sampler, table: SequenceTable, page_tokens: int, completion: Completion
+        self,
+        config: ModelConfig,
+        model: Decoder,
+        sampler: Sampler,
+        table: SequenceTable,
+        page_tokens: int,
+        completion: Completion,
+        *,
+        launches_ahead: bool = False,
     ) -> None:
         self._config = config
         self._completion = completion
+        self._launches_ahead = launches_ahead
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
@@ -59,12 +72,18 @@ class RunningSet:
         self._page_tokens = page_tokens
         self._members: dict[int, Member] = {}
         self._batch: _Batch | None = None
+        self._launched: Tensor | None = None  # what a step over the batch draws: it has been launched, and nothing of it committed
         self._waiting: list[Member] = []
         self._held: set[int] = set()
 
     @property
     def rows(self) -> list[int]:
         return list(self._members)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step has been launched: ``settle`` before the members change."""
+        return self._launched is not None
 
     def hold(self, rows: set[int]) -> None:
         """Keep these rows out of ``step``: they are tried one by one, with ``step_one``."""
@@ -110,8 +129,16 @@ class RunningSet:
 
     def step(self) -> Outcome:
         """One token for every member that has pages for it; the others wait, pair by pair, until they have."""
-        batch = self._current_batch()
-        return self._advance(batch) if batch.members else Outcome()
+        if self._launched is None:
+            batch = self._current_batch()
+            if not batch.members:
+                return Outcome()
+            self._launch(batch)
+        return self._land(may_launch=self._launches_ahead)
+
+    def settle(self) -> Outcome:
+        """The end of a step that was launched ahead, if one was."""
+        return Outcome() if self._launched is None else self._land(may_launch=False)
 
     def step_one(self, row: int, generation: int) -> Outcome | None:
         """One token for one member, which ends (ERROR) if it cannot be computed. None if it is not there or has no pages now."""
@@ -131,7 +158,8 @@ class RunningSet:
             return Outcome([row], [self._give_up(member)])
 
     def _advance_one(self, member: Member) -> Outcome:
-        outcome = self._advance(self._begin([member]))
+        self._launch(self._begin([member]))
+        outcome = self._land(may_launch=False)
         self._keep_counts()
         return outcome
 
@@ -172,14 +200,31 @@ class RunningSet:
             outcome.ended.append(self._give_up(member))
         return outcome
 
-    def _advance(self, batch: "_Batch") -> Outcome:
+    def _launch(self, batch: "_Batch") -> None:
         try:
-            ended = self._commit(batch, self._forward(batch))
+            self._launched = self._forward(batch)
         except Exception:
             self._completion.wait()  # what has been launched still writes pages, which may be somebody else's soon
             raise
-        for row, generation, _ in ended:
+
+    def _land(self, *, may_launch: bool) -> Outcome:
+        """Wait for the ids of the launched step, launch the next if all go on, then commit the ids."""
+        assert self._batch is not None and self._launched is not None
+        batch, launched, self._launched = self._batch, self._launched, None
+        tokens_N = launched.cpu().numpy()
+        end_N = batch.ends(tokens_N, self._eos)
+        batch.advance(tokens_N)
+        try:
+            if may_launch and not end_N.any() and self._is_current(batch):
+                self._launch(batch)
+        finally:
+            self._table.commit(batch.row_N, batch.generation_N, tokens_N)
+        ended: list[tuple[int, int, EndCode]] = []
+        for index in np.flatnonzero(end_N).tolist():
+            row, generation, code = int(batch.row_N[index]), int(batch.generation_N[index]), EndCode(end_N[index])
+            self._table.set_end(row, generation, code)
             self.remove(row, generation)
+            ended.append((row, generation, code))
         return Outcome(batch.row_N.tolist(), ended)
 
     def _end_of(self, row: int, definition: SequenceDefinition, count: int) -> EndCode:
@@ -191,7 +236,7 @@ class RunningSet:
     def _current_batch(self) -> "_Batch":
         """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
         batch = self._batch
-        if batch is not None and batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting)):
+        if batch is not None and self._is_current(batch):
             return batch
         self._keep_counts()
         members = [member for member in self._members.values() if member.row not in self._held]
@@ -204,6 +249,9 @@ class RunningSet:
         self._sampler.remember(self._batch.histories)
         return self._batch
 
+    def _is_current(self, batch: "_Batch") -> bool:
+        return batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting))
+
     def _has_pages(self, member: Member) -> bool:
         definition = member.definition
         capacity = self._table.num_pages[member.row].astype(np.int64) * self._page_tokens
@@ -213,12 +261,13 @@ class RunningSet:
 
     def _keep_counts(self) -> None:
         """Carry what the arrays counted over to the members, before the arrays are dropped."""
+        assert self._launched is None, "a step is launched over these arrays"
         if self._batch is not None:
             for member, count in zip(self._batch.members, self._batch.count_N.tolist(), strict=True):
                 member.count = count
             self._batch = None
 
-    def _forward(self, batch: "_Batch") -> Ints:
+    def _forward(self, batch: "_Batch") -> Tensor:
         length_B = np.concatenate((batch.length_N, batch.companion_length_P))
         position_B = length_B - 1
         position_B[: len(batch.members)] += batch.delta_N
@@ -237,18 +286,6 @@ class RunningSet:
         return np.concatenate(
             (tables[batch.row_N, 0, :used], tables[batch.row_N[batch.pair_P], 1, :used]), dtype=np.int64, casting="unsafe"
         )
-
-    def _commit(self, batch: "_Batch", tokens_N: Ints) -> list[tuple[int, int, EndCode]]:
-        self._table.commit(batch.row_N, batch.generation_N, tokens_N)
-        batch.advance(tokens_N)
-        stopped_N = np.isin(tokens_N, self._eos) & ~batch.ignore_eos_N
-        ended: list[tuple[int, int, EndCode]] = []
-        for index in np.flatnonzero(stopped_N | (batch.count_N >= batch.max_new_N)).tolist():
-            code = EndCode.STOP if stopped_N[index] else EndCode.LENGTH
-            row, generation = int(batch.row_N[index]), int(batch.generation_N[index])
-            self._table.set_end(row, generation, code)
-            ended.append((row, generation, code))
-        return ended
 
 
 class _Batch:
@@ -319,6 +356,12 @@ class _Batch:
         """Whether every sequence has a page for the token that it feeds next."""
         tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
+
+    def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
+        """[N] EndCodes: how each member ends with its token of these, NONE where it goes on."""
+        is_last_N = self.count_N + 1 >= self.max_new_N
+        stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
+        return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
 
     def advance(self, tokens_N: Ints) -> None:
         """Every member has got its token; both sequences of a pair feed it next (CF3)."""

@@ -60,13 +60,12 @@ class Sampler(Protocol):
         """What the rows with penalties have seen before the steps that follow; from then on the sampler counts what it draws."""
         ...
 
-    def sample(
-        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
-    ) -> NDArray[np.int64]:
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
         """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
         (CF1). ``penalties`` are of the rows that ``remember`` was told of, in their order.
 
-        Returns int64 [B] on the host, B <= L being the number of ``rows``: what lies behind them are companions.
+        Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: what lies behind them are companions. On a device
+        they are launched, and who reads them waits; read them before the next call.
         """
         ...
 
@@ -90,20 +89,18 @@ class CpuSampler:
     def remember(self, histories: Sequence[History]) -> None:
         self._counts = Counts(histories, self._vocabulary)
 
-    def sample(
-        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
-    ) -> NDArray[np.int64]:
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
         own = logits[: rows.temperature.shape[0]]
         if pairs is not None:
             at = torch.from_numpy(pairs.row)
             companions = logits[torch.from_numpy(pairs.companion_row)]
             own = own.index_copy(0, at, combine_guidance(own[at], companions, torch.from_numpy(pairs.scale)))
         if penalties is None:
-            return sample(own, rows)
+            return torch.from_numpy(sample(own, rows))
         self._counts.penalise(own, penalties)
         tokens = sample(own, rows)
         self._counts.add(tokens[penalties.row])
-        return tokens
+        return torch.from_numpy(tokens)
 
 
 def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

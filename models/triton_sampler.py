@@ -1,14 +1,13 @@
 """Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton's kernels. Loaded for CUDA
 alone.
 
-A step sends the rows' parameters to the device in one copy and brings back their tokens, which is where it waits for the device.
+A step sends the rows' parameters to the device in one copy, and waits for nothing: who reads its tokens does.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,22 +39,22 @@ class TritonSampler:
             lengths = torch.tensor([len(part) for part in parts], dtype=torch.int32).to(self._device)
             sampling.count_tokens(self._counts, numbers, ids, lengths, is_prompt=is_prompt)
 
-    def sample(
-        self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None
-    ) -> NDArray[np.int64]:
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
         """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
 
-        Returns int64 [B], B <= L being the number of ``rows``: what the CPU draws but where a draw falls within about 1e-6 of a border.
+        Returns int64 [B] on the device, B <= L being the number of ``rows``: what the CPU draws but where a draw falls within about
+        1e-6 of a border. They must have been read before the next call: it sends its rows from the same place.
         Raises: ValueError for more rows than logits.
         """
         num_rows = rows.temperature.shape[0]
         if num_rows > logits.shape[0]:
             raise ValueError(f"{num_rows} rows draw from {logits.shape[0]} rows of logits")
         if not num_rows:
-            return np.empty(0, np.int64)
+            return torch.empty(0, dtype=torch.int64, device=self._device)
         size = 1 << (num_rows - 1).bit_length()
         if size not in self._rows:
-            self._rows[size] = sampling.SamplingRows(size, "cpu"), sampling.SamplingRows(size, self._device)
+            staged = sampling.SamplingRows(size, "cpu", pin_memory=self._device.type == "cuda")
+            self._rows[size] = staged, sampling.SamplingRows(size, self._device)
         if self._workspace is None or self._workspace.max_rows < size:
             self._workspace = sampling.SamplingWorkspace.allocate(size, self._vocabulary, self._device)
         staged, sent = self._rows[size]
@@ -65,8 +64,7 @@ class TritonSampler:
         if penalties is not None:
             once = torch.ones(size, dtype=torch.int32, device=self._device)
             sampling.count_tokens(self._counts, sent.counts_row, drawn.unsqueeze(1), once, is_prompt=False)
-        tokens: NDArray[np.int64] = drawn[:num_rows].cpu().numpy()
-        return tokens
+        return drawn[:num_rows]
 
 
 def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None, penalties: Penalties | None) -> None:

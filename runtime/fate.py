@@ -8,7 +8,9 @@ it happens again and again. Used by every actor that becomes active (``actors/ba
 
 import contextlib
 import os
+import select
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ MAX_UNEXPLAINED = 16  # crashes in steps, of late, that no work was found guilty
 FORGET_STEPS = 1000  # without a crash make up for one
 FIRST_STEP_DEATHS = 3  # generations in a row that die in their first step: it is the work, whoever kills them
 
+_POLL_S = 0.01
 _OWN_SIGNALS = frozenset({
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU,
     signal.SIGXFSZ,
@@ -85,6 +88,28 @@ def _blame(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: in
     if note is not None and (note.status >= 0 or -note.status in _OWN_SIGNALS):
         return True, f"ended with status {note.status}" if note.status >= 0 else f"died of {signal.Signals(-note.status).name}"
     return False, "was killed"
+
+
+def outlive(pid: int, command: str, pause: Callable[[float], None]) -> None:
+    """Wait until a process is gone with all its files, where its memory may be gone already: its role is free then, but its device
+    is closed with its files, and until then what it launched may write there. ``command`` is what the process was called: another
+    that has got its pid is not waited for."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        while _command(pid) == command and not select.select([pidfd], [], [], 0)[0]:
+            pause(_POLL_S)
+    finally:
+        os.close(pidfd)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def oom_kills() -> int:

@@ -72,8 +72,17 @@ class Row:
 class Bench:
     """All that decode and prefill share, and a controller's hands."""
 
-    def __init__(self, run: RunDirectory, config: ModelConfig, weights: Weights, model: Decoder | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: ModelConfig,
+        weights: Weights,
+        model: Decoder | None = None,
+        *,
+        launches_ahead: bool = False,
+    ) -> None:
         self.run = run
+        self.launches_ahead = launches_ahead
         self.config = config
         self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
         self.kv = PagePool.create(run, "kv", 96, config.kv_page_bytes(PAGE_TOKENS))
@@ -96,6 +105,7 @@ class Bench:
             self.table,
             PAGE_TOKENS,
             Completion(torch.device("cpu")),
+            launches_ahead=self.launches_ahead,
         )
         return self.running
 
@@ -163,6 +173,7 @@ class Bench:
 
     def to_decode(self, row: Row) -> None:
         self.table.set_phase(row.row, Phase.DECODE)
+        self.running.settle()
         self.running.add(*row.place)
 
     def start(self, row: Row, **how: int | Sequence[EmbeddingSpan]) -> None:
@@ -174,6 +185,7 @@ class Bench:
     def preempt(self, row: Row) -> None:
         """The row loses its pages, which others overwrite; it keeps what was committed."""
         self.table.set_phase(row.row, Phase.PREPARE)
+        self.running.settle()
         self.running.remove(*row.place)
         lost = [page for member in (0, 1) for page in self.table.pages(row.row, member).tolist()]
         self.table.num_pages[row.row] = 0

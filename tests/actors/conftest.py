@@ -44,13 +44,19 @@ def tiny(checkpoint: Path) -> tuple[ModelConfig, Weights]:
 
 
 @pytest.fixture
-def bench(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> Bench:
-    """With the tiny model."""
-    return Bench(run, *tiny)
+def launches_ahead() -> bool:
+    """Whether decode launches a step before it commits the one before: tests of both ways have it as a parameter."""
+    return False
 
 
 @pytest.fixture
-def counting(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> Bench:
+def bench(run: RunDirectory, tiny: tuple[ModelConfig, Weights], launches_ahead: bool) -> Bench:
+    """With the tiny model."""
+    return Bench(run, *tiny, launches_ahead=launches_ahead)
+
+
+@pytest.fixture
+def counting(run: RunDirectory, tiny: tuple[ModelConfig, Weights], launches_ahead: bool) -> Bench:
     """With a model that counts."""
     config, weights = tiny
-    return Bench(run, config, weights, Counting(config.language.vocab_size))
+    return Bench(run, config, weights, Counting(config.language.vocab_size), launches_ahead=launches_ahead)

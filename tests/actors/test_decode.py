@@ -13,6 +13,8 @@ from mmrt.shm.status import ActorStatus
 from mmrt.tests.actors.bench import Bench, Counting, Row
 from mmrt.tests.actors.fake_actor import FakeActor
 
+both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
+
 
 def serve(bench: Bench, *script: object, ring_bytes: int = 4096, death: Death | None = None) -> FakeActor:
     actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
@@ -35,6 +37,7 @@ def placed(bench: Bench, row: int = 0, max_new_tokens: int = 10, phase: Phase = 
     return made
 
 
+@both_ways
 def test_rows_are_found_without_being_told(counting: Bench) -> None:
     row, other = placed(counting, 0, 3), placed(counting, 1, 5)
     actor = serve(counting, *turns(6))
@@ -55,7 +58,8 @@ def test_admit_counts_only_for_a_row_in_decode(counting: Bench) -> None:
     assert counting.committed(early) == [] and counting.committed(late) == [11, 12]
 
 
-def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench) -> None:
+@both_ways
+def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench, launches_ahead: bool) -> None:
     """The controller takes the phase back before it says Drop: from its answer on nothing of the row is written."""
     row = placed(counting)
 
@@ -63,7 +67,7 @@ def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench
         counting.table.set_phase(0, Phase.PREPARE)
 
     def give_again() -> None:
-        assert counting.committed(row) == [11, 12, 13]
+        assert counting.committed(row) == [11, 12, 13, *([14] if launches_ahead else [])]  # that was launched before Drop came
         counting.table.set_phase(0, Phase.DECODE)
 
     drop = Drop(1, *row.place, ticket=77)
@@ -88,6 +92,7 @@ def test_with_everybody_out_of_pages_it_waits_a_little(counting: Bench) -> None:
     assert counting.committed(row) == [11, 12, 13] and actor.num_waits == 3
 
 
+@both_ways
 def test_one_that_cannot_be_computed_ends_with_an_error(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bad = counting.place([20], row=1)
     counting.grant_all(bad)
@@ -102,6 +107,7 @@ def test_one_that_cannot_be_computed_ends_with_an_error(counting: Bench, caplog:
     assert "this one cannot be computed" in caplog.text
 
 
+@both_ways
 def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
     """Hints are hints: the detokenizer may be away as long as it likes."""
     row = placed(counting, max_new_tokens=200)
@@ -109,6 +115,7 @@ def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
     assert len(counting.committed(row)) == 200
 
 
+@both_ways
 def test_late_rows_are_let_go(counting: Bench) -> None:
     """The controller ends them, or the next one does; decode computes nothing more for them."""
     row = counting.place([10], row=0, max_new_tokens=200, deadline_s=1.0)
@@ -131,6 +138,7 @@ def test_a_member_that_becomes_late_leaves(counting: Bench) -> None:
     assert counting.running.rows == []
 
 
+@both_ways
 def test_a_row_that_cannot_be_taken_in_ends(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
     generation = counting.table.begin(0)
     counting.table.write_definition(0, b"no definition")
@@ -201,6 +209,7 @@ def test_a_trial_that_was_killed_from_outside_begins_again(counting: Bench, monk
     assert names[:4] == [rows[0].place, None, rows[1].place, None]
 
 
+@both_ways
 def test_suspects_that_have_gone_or_wait_for_pages_hold_nobody_up(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = counting.place([10] * 16, row=0, max_new_tokens=10)
     gone, other = placed(counting, 1, 20), placed(counting, 2, 20)
@@ -219,6 +228,7 @@ def test_suspects_that_have_gone_or_wait_for_pages_hold_nobody_up(counting: Benc
     assert len(counting.committed(other)) >= 5 and len(counting.committed(poor)) >= 2
 
 
+@both_ways
 def test_one_that_raises_alone_ends_without_a_death(counting: Bench) -> None:
     bad, row = counting.place([20], row=0), placed(counting, 1, 6)
     counting.grant_all(bad)

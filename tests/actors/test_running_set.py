@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from mmrt.runtime.messages import Sampling
 from mmrt.shm.sequence_table import EndCode, Phase
@@ -34,6 +35,7 @@ def penalised(bench: Bench, row: int = 0) -> Row:
     return text(bench, row, PENALISED)
 
 
+both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
 KINDS = [text, sampled, pair, penalised]
 
 
@@ -47,6 +49,7 @@ def uninterrupted(bench: Bench, kind: Callable[..., Row]) -> list[int]:
     return ids
 
 
+@both_ways
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_generation_continues_after_the_last_committed_id(bench: Bench, kind: Callable[..., Row]) -> None:
     expected = uninterrupted(bench, kind)
@@ -61,6 +64,7 @@ def test_a_new_generation_continues_after_the_last_committed_id(bench: Bench, ki
     assert bench.end(row) == EndCode.LENGTH
 
 
+@both_ways
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_steps", [0, 1, 12])
 def test_a_preempted_row_is_prefilled_again_and_continues(bench: Bench, kind: Callable[..., Row], num_steps: int) -> None:
@@ -76,6 +80,7 @@ def test_a_preempted_row_is_prefilled_again_and_continues(bench: Bench, kind: Ca
     assert bench.committed(row) == expected
 
 
+@both_ways
 def test_positions_behind_media_survive_a_preemption(bench: Bench) -> None:
     """An image takes fewer positions than tokens: what follows it, generated or not, is shifted."""
     prompt = bench.ids(90)
@@ -98,6 +103,7 @@ def test_positions_behind_media_survive_a_preemption(bench: Bench) -> None:
     assert bench.committed(alone) != expected, "the image makes no difference"
 
 
+@both_ways
 def test_rows_that_come_and_go_do_not_change_each_other(bench: Bench) -> None:
     expected = {kind: uninterrupted(bench, kind) for kind in (text, pair)}
     first, second, third = pair(bench, 0), text(bench, 1), pair(bench, 2)
@@ -108,13 +114,16 @@ def test_rows_that_come_and_go_do_not_change_each_other(bench: Bench) -> None:
     bench.running.step()
     bench.start(third)
     bench.running.step()
+    bench.running.settle()
     bench.running.remove(*second.place)
     bench.running.step()
+    bench.running.settle()
     bench.running.add(*second.place)
     bench.run_to_end()
     assert [bench.committed(row) for row in (first, second, third)] == [expected[pair], expected[text], expected[pair]]
 
 
+@both_ways
 def test_who_is_out_of_pages_waits_and_comes_back(counting: Bench) -> None:
     short, long = counting.place([10] * 30, max_new_tokens=40), counting.place([500] * 10, row=1, max_new_tokens=60)
     counting.grant(short, 2)
@@ -127,6 +136,7 @@ def test_who_is_out_of_pages_waits_and_comes_back(counting: Bench) -> None:
     for _ in range(5):
         assert counting.running.step().rows == [1]
     counting.grant(short, 1)
+    counting.running.settle()
     assert sorted(counting.running.step().rows) == [0, 1]
     for _ in range(15):
         counting.running.step()
@@ -137,6 +147,7 @@ def test_who_is_out_of_pages_waits_and_comes_back(counting: Bench) -> None:
     assert counting.committed(long) == list(range(501, 561))
 
 
+@both_ways
 def test_a_pair_waits_as_one(counting: Bench) -> None:
     row = counting.place([10] * 3, [20] * 14, max_new_tokens=12, sampling=GUIDED)
     counting.grant(row, 1, 1)
@@ -150,6 +161,7 @@ def test_a_pair_waits_as_one(counting: Bench) -> None:
     assert len(counting.committed(row)) == 12
 
 
+@both_ways
 def test_nobody_steps_without_any_page(counting: Bench) -> None:
     row = counting.place([1, 2, 3])
     counting.to_decode(row)
@@ -157,6 +169,7 @@ def test_nobody_steps_without_any_page(counting: Bench) -> None:
     assert counting.running.step().rows == []
 
 
+@both_ways
 @pytest.mark.parametrize("num_prompt", [1, 16, 17, MAX_CONTEXT - 9])
 def test_the_context_can_be_filled_to_its_end(counting: Bench, num_prompt: int) -> None:
     room = min(MAX_CONTEXT - num_prompt, 60)
@@ -168,6 +181,7 @@ def test_the_context_can_be_filled_to_its_end(counting: Bench, num_prompt: int) 
     assert counting.end(row) == EndCode.LENGTH
 
 
+@both_ways
 @pytest.mark.parametrize(("ignore_eos", "code", "count"), [(False, EndCode.STOP, 6), (True, EndCode.LENGTH, 20)])
 def test_an_end_of_sequence_id_ends_unless_it_is_ignored(counting: Bench, ignore_eos: bool, code: EndCode, count: int) -> None:
     eos = min(counting.config.eos_token_ids)
@@ -245,6 +259,7 @@ def test_one_that_cannot_be_computed_ends_alone(counting: Bench) -> None:
     assert [counting.end(row) for row in (good, bad)] == [EndCode.LENGTH, EndCode.ERROR]
 
 
+@both_ways
 def test_when_nobody_can_be_computed_nobody_is_blamed(counting: Bench) -> None:
     rows = [counting.place([10], row=index, max_new_tokens=8) for index in range(3)]
     for row in rows:
@@ -260,6 +275,7 @@ def test_when_nobody_can_be_computed_nobody_is_blamed(counting: Bench) -> None:
     assert [counting.committed(row) for row in rows] == [list(range(11, 19))] * 3
 
 
+@both_ways
 def test_arrays_are_kept_while_nothing_changes(counting: Bench) -> None:
     row = counting.place([4], max_new_tokens=2 * PAGE_TOKENS)
     counting.grant_all(row)
@@ -269,3 +285,43 @@ def test_arrays_are_kept_while_nothing_changes(counting: Bench) -> None:
     for _ in range(PAGE_TOKENS):
         counting.running.step()
     assert counting.running._batch is batch
+
+
+@pytest.mark.parametrize("launches_ahead", [True])
+def test_the_next_step_is_launched_before_ids_are_committed(counting: Bench) -> None:
+    row = counting.place([10], max_new_tokens=4)
+    counting.grant_all(row)
+    counting.to_decode(row)
+    assert isinstance(counting.model, Counting)
+    decode, seen = counting.model.decode, list[int]()
+
+    def noting(*arguments: torch.Tensor) -> torch.Tensor:
+        seen.append(len(counting.committed(row)))
+        return decode(*arguments)
+
+    counting.model.decode = noting  # type: ignore[method-assign]
+    assert not counting.running.is_ahead and not counting.running.settle().rows
+    assert counting.running.step().rows == [0] and counting.running.is_ahead
+    assert seen == [0, 0] and counting.committed(row) == [11]
+    assert counting.running.settle().rows == [0] and not counting.running.is_ahead
+    assert seen == [0, 0] and counting.committed(row) == [11, 12]
+    assert counting.running.step().rows == [0]
+    assert counting.running.step().ended == [(*row.place, EndCode.LENGTH)]
+    assert seen == [0, 0, 2, 2] and not counting.running.is_ahead and counting.running.rows == []
+
+
+@pytest.mark.parametrize("launches_ahead", [True])
+def test_a_launch_that_fails_loses_no_ids_of_the_step_before(counting: Bench) -> None:
+    good, bad = counting.place([10], max_new_tokens=8), counting.place([100], row=1, max_new_tokens=8)
+    for row in (good, bad):
+        counting.grant_all(row)
+        counting.to_decode(row)
+    assert isinstance(counting.model, Counting)
+    counting.model.broken = frozenset({102})
+    counting.running.step()
+    with pytest.raises(RuntimeError):
+        counting.running.step()
+    assert not counting.running.is_ahead and counting.committed(good) == [11, 12]
+    assert counting.running.step_apart().ended == [(*bad.place, EndCode.ERROR)]
+    counting.run_to_end()
+    assert counting.committed(good) == list(range(11, 19)) and counting.committed(bad) == [101, 102]

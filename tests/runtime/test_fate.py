@@ -1,6 +1,8 @@
 """Who is to blame for a death in the middle of a step: the work, or somebody from outside."""
 
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from mmrt.runtime.fate import (
     ExitNote,
     judge,
     oom_kills,
+    outlive,
     read_exit_note,
     recent_crashes,
     write_exit_note,
@@ -110,3 +113,27 @@ def test_a_note_is_about_one_process(tmp_path: Path) -> None:
 
 def test_the_machine_counts_its_oom_kills() -> None:
     assert oom_kills() >= 0
+
+
+def test_a_process_is_outlived_and_no_other_with_its_pid() -> None:
+    turns: list[float] = []
+
+    def pause(seconds: float) -> None:
+        turns.append(seconds)
+        if len(turns) == 3:
+            sleeper.kill()
+
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.001)  # between fork and exec it is called as this process is
+        outlive(sleeper.pid, "mmrt-decode", pause)
+        assert turns == []
+        outlive(sleeper.pid, "sleep", pause)
+        assert len(turns) >= 3
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    del turns[:]
+    outlive(sleeper.pid, "sleep", pause)
+    assert turns == []

@@ -85,3 +85,45 @@ def test_too_much_is_refused() -> None:
     torch.cuda.init()
     with pytest.raises(DeviceError, match=r"1125899906842624 bytes on device 0: cuMemCreate says CUDA_ERROR_OUT_OF_MEMORY"):
         DeviceMemory.allocate(0, 1 << 50)
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from mmrt.shm.descriptors import fetch_descriptors
+from mmrt.shm.device_memory import DeviceMemory
+
+torch.cuda.init()
+whole = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["kv"]), device="cuda:0").view(torch.int64)
+whole.add_(1)
+torch.cuda.synchronize()
+print("writing", flush=True)
+while True:
+    whole.add_(1)
+"""
+
+
+def test_nothing_writes_once_a_killed_process_is_outlived(tmp_path: Path) -> None:
+    """It dies with launches in its queue; what a successor may give away is its own from then on."""
+    from mmrt.shm.device_memory import DeviceMemory
+
+    torch.cuda.init()
+    memory = DeviceMemory.allocate(0, 1 << 30)
+    whole = torch.as_tensor(memory, device="cuda:0").view(torch.int64)
+    whole.zero_()
+    torch.cuda.synchronize()
+    with DescriptorServer(tmp_path / "device", {"kv": memory.descriptor}) as server:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "device")], stdout=subprocess.PIPE, text=True)
+        try:
+            assert select.select([server.fd], [], [], 60)[0] and server.serve() == 1
+            assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+        finally:
+            writer.kill()
+        outlive(writer.pid, Path(f"/proc/{writer.pid}/comm").read_text().rstrip("\n"), time.sleep)
+        time.sleep(GRACE_S)
+        then = whole.clone()
+        torch.cuda.synchronize()
+        assert int(then[0]) > 0
+        time.sleep(0.5)
+        assert torch.equal(whole, then)
+        writer.wait()

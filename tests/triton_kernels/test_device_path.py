@@ -118,7 +118,7 @@ class DeviceBench(Bench):
         self.new_running_set()
 
     def new_running_set(self) -> RunningSet:
-        self.running = RunningSet(self.config, self.model, self.sampler, self.table, PAGE_TOKENS, self.completion)
+        self.running = RunningSet(self.config, self.model, self.sampler, self.table, PAGE_TOKENS, self.completion, launches_ahead=True)
         return self.running
 
 

@@ -234,10 +234,12 @@ def test_the_sampler_draws_as_the_cpu_does(device: torch.device) -> None:
     guided = logits[:6].clone()
     guided[pairs.row] = combine_guidance(logits[[1, 4]], logits[6:], torch.from_numpy(pairs.scale))
     drawer = TritonSampler(300, device)
-    np.testing.assert_array_equal(drawer.sample(logits.to(device), rows, pairs), sample(guided, rows))
+    np.testing.assert_array_equal(drawer.sample(logits.to(device), rows, pairs).cpu(), sample(guided, rows))
     fewer = SamplingRows(*(getattr(rows, field.name)[:5] for field in fields(SamplingRows)))
-    np.testing.assert_array_equal(drawer.sample(logits.to(device), fewer), sample(logits[:5], fewer))
-    assert drawer.sample(logits.to(device), SamplingRows(*(getattr(rows, field.name)[:0] for field in fields(SamplingRows)))).size == 0
+    np.testing.assert_array_equal(drawer.sample(logits.to(device), fewer).cpu(), sample(logits[:5], fewer))
+    assert (
+        drawer.sample(logits.to(device), SamplingRows(*(getattr(rows, field.name)[:0] for field in fields(SamplingRows)))).numel() == 0
+    )
     with pytest.raises(ValueError, match="6 rows draw from 3 rows of logits"):
         drawer.sample(logits[:3].to(device), rows)
 

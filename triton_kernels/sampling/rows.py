@@ -18,14 +18,14 @@ class SamplingRows:
     companion), ``repetition`` (1: off), ``presence`` and ``frequency`` (0: off; all three read where there are counts).
     """
 
-    def __init__(self, num_rows: int, device: torch.device | str) -> None:
+    def __init__(self, num_rows: int, device: torch.device | str, pin_memory: bool = False) -> None:
         """All rows are padding. Raises: ValueError for a number of rows below 1."""
         if num_rows < 1:
             raise ValueError(f"rows are {num_rows}, not at least 1")
         self.num_rows = num_rows
         self.stride = -(-num_rows // _ALIGNMENT) * _ALIGNMENT
         sizes = [8 * len(LONGS) * self.stride, 4 * len(INTS) * self.stride, 4 * len(FLOATS) * self.stride]
-        self.buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+        self.buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device, pin_memory=pin_memory)
         longs, ints, floats = torch.split(self.buffer, sizes)
         self.longs = longs.view(torch.int64).view(len(LONGS), self.stride)
         self.ints = ints.view(torch.int32).view(len(INTS), self.stride)
