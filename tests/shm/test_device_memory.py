@@ -5,11 +5,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from mmrt.actors.base import GRACE_S
+from mmrt.runtime.fate import outlive
 from mmrt.shm.descriptors import DescriptorServer, fetch_descriptors
 from mmrt.shm.errors import DeviceError
 
