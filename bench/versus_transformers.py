@@ -154,9 +154,9 @@ async def _send_all(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes)
     return records
 
 
-def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes) -> Side:
+def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes, device: str = "cpu") -> Side:
     """The same pictures and words, one request after the other; preprocessing included, loading not. Raises: ValueError."""
-    reference = _Reference(checkpoint, dtype)
+    reference = _Reference(checkpoint, dtype, device)
     reference.generate(plans[0], shapes, 2)
     start_s = time.perf_counter()
     num_tokens = sum(reference.generate(plan, shapes, plan.max_tokens) for plan in plans)
@@ -172,7 +172,7 @@ def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPl
 class _Reference:
     """transformers' model and image processor of a checkpoint. Only this class imports torch and transformers."""
 
-    def __init__(self, checkpoint: Path, dtype: str) -> None:
+    def __init__(self, checkpoint: Path, dtype: str, device: str) -> None:
         import torch
         import transformers
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -188,7 +188,7 @@ class _Reference:
         }.get(self._config.family)
         if name is None:
             raise ValueError(f"no reference for family {self._config.family!r}")
-        self._model = getattr(transformers, name).from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+        self._model = getattr(transformers, name).from_pretrained(checkpoint, dtype=getattr(torch, dtype)).to(device).eval()
 
     def generate(self, plan: RequestPlan, shapes: MediaShapes, max_tokens: int) -> int:
         """Answer one request greedily; how many tokens it took."""
@@ -208,13 +208,14 @@ class _Reference:
             for token in self._tokenizer.encode(rendered)
             for id in ([token] * num_image_tokens if token == self._config.image_token_id else [token])
         ]
-        input_ids = torch.tensor([ids])
+        device = self._model.device
+        input_ids = torch.tensor([ids], device=device)
         with torch.inference_mode():
             output = self._model.generate(
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
-                pixel_values=pixels["pixel_values"].to(self._model.dtype),
-                image_grid_thw=grid,
+                pixel_values=pixels["pixel_values"].to(device, self._model.dtype),
+                image_grid_thw=grid.to(device),
                 max_new_tokens=max_tokens,
                 min_new_tokens=max_tokens,
                 do_sample=False,

@@ -307,10 +307,21 @@ def test_the_command_prints_its_table_last(
 
     monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "read_facts", lambda: {"device": "NVIDIA H200"})
+
+    def run_whole(file: Path, quick: bool, end_s: float) -> bool:
+        assert file == tmp_path / "serve.json" and quick and end_s > time.monotonic() + 100
+        sections.append("whole runs")
+        return True
+
     monkeypatch.setattr(command, "run_section", run)
+    monkeypatch.setattr(command, "_run_whole", run_whole)
     assert command.main(["--quick", "--out", str(tmp_path)]) == status
+    assert sections.pop() == "whole runs"
     assert sections == [name for name in section.MODULES if name != "sweep"]
     assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
+    assert "not measured" not in capsys.readouterr().out
+    monkeypatch.setattr(command, "_what_serving_lacks", lambda: "No module named 'zmq'")
+    assert command.main(["--quick", "--out", str(tmp_path)]) == status and sections[-1] != "whole runs"
     assert "steps  (0 s, " in capsys.readouterr().out.partition("wrote ")[2] and (tmp_path / "gpu.json").exists()
 
 
@@ -400,3 +411,10 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
     script += "command.MODULES.values()]; print(command.__file__)"
     done = without_cuda("-c", script, path=tmp_path)
     assert done.stderr == "" and done.stdout.startswith(str(tmp_path / "mmrt"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_whole_runs_are_tried_in_a_process_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert not command._run_whole(tmp_path / "serve.json", True, time.monotonic() + 60)
+    assert "sees no CUDA device" in capfd.readouterr().err
+    assert not command._run_whole(tmp_path / "serve.json", True, time.monotonic())  # interrupted at its start

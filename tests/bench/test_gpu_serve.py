@@ -1,10 +1,14 @@
 """The bench of whole runs on a GPU: what it says without one, and how figures are judged."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from mmrt.bench.gpu.report import format_table
-from mmrt.bench.gpu.serve import COLUMNS, Figure, main
+from mmrt.bench.gpu.serve import COLUMNS, main
+from mmrt.bench.gpu.whole_runs import SECTIONS, Figure
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -18,6 +22,7 @@ def test_without_a_device_it_says_what_it_cannot_run(capsys: pytest.CaptureFixtu
     [
         (3.0, "s", 3.0, "reached"),
         (3.1, "s", 3.0, "MISSED"),
+        (2.1, "times", 2.0, "MISSED"),
         (1.0, "of 1", 1.0, "reached"),
         (0.9, "of 1", 1.0, "MISSED"),
         (9.0, "tokens/s", None, ""),
@@ -28,3 +33,22 @@ def test_verdicts(value: float | None, unit: str, target: float | None, verdict:
     figure = Figure(section="restart", case="decode", value=value, unit=unit, target=target)
     assert figure.verdict == verdict
     assert verdict in format_table("", COLUMNS, [figure.cells()])
+
+
+def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> list[Figure]:
+        assert [figure["section"] for figure in json.loads(file.read_text())["figures"]] == ["load", "stall"]
+        raise KeyboardInterrupt
+
+    file = tmp_path / "serve.json"
+    monkeypatch.setitem(SECTIONS, "load", lambda *_: [Figure(section="load", case="one", value=1.0)])
+    monkeypatch.setitem(SECTIONS, "stall", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: out of memory")))
+    monkeypatch.setitem(SECTIONS, "restart", end)
+    assert main(["--device", "cpu", "--sections", "load", "stall", "restart", "--json", str(file)]) == 1
+    figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
+    assert [(figure.section, figure.note) for figure in figures] == [
+        ("load", ""),
+        ("stall", "CUDA error: out of memory"),
+        ("restart", "ended early"),
+    ]
+    assert [figure.verdict for figure in figures] == ["", "FAILED", "FAILED"]

@@ -1,0 +1,307 @@
+"""Sections of ``serve``: each brings up whole runs over checkpoints of random weights, drives them through HTTP, and gives figures.
+
+``answers`` compares a small model's greedy text with that of a run on the CPU, both in float32; ``load`` times a model of real size,
+``stall`` its text streams while pictures come, ``restart`` kills its actors, and ``transformers`` answers the same requests by that
+library on the same device.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from ...models.config import load_model_config
+from ...runtime.config import (
+    ActorSection,
+    ActorsSection,
+    MemorySection,
+    ModelSection,
+    RuntimeConfig,
+    SchedulingSection,
+    ServerSection,
+    SupervisorSection,
+)
+from ...shm.run_directory import RunDirectory
+from ...shm.status import ActorState, ActorTable
+from ..client import BenchError, find_model, open_session, stream_chat
+from ..drivers import run_closed_loop
+from ..own_run import OwnRun
+from ..record import Record
+from ..report import StallSummary, summarise_groups, summarise_stall
+from ..stall import StallPlan, run_stall
+from ..versus_transformers import measure_server, measure_transformers
+from ..workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
+
+RESTART_TARGET_S = 3.0
+STALL_TARGET = 2.0
+_AT_MOST = ("s", "times")  # units of which less is better
+_TIMEOUT_S = 600.0
+_POLL_S = 0.005
+_STEERED = SchedulingSection()
+_UNCUT = SchedulingSection(prefill_budget_tokens=4096)  # a prompt is one chunk: cut elsewhere, its bf16 sums round differently
+_LOADS: tuple[tuple[Modality, int], ...] = (("text", 1), ("text", 32), ("image", 32))  # requests at a time
+_MEGAPIXEL = MediaShapes(image_size=(1024, 1024))
+_STREAMS = 8
+_PICTURE_S = 0.5  # between the pictures that come while texts stream
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of a section, or why there is none. ``target``: at most, of seconds and of times as long; at least, of a share."""
+
+    section: str
+    case: str
+    value: float | None = None
+    unit: str = ""
+    target: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.value is None:
+            return "FAILED"
+        if self.target is None:
+            return ""
+        return "reached" if (self.value <= self.target if self.unit in _AT_MOST else self.value >= self.target) else "MISSED"
+
+    def cells(self) -> list[str]:
+        value = "" if self.value is None else f"{self.value:,.4g} {self.unit}"
+        target = "" if self.target is None else f"{self.target:g}"
+        return [f"{self.section}: {self.case}", value, target, self.verdict, self.note]
+
+
+def _answers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+    """Text, and a picture with text, on the CPU and on the device."""
+    model = _made(run, "tiny" if options.shape == "tiny" else "small")
+    plans = [*_plans("text", 12, 200, 48), *_plans("image", 4, 40, 48)]
+    said = []
+    for device in ("cpu", options.device):
+        with _up(run, model, device, "float32") as (url, _):
+            said.append(asyncio.run(_ask_all(url, plans)))
+    share = statistics.mean(ours == theirs for theirs, ours in zip(*said, strict=True))
+    note = f"{len(plans)} greedy answers in float32 as on the CPU"
+    return [Figure(section="answers", case="equal", value=share, unit="of 1", target=1.0, note=note)]
+
+
+def _load(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+    """One request at a time, then many: of text, and with pictures."""
+    model = _checkpoint(run, options)
+    figures = []
+    with _up(run, model, options.device) as (url, ready_s):
+        figures.append(Figure(section="load", case="mmrt up until it is ready", value=ready_s, unit="s"))
+        for media in dict.fromkeys(media for media, _ in _LOADS):
+            first_s = asyncio.run(_first(url, _plans(media, 1, 200, 4)))
+            figures.append(Figure(section="load", case=f"first answer with {media}", value=first_s, unit="s", note="compiles"))
+        for media, concurrency in _LOADS:
+            count = options.requests if concurrency > 1 else max(1, options.requests // 8)
+            asyncio.run(_drive(url, _plans(media, min(count, concurrency), 200, 16), concurrency))  # graphs of these batch sizes
+            records = asyncio.run(_drive(url, _plans(media, count, 512, 128), concurrency))
+            figures += _latencies(f"{media}, {concurrency} at a time", records)
+    return figures
+
+
+def _latencies(case: str, records: list[Record]) -> list[Figure]:
+    everything = summarise_groups(records)[0]
+    if everything.num_failed:
+        errors = {record.error for record in records if record.error}
+        return [Figure(section="load", case=case, note=f"{everything.num_failed} requests failed: {'; '.join(map(str, errors))}")]
+    made = partial(Figure, section="load")
+    figures = [made(case=f"{case}: throughput", value=everything.output_tokens_per_s, unit="tokens/s")]
+    for name, times in (("TTFT", everything.ttft), ("TBT", everything.tbt)):
+        if times is not None:
+            figures.append(made(case=f"{case}: {name}", value=1e3 * times.p50, unit="ms", note=f"P99 {1e3 * times.p99:.1f} ms"))
+    return figures
+
+
+def _restart(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+    """Kill -9 an idle actor: until another is ready, until it answers, and whether it says the same."""
+    model = _checkpoint(run, options)
+    figures = []
+    with _up(run, model, options.device, scheduling=_UNCUT) as (url, _), RunDirectory.attach(run.run) as directory:
+        plans = _plans("image", 1, 200, 32)
+        expected = asyncio.run(_ask_all(url, plans))
+        with closing(ActorTable.attach(directory, writable=False)) as table:
+            for actor in ("decode", "prefill", "encoder"):
+                ready_s, answered_s, same = [], [], []
+                for _ in range(options.trials):
+                    start_s = time.monotonic()
+                    ready_s.append(_kill(table, actor))
+                    same.append(asyncio.run(_ask_all(url, plans)) == expected)
+                    answered_s.append(time.monotonic() - start_s)
+                made = partial(Figure, section="restart")
+                target_s = None if actor == "encoder" else RESTART_TARGET_S
+                note = f"worst {max(ready_s):.2f} s of {options.trials}"
+                figures += [
+                    made(case=f"{actor} ready again", value=statistics.median(ready_s), unit="s", target=target_s, note=note),
+                    made(case=f"{actor}: an answer", value=statistics.median(answered_s), unit="s", note="from the kill on"),
+                    made(case=f"{actor}: the same answer", value=statistics.mean(same), unit="of 1", target=1.0),
+                ]
+    return figures
+
+
+def _stall(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+    """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
+    model = _checkpoint(run, options)
+    count = max(4, options.requests // 4)
+    with _up(run, model, options.device) as (url, _):
+        stalled = asyncio.run(_stream_beside_pictures(url, count))
+    made = partial(Figure, section="stall")
+    if stalled.alone is None or stalled.with_fresh is None or stalled.p99_ratio is None or stalled.fresh_ttft is None:
+        return [made(case="pictures beside streams", note="no times between tokens, or no picture was answered")]
+    note = f"P99 {1e3 * stalled.alone.p99:.1f} ms alone, {1e3 * stalled.with_fresh.p99:.1f} ms with {count} pictures"
+    return [
+        made(case=f"TBT of {_STREAMS} streams with pictures", value=stalled.p99_ratio, unit="times", target=STALL_TARGET, note=note),
+        made(case="TTFT of the pictures", value=1e3 * stalled.fresh_ttft.p50, unit="ms"),
+    ]
+
+
+async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
+    """Raises: BenchError when the streams keep failing, or the picture that warms up does."""
+    texts = _plans("text", 4 * _STREAMS, 200, 512)
+    pictures = _plans("image", count + 1, 40, 16)
+    async with open_session(_TIMEOUT_S) as session:
+        model = await find_model(session, url)
+        bodies = {plan.seed: make_body(plan, _MEGAPIXEL, Calibration(), model) for plan in [*texts, *pictures]}
+
+        async def send(plan: RequestPlan, record: Record) -> None:
+            await stream_chat(session, url, bodies[plan.seed], record)
+
+        for warm_up in (texts[:_STREAMS], pictures[:1]):
+            for record in await run_closed_loop(warm_up, len(warm_up), send, lambda _: None):
+                if record.error is not None:
+                    raise BenchError(f"a first request failed: {record.error}")
+        plan = StallPlan(num_streams=_STREAMS, phase_s=count * _PICTURE_S, interval_s=_PICTURE_S, fresh=tuple(pictures[1:]))
+        return summarise_stall(await run_stall(plan, lambda number: texts[number % len(texts)], send, lambda _: None))
+
+
+def _transformers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+    """Tokens per second over pictures with text: all at once here, one after the other there, and one by one in both."""
+    model = _checkpoint(run, options)
+    plans = _plans("image", max(4, options.requests // 4), 40, 64)
+    shapes = MediaShapes()
+    with _up(run, model, options.device) as (url, _):
+        alone = measure_server(url, plans[:1], shapes)
+        together = measure_server(url, plans, shapes)
+    dtype = load_model_config(model).dtype
+    there = measure_transformers(model, dtype, plans[:2], shapes, options.device)
+    made = partial(Figure, section="transformers", unit="tokens/s")
+    return [
+        made(case="one request", value=alone.tokens_per_s, note=f"transformers {there.tokens_per_s:.4g} tokens/s"),
+        made(
+            case=f"{len(plans)} requests at once",
+            value=together.tokens_per_s,
+            note=f"{together.tokens_per_s / there.tokens_per_s:.3g} times it",
+        ),
+    ]
+
+
+SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], list[Figure]]] = {
+    "answers": _answers,
+    "load": _load,
+    "stall": _stall,
+    "restart": _restart,
+    "transformers": _transformers,
+}
+
+
+def _checkpoint(run: OwnRun, options: argparse.Namespace) -> Path:
+    path: Path | None = options.model
+    return _made(run, options.shape) if path is None else path.absolute()
+
+
+def _made(run: OwnRun, shape: str) -> Path:
+    """A checkpoint of this shape, made when it is first asked for."""
+    path = run.home / shape
+    if not path.exists():
+        run.command("model", "make", shape, str(path))
+    return path
+
+
+@contextmanager
+def _up(
+    run: OwnRun, model: Path, device: str, dtype: str = "auto", scheduling: SchedulingSection = _STEERED
+) -> Iterator[tuple[str, float]]:
+    """(where it answers, seconds until it was ready). Every death counts as a first one."""
+    threads = ActorSection(threads=max(1, (os.cpu_count() or 1) // 4))
+    config = RuntimeConfig(
+        model=ModelSection(path=str(model), device=device, dtype="float32" if dtype == "float32" else "auto"),
+        memory=MemorySection(max_sequences=64, kv_tokens=16384 if device == "cpu" else 131072),
+        server=ServerSection(port=0),
+        scheduling=scheduling,
+        actors=ActorsSection(decode=threads) if device == "cpu" else ActorsSection(),
+        supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.05, backoff_max_s=0.05, ready_timeout_s=_TIMEOUT_S),
+    )
+    ready_s = run.up(config)
+    try:
+        yield run.report().endpoint, ready_s
+    finally:
+        run.down()
+
+
+def _plans(media: Modality, count: int, num_input_tokens: int, max_tokens: int) -> list[RequestPlan]:
+    lengths = Lengths(input_low=num_input_tokens, input_high=num_input_tokens, max_tokens=max_tokens)
+    return plan_steady({"text": 1.0} if media == "text" else {"text": 1.0, media: 1.0}, count, lengths, seed=0)
+
+
+def _body(plan: RequestPlan, model: str) -> bytes:
+    return make_body(plan, MediaShapes(), Calibration(), model)
+
+
+async def _drive(url: str, plans: Sequence[RequestPlan], concurrency: int) -> list[Record]:
+    async with open_session(_TIMEOUT_S) as session:
+        model = await find_model(session, url)
+        bodies = {plan.index: _body(plan, model) for plan in plans}
+
+        async def send(plan: RequestPlan, record: Record) -> None:
+            await stream_chat(session, url, bodies[plan.index], record)
+
+        return await run_closed_loop(plans, concurrency, send, lambda record: None)
+
+
+async def _first(url: str, plans: Sequence[RequestPlan]) -> float:
+    """Seconds that one answer took. Raises: BenchError if there was none."""
+    (record,) = await _drive(url, plans, 1)
+    if record.error is not None:
+        raise BenchError(f"a first request failed: {record.error}")
+    return record.e2e_s
+
+
+async def _ask_all(url: str, plans: Sequence[RequestPlan]) -> list[str]:
+    """The greedy texts, one after another. Raises: BenchError."""
+    async with open_session(_TIMEOUT_S) as session:
+        model = await find_model(session, url)
+        return [await _ask(session, url, json.loads(_body(plan, model))) for plan in plans]
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, object]) -> str:
+    del body["stream_options"]
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body | {"stream": False}) as response:
+            answer = await response.json()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise BenchError(f"no answer from {url}: {error}") from None
+    if response.status != 200:
+        raise BenchError(f"HTTP {response.status}: {answer}")
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def _kill(table: ActorTable, actor: str) -> float:
+    """Seconds from SIGKILL until another process serves. Raises: BenchError after a minute."""
+    before = table.read(actor).pid
+    start_s = time.monotonic()
+    os.kill(before, signal.SIGKILL)
+    while (now := table.read(actor)).pid == before or now.state is not ActorState.ACTIVE:
+        if time.monotonic() > start_s + 60.0:
+            raise BenchError(f"{actor} has not come back within 60 s")
+        time.sleep(_POLL_S)
+    return time.monotonic() - start_s
