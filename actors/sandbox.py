@@ -1,7 +1,8 @@
 """What the video actor gives up before it looks at anybody's media: whoever takes it over through a decoder gains little.
 
-Nothing here can be taken back, and all threads that begin later have it too. Left: to read what its user may read, to write below
-the run directory and that of its logs, and to connect to unix sockets that have a path, of which the bus is one.
+Nothing here can be taken back, and all threads that begin later have it too. Left: to read programs, libraries and what the kernel
+tells, to read and write below the run directory and that of its logs, and to connect to unix sockets that have a path, of which the
+bus is one.
 """
 
 import ctypes
@@ -9,8 +10,9 @@ import errno
 import logging
 import os
 import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,14 +31,14 @@ _CAPABILITY_VERSION_3 = 0x20080522
 def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int) -> None:
     """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
 
-    It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; it may take
-    ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one line.
+    It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; of other files it may read
+    code alone. It may take ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one line.
     """
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
-        "where it writes and whose memory it reads": lambda: _confine_to_directories(run, logs),
+        "what it reads and writes": lambda: _confine_to_directories(run, logs),
         "system calls": forbid_system_calls,
     }
     missing = []
@@ -104,7 +106,7 @@ def _lesser(limit: int, hard: int) -> int:
 # Landlock: rights over files, as bits; its system calls have the same numbers on all machines.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
-_EXECUTE, _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 0, 1 << 1, 1 << 4, 1 << 5
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
 _MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
 _MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
@@ -124,31 +126,49 @@ class _PathBeneath(ctypes.Structure):
 
 
 def _confine_to_directories(run: Path, logs: Path) -> None:
-    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs; reading is free.
+    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs, and code read besides.
 
     Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too.
     """
     version = _syscall(_CREATE_RULESET, None, 0, _VERSION)
     writing = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
     handled = _Handled(
-        files=writing | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0),
+        files=writing | _READ_FILE | _READ_DIR | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0),
         network=_BIND_TCP | _CONNECT_TCP if version >= 4 else 0,
         scoped=_ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0,
     )
     ruleset = _syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     try:
         for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
-            _allow(ruleset, device, writing & (_WRITE_FILE | _TRUNCATE))
+            _allow(ruleset, device, _READ_FILE | writing & (_WRITE_FILE | _TRUNCATE))
+        for place in _code():
+            with suppress(OSError):  # what cannot be opened now cannot be read later
+                _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0))
         with suppress(OSError):  # somebody without a home has no logs
             logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         for directory in (run, logs):
             if directory.is_dir():
-                _allow(ruleset, directory, writing)
+                _allow(ruleset, directory, writing | _READ_FILE | _READ_DIR)
         # The last process of a run removes the run directory, and its parent if that has become empty.
         _allow(ruleset, run.parent.parent, _REMOVE_DIR)
         _syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+
+
+_SYSTEM = (
+    "/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf",
+    "/etc/passwd", "/proc", "/sys", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts",
+)  # fmt: skip
+
+
+def _code() -> Iterator[Path]:
+    """Where modules and libraries may yet come from, and what the kernel tells. The working directory is not among them, although
+    Python may look for modules there: it is where somebody's own files are."""
+    yield from map(Path, _SYSTEM)
+    yield from {Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix), Path(__file__).parents[1]}
+    named = [*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
+    yield from {Path(place) for place in named if os.path.isabs(place) and os.path.realpath(place) != os.getcwd()}
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

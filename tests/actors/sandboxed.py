@@ -5,6 +5,7 @@ usage: sandboxed.py RUN LOGS ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that ec
 
 import errno
 import fcntl
+import importlib
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +119,10 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "utime": lambda: os.utime(elsewhere / "old"),
         "attribute": lambda: os.setxattr(elsewhere / "old", "user.mmrt", b"x"),
         "chown": lambda: os.chown(run, 1, 1),
+        "read": (elsewhere / "old").read_bytes,
+        "list": lambda: os.listdir(elsewhere),
+        "home": lambda: os.listdir(Path.home()),
+        "working directory": lambda: os.listdir(os.curdir),
         "write": lambda: write(elsewhere / "new"),
         "overwrite": lambda: write(elsewhere / "old"),
         "remove": (elsewhere / "old").unlink,
@@ -127,7 +133,10 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }
     allowed: dict[str, Callable[[], object]] = {
-        "read": (elsewhere / "old").read_bytes,
+        "import": lambda: importlib.import_module("colorsys"),
+        "read a source": Path(sandbox.__file__).read_bytes,
+        "what the time is here": lambda: time.strftime("%Z"),
+        "read in the run": lambda: (write(run / "part"), (run / "part").read_bytes(), os.listdir(run)),
         "write in the run": lambda: (write(run / "part"), os.replace(run / "part", run / "whole")),
         "write in the logs": lambda: write(logs / "capture"),
         "mkdir in the logs": (logs / "captures").mkdir,

@@ -84,8 +84,13 @@ def test_landlock_keeps_what_belongs_to_others(outcome: Outcome, what: str, sinc
     assert outcome.found["forbidden"][what] == error
 
 
+def test_files_are_read_where_code_is(outcome: Outcome) -> None:
+    needs(outcome, "what it reads and writes")
+    assert forbidden(outcome, "read", "list", "home", "working directory") == {"EACCES"}
+
+
 def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
-    needs(outcome, "where it writes")
+    needs(outcome, "what it reads and writes")
     assert forbidden(outcome, "write", "overwrite", "remove", "link") == {"EACCES"}
     needs(outcome, "system calls")
     assert forbidden(outcome, "truncate", "chmod", "chown", "utime", "attribute") == {"EPERM"}
@@ -101,7 +106,7 @@ def test_threads_that_begin_later_are_restricted_too(outcome: Outcome) -> None:
     needs(outcome, "system calls")
     found = outcome.found["in a thread"]
     assert (found["connect"], found["execve"]) == ("EPERM", "EPERM")
-    needs(outcome, "where it writes")
+    needs(outcome, "what it reads and writes")
     assert found["write"] == "EACCES"
 
 
@@ -158,7 +163,7 @@ except OSError as error:
     print(errno.errorcode[error.errno])
 """
     said = "media are decoded with more rights than needed: this system does not restrict"
-    expected = [f"{said} where it writes and whose memory it reads (no Landlock), system calls (there is no filter for pdp11)", "EFBIG"]
+    expected = [f"{said} what it reads and writes (no Landlock), system calls (there is no filter for pdp11)", "EFBIG"]
     assert child(code).stdout.splitlines() == expected
 
 
