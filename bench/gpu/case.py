@@ -16,6 +16,7 @@ Size = Literal["tiny", "device"]
 
 _SIZE_SHARES = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
 _VALUE_SHARE = 8e-3
+_HEADROOM = 1.15  # of memory: activations, and the flushed memory
 
 
 class WrongResult(Exception):
@@ -100,3 +101,11 @@ def gigabytes_per_s(num_bytes: int, time_us: float) -> float:
 
 def teraflops(flops: int, time_us: float) -> float:
     return flops / time_us / 1e6
+
+
+def missing_memory(num_bytes: int) -> Row | None:
+    """What to say where memory is too small."""
+    need, free = num_bytes * _HEADROOM, torch.cuda.mem_get_info()[0]
+    if need <= free:
+        return None
+    return Row(case="", note=f"not measured: needs {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")

@@ -33,6 +33,7 @@ MODULES = {
     "embedding_pages, kv_transfer": "copies",
     "video": "video_units",
     "steps": "steps",
+    "sharing": "sharing",
     "peers": "peers",
     "sweep": "sweep",
 }

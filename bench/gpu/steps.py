@@ -10,7 +10,7 @@ from torch import Tensor
 from ...triton_kernels.kv_write import reference as write_reference
 from ...triton_kernels.paged_decode import paged_decode_reference, plan_decode
 from ...triton_kernels.paged_kv import PagedKV
-from .case import Check, Size, Timing, gigabytes_per_s, num_multiprocessors, require_close, teraflops
+from .case import Check, Size, Timing, gigabytes_per_s, missing_memory, num_multiprocessors, require_close, teraflops
 from .counts import SHAPE_3B, SHAPE_7B, Shape
 from .material import copy_of, last_slots
 from .results import Row
@@ -40,7 +40,6 @@ _SMALL = Shape(
     section=(16, 24, 24),
 )
 _LAYERS_AT_ONCE = 4  # of one layer's timing: their weights do not fit the L2 cache together
-_HEADROOM = 1.15  # of memory: activations, and the flushed memory
 _CHUNK = 8192
 
 
@@ -114,7 +113,7 @@ def _check_replay(device: torch.device, shape: Shape) -> float:
 def _decode(shape: Shape, num_rows: int, num_tokens: int, target: str, clock: Clock) -> list[Row]:
     lengths = [num_tokens] * num_rows
     need = shape.step_bytes(lengths) + 2 * shape.hidden * shape.vocabulary
-    if (missing := _missing(need)) is not None:
+    if (missing := missing_memory(need)) is not None:
         return [missing]
     stack = Stack.make(shape, lengths, torch.bfloat16, clock.device)
     step = DecodeStep.make(stack, num_multiprocessors(clock.device))
@@ -156,7 +155,7 @@ def _decode(shape: Shape, num_rows: int, num_tokens: int, target: str, clock: Cl
 
 def _prefill(shape: Shape, target: str, clock: Clock) -> list[Row]:
     need = shape.step_bytes([_CHUNK]) + 2 * shape.hidden * shape.vocabulary + _CHUNK * 12 * shape.intermediate
-    if (missing := _missing(need)) is not None:
+    if (missing := missing_memory(need)) is not None:
         return [missing]
     stack = Stack.make(shape, [_CHUNK], torch.bfloat16, clock.device)
     chunk = PrefillChunk.make(stack, 0, _CHUNK)
@@ -165,11 +164,3 @@ def _prefill(shape: Shape, target: str, clock: Clock) -> list[Row]:
     return [
         Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", target=target, first_s=timed.first_s, note="not in a graph"),
     ]
-
-
-def _missing(num_bytes: int) -> Row | None:
-    """What to say where memory is too small."""
-    need, free = num_bytes * _HEADROOM, torch.cuda.mem_get_info()[0]
-    if need <= free:
-        return None
-    return Row(case="", note=f"not measured: needs {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")

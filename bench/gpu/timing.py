@@ -11,6 +11,7 @@ Launch = Callable[[], object]
 
 _FLUSH_BYTES = 512 * 2**20  # several times any L2 cache; reading it takes longer than the host needs for a launch
 _WARM_READS = 300  # of the flushed memory before a measurement: clocks fall while the host compiles
+_READS_PER_LAUNCH = 4  # of a graph: the host needs a few tenths of a millisecond for one of some hundred kernels
 _MEASURE_US = 200_000.0
 _FEWEST, _MOST = 5, 50
 
@@ -20,6 +21,13 @@ class Timed(NamedTuple):
 
     time_us: float
     first_s: float
+
+
+class Beside(NamedTuple):
+    """Microseconds of one launch of the first work with the second beside it, and until both are done."""
+
+    first_us: float
+    both_us: float
 
 
 class Clock:
@@ -47,6 +55,32 @@ class Clock:
         estimate_us = statistics.median(self._measure(run, 3))
         num_repeats = int(min(max(_MEASURE_US / max(estimate_us, 1.0), _FEWEST), _MOST))
         return Timed(statistics.median(self._measure(run, num_repeats)) / len(launches), first_s)
+
+    def beside(self, first: Launch, num_first: int, second: Launch, num_second: int) -> Beside:
+        """Two works at once, each a graph that is replayed so many times on a stream of its own; medians.
+
+        The device reads the flushed memory until the host has launched everything.
+        """
+        graphs = (capture([first]), num_first), (capture([second]), num_second)
+        streams = [torch.cuda.Stream(self.device) for _ in graphs]  # type: ignore[no-untyped-call]
+        times: list[tuple[float, float]] = []
+        for _ in range(_FEWEST):
+            start, ends, both = _event(), [_event() for _ in graphs], _event()
+            for _ in range(_READS_PER_LAUNCH * (num_first + num_second)):
+                self._read()
+            start.record()
+            for stream, end, (graph, count) in zip(streams, ends, graphs, strict=True):
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(count):
+                        graph.replay()
+                    end.record()
+            for stream in streams:
+                torch.cuda.current_stream().wait_stream(stream)
+            both.record()
+            torch.cuda.synchronize()
+            times.append((start.elapsed_time(ends[0]) * 1000 / num_first, start.elapsed_time(both) * 1000))
+        return Beside(*(statistics.median(column) for column in zip(*times, strict=True)))
 
     def _measure(self, run: Launch, num_repeats: int) -> list[float]:
         """Microseconds of each repetition."""

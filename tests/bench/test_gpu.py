@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -350,6 +350,9 @@ class ToyEvent:
 
 
 class ToyStream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        pass
+
     def wait_stream(self, stream: "ToyStream") -> None:
         pass
 
@@ -369,8 +372,8 @@ class ToyGraph:
         self.took_ms = ToyEvent.now_ms - self.begun_ms
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_the_clock_gives_the_time_of_one_launch(monkeypatch: pytest.MonkeyPatch, in_graph: bool) -> None:
+@pytest.fixture
+def toy_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_FLUSH_BYTES", 4096)
     monkeypatch.setattr(torch.cuda, "Event", ToyEvent)
     monkeypatch.setattr(torch.cuda, "Stream", ToyStream)
@@ -380,6 +383,24 @@ def test_the_clock_gives_the_time_of_one_launch(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "CUDAGraph", ToyGraph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph.captured())
 
+
+@pytest.mark.usefixtures("toy_device")
+def test_the_clock_gives_the_time_of_works_beside_each_other() -> None:
+    """The toy device runs one after the other: the first's time is its own, that of both the sum."""
+
+    def takes(ms: float) -> Callable[[], None]:
+        def launch() -> None:
+            ToyEvent.now_ms += ms
+
+        return launch
+
+    beside = timing.Clock(torch.device("cpu")).beside(takes(2.0), 3, takes(5.0), 4)
+    assert (beside.first_us, beside.both_us) == pytest.approx((2000, 26000))
+
+
+@pytest.mark.usefixtures("toy_device")
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_the_clock_gives_the_time_of_one_launch(in_graph: bool) -> None:
     def launch() -> None:
         ToyEvent.now_ms += 2.0
 

@@ -28,13 +28,13 @@ from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace
 LAUNCHES = """
 import importlib, json, torch
 from mmrt.tests.triton_kernels.launch_keys import record
-from mmrt.bench.gpu import steps
+from mmrt.bench.gpu import sharing, steps
 from mmrt.bench.gpu.section import MODULES, execute
-from mmrt.bench.gpu.timing import Timed
+from mmrt.bench.gpu.timing import Beside, Timed
 
 modules = {section: importlib.import_module("mmrt.bench.gpu." + name) for section, name in MODULES.items()}
 found, rows = record(), {}
-steps._missing = lambda num_bytes: None
+steps.missing_memory = sharing.missing_memory = lambda num_bytes: None
 
 class Clock:
     device = torch.device("meta")
@@ -43,6 +43,10 @@ class Clock:
         for launch in launches:
             launch()
         return Timed(10.0 * len(launches), 0.1)
+
+    def beside(self, first, num_first, second, num_second):
+        first(), second()
+        return Beside(15.0, 10.0 * (num_first + num_second))
 
 for section, module in modules.items():
     for timing in module.timings(False):
