@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 PR_SET_NAME = 15
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
+DEVICE_WRITERS = ("encoder", "prefill", "decode")  # of pages on CUDA
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
 HELLO_S = 1.0
@@ -137,7 +138,7 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda:
+        if self.follows_a_death and self.config.model.on_cuda and self.name in DEVICE_WRITERS:
             outlive(last.pid, _command(self.name), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:

@@ -49,7 +49,10 @@ def main(actor: Actor) -> None:
     actor.become_active()
     gc.freeze()
     actor.serving()
-    Decoding(actor, table, running, Ring.attach(actor.run, "tokens"), Ringer(actor.run, "detokenizer")).run()
+    try:
+        Decoding(actor, table, running, Ring.attach(actor.run, "tokens"), Ringer(actor.run, "detokenizer")).run()
+    finally:
+        completion.wait()  # a successor takes this process's word that nothing of it is written any more
 
 
 class Decoding:

@@ -12,7 +12,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,17 +28,18 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
-def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int) -> None:
+def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = ()) -> None:
     """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
 
     It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; of other files it may read
-    code alone. It may take ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one line.
+    code and ``readable`` alone. It may take ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one
+    line.
     """
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
-        "what it reads and writes": lambda: _confine_to_directories(run, logs),
+        "what it reads and writes": lambda: _confine_to_directories(run, logs, readable),
         "system calls": forbid_system_calls,
     }
     missing = []
@@ -125,7 +126,7 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("directory_fd", ctypes.c_int32))
 
 
-def _confine_to_directories(run: Path, logs: Path) -> None:
+def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> None:
     """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs, and code read besides.
 
     Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too.
@@ -141,7 +142,7 @@ def _confine_to_directories(run: Path, logs: Path) -> None:
     try:
         for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
             _allow(ruleset, device, _READ_FILE | writing & (_WRITE_FILE | _TRUNCATE))
-        for place in _code():
+        for place in [*map(Path, _code()), *readable]:
             with suppress(OSError):  # what cannot be opened now cannot be read later
                 _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0))
         with suppress(OSError):  # somebody without a home has no logs
@@ -158,17 +159,27 @@ def _confine_to_directories(run: Path, logs: Path) -> None:
 
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf",
-    "/etc/passwd", "/proc", "/sys", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts",
+    "/etc/passwd", "/dev/zero", "/dev/random", "/dev/urandom", "/sys", "/proc/self", "/proc/cpuinfo", "/proc/devices", "/proc/driver",
+    "/proc/filesystems", "/proc/locks", "/proc/meminfo", "/proc/stat", "/proc/sys", "/proc/vmstat",
 )  # fmt: skip
+_PACKAGE = __name__.partition(".")[0]
 
 
-def _code() -> Iterator[Path]:
-    """Where modules and libraries may yet come from, and what the kernel tells. The working directory is not among them, although
-    Python may look for modules there: it is where somebody's own files are."""
-    yield from map(Path, _SYSTEM)
-    yield from {Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix), Path(__file__).parents[1]}
-    named = [*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    yield from {Path(place) for place in named if os.path.isabs(place) and os.path.realpath(place) != os.getcwd()}
+def _code() -> set[str]:
+    """Where modules and libraries may yet come from, and what the kernel tells those that are here.
+
+    All of Python's path, so somebody who has a home on it has it read; and where what is loaded really lies, since a path may be
+    full of symbolic links, or stand for places that are not on it. Of this package, which may be a checkout, the code alone.
+    """
+    own = Path(__file__).parents[1]
+    places = {*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix}
+    places |= {str(place) for place in own.iterdir() if place.suffix == ".py" or place.is_dir() and not place.name.startswith(".")}
+    places |= set(filter(os.path.isabs, [*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]))
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." not in name and name not in (_PACKAGE, "__main__") and isinstance(file, str):
+            places.add(os.path.dirname(os.path.realpath(file)))
+    return places
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

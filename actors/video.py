@@ -50,18 +50,19 @@ Key = tuple[int, int, int]  # row, row generation, item
 
 def main(actor: Actor) -> None:
     """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
-    num_engines = len(os.sched_getaffinity(0))
+    num_engines, environment = len(os.sched_getaffinity(0)), read_environment()
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach(actor.run, "patch")
     enter_sandbox(
         actor.run.path,
-        read_environment().state_home / actor.run.path.name,
+        environment.state_home / actor.run.path.name,
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + DECODER_BYTES
         + SPARE_BYTES
         + BYTES_PER_PIXEL * actor.config.media.max_pixels
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
+        readable=[] if environment.fault_file is None else [environment.fault_file],
     )
     rows = SequenceTable.attach(actor.run, writable=False)
     engines = _engines(actor.config)

@@ -138,7 +138,12 @@ def _simplejpeg(data: bytes, width: int, height: int) -> Pixels | None:
 
 
 def _has_one_scan(image: Image.Image, head: bytes) -> bool:
-    """Whether the first scan, whose header ends ``head``, has all components for good: libjpeg then takes no second one."""
+    """Whether the first scan, whose header ends ``head``, has all components for good: libjpeg then takes no second one.
+
+    Of one component or three: their headers cannot be taken for the end of a longer one's, which four components' could.
+    """
+    if image.mode not in ("RGB", "L"):
+        return False
     num_components = len(image.getbands())
     header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * num_components, num_components)
     return "progressive" not in image.info and head[: -3 - 2 * num_components].endswith(header)

@@ -48,10 +48,10 @@ def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
         seed=one.astype(np.uint64),
         index=one.astype(np.int64),
     )
-    sampler.sample(logits, rows)
+    sampler.sample(logits, rows).cpu()
     sampler.remember([History(np.zeros(1, np.int64), np.zeros(1, np.int64))])
     ones = one.astype(np.float32)
-    sampler.sample(logits, rows, penalties=Penalties(np.zeros(1, np.int64), ones, ones, ones))
+    sampler.sample(logits, rows, penalties=Penalties(np.zeros(1, np.int64), ones, ones, ones)).cpu()
 
 
 def _positions(num_tokens: int) -> torch.Tensor:

@@ -7,9 +7,11 @@ it happens again and again. Used by every actor that becomes active (``actors/ba
 """
 
 import contextlib
+import logging
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +19,14 @@ import msgspec
 
 from ..shm.status import ActorReading, ActorState
 
+log = logging.getLogger(__name__)
+
 MAX_UNEXPLAINED = 16  # crashes in steps, of late, that no work was found guilty of: from there on they are a crash loop like any
 FORGET_STEPS = 1000  # without a crash make up for one
 FIRST_STEP_DEATHS = 3  # generations in a row that die in their first step: it is the work, whoever kills them
 
 _POLL_S = 0.01
+_SAY_S = 2.0
 _OWN_SIGNALS = frozenset({
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU,
     signal.SIGXFSZ,
@@ -98,8 +103,12 @@ def outlive(pid: int, command: str, pause: Callable[[float], None]) -> None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    began_s, is_said = time.monotonic(), False
     try:
         while _command(pid) == command and not select.select([pidfd], [], [], 0)[0]:
+            if not is_said and time.monotonic() - began_s > _SAY_S:
+                log.warning("waiting for process %d (%s), which is dead and not gone yet", pid, command)
+                is_said = True
             pause(_POLL_S)
     finally:
         os.close(pidfd)

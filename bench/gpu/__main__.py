@@ -91,13 +91,24 @@ def _what_serving_lacks() -> str:
 
 def _run_whole(json: Path, quick: bool, end_s: float) -> bool:
     """``serve`` in what is left of the time. It cleans up when it is interrupted."""
+    limit_s = max(0.0, end_s - _CLEANING_S - time.monotonic())
     process = subprocess.Popen([sys.executable, "-m", f"{__package__}.serve", "--json", str(json), *(["--quick"] if quick else [])])
     try:
-        status = process.wait(max(0.0, end_s - time.monotonic()))
+        return process.wait(limit_s) == 0
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        status = process.wait(_CLEANING_S)
-    return status == 0
+        return _ends_within(process, _CLEANING_S)
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends well; killed otherwise, and what it has started may go on."""
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        print("whole runs did not end and were killed: see mmrt down", file=sys.stderr)
+        process.kill()
+        process.wait()
+        return False
 
 
 def _judge_all(facts: Facts, quick: bool, rows: Sequence[Row], seconds: Mapping[str, float]) -> Report:

@@ -4,6 +4,7 @@ Needs all that mmrt needs, where the kernels' bench needs torch and Triton alone
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from ..client import BenchError
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, open_console, write_json
+from ..output import JSON_HELP, STANDARD_OUTPUT, open_console, write_json
 from ..own_run import OwnRun, OwnRunError, own_run
 from ..render import show_environment
 from .report import format_table
@@ -30,7 +31,7 @@ class ServeBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 1 where a section failed, an answer differs, or there is no such device."""
+    """Run the command. Returns 1 where a section failed, a target was missed, or there is no such device."""
     options = _parse(argv)
     if options.device != "cpu" and not torch.cuda.is_available():
         skipped = ", ".join(options.sections)
@@ -45,20 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             for section in options.sections:
                 print(section, file=sys.stderr, flush=True)
                 figures += _section(section, run, options)
-                write_json(options.json, bench)
+                if options.json != STANDARD_OUTPUT:
+                    write_json(options.json, bench)
     except KeyboardInterrupt:
         figures.append(Figure(section=section, case=section, note="ended early"))
-        write_json(options.json, bench)
+    except OwnRunError as error:
+        figures.append(Figure(section=section, case="down", note=str(error)))
+    write_json(options.json, bench)
     show_environment(console, bench.environment)
     print(format_table(f"{bench.shape} on {bench.device}", COLUMNS, [figure.cells() for figure in figures]), file=console.file)
-    return 1 if any(figure.value is None or figure.unit == "of 1" and figure.verdict == "MISSED" for figure in figures) else 0
+    return 1 if any(figure.verdict in ("FAILED", "MISSED") for figure in figures) else 0
 
 
 def _section(section: str, run: OwnRun, options: argparse.Namespace) -> list[Figure]:
     try:
         return SECTIONS[section](run, options)
-    except (OwnRunError, BenchError, OSError, ValueError, RuntimeError, ImportError) as error:
-        return [Figure(section=section, case=section, note=str(error) or type(error).__name__)]
+    except (OwnRunError, BenchError) as error:
+        return [Figure(section=section, case=section, note=str(error))]
+    except Exception as error:
+        return [Figure(section=section, case=section, note=f"{type(error).__name__}: {error}")]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -85,4 +91,6 @@ def _device_name(device: str) -> str:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where SIGINT is ignored, as behind nohup
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import torch
 
 from ...models.config import load_model_config
 from ...runtime.config import (
@@ -175,10 +176,10 @@ async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
         async def send(plan: RequestPlan, record: Record) -> None:
             await stream_chat(session, url, bodies[plan.seed], record)
 
-        for warm_up in (texts[:_STREAMS], pictures[:1]):
-            for record in await run_closed_loop(warm_up, len(warm_up), send, lambda _: None):
-                if record.error is not None:
-                    raise BenchError(f"a first request failed: {record.error}")
+        warm_up = [*texts[:_STREAMS], pictures[0]]  # all at once: steps of so many rows are captured
+        for record in await run_closed_loop(warm_up, len(warm_up), send, lambda _: None):
+            if record.error is not None:
+                raise BenchError(f"a first request failed: {record.error}")
         plan = StallPlan(num_streams=_STREAMS, phase_s=count * _PICTURE_S, interval_s=_PICTURE_S, fresh=tuple(pictures[1:]))
         return summarise_stall(await run_stall(plan, lambda number: texts[number % len(texts)], send, lambda _: None))
 
@@ -193,6 +194,8 @@ def _transformers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
         together = measure_server(url, plans, shapes)
     dtype = load_model_config(model).dtype
     there = measure_transformers(model, dtype, plans[:2], shapes, options.device)
+    if options.device != "cpu":
+        torch.cuda.empty_cache()  # later runs need the memory
     made = partial(Figure, section="transformers", unit="tokens/s")
     return [
         made(case="one request", value=alone.tokens_per_s, note=f"transformers {there.tokens_per_s:.4g} tokens/s"),

@@ -3,6 +3,7 @@
 usage: sandboxed.py RUN LOGS ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that echoes, VIDEO a file to decode.
 """
 
+import base64
 import errno
 import fcntl
 import importlib
@@ -31,6 +32,7 @@ from mmrt.media.video_info import analyse
 
 MEMORY_BYTES = 512 << 20
 FILE_BYTES = 1 << 20
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
 
 def attempt(action: Callable[[], object]) -> str:
@@ -77,6 +79,12 @@ def decode(data: bytes) -> None:
     assert len(list(decode_frames(io.BytesIO(data), info, range(info.num_frames)))) == info.num_frames
 
 
+def decode_picture() -> None:
+    assert "PIL.PpmImagePlugin" not in sys.modules  # one of those that Pillow loads when it opens its first picture
+    image = importlib.import_module("mmrt.media.image")
+    assert image.decode_image(io.BytesIO(PNG), MediaLimits()).shape == (1, 1, 3)
+
+
 def landlock_version() -> int:
     try:
         return sandbox._syscall(sandbox._CREATE_RULESET, None, 0, sandbox._VERSION)
@@ -93,7 +101,7 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("")  # Linux gives it a name
     abstract.listen()
-    enter_sandbox(run, logs, memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
+    enter_sandbox(run, logs, memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=[elsewhere / "given"])
     forbidden: dict[str, Callable[[], object]] = {
         "connect": connect,
         "udp": lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
@@ -122,6 +130,8 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "read": (elsewhere / "old").read_bytes,
         "list": lambda: os.listdir(elsewhere),
         "home": lambda: os.listdir(Path.home()),
+        "terminals": lambda: os.listdir("/dev/pts"),
+        "other processes": Path(f"/proc/{theirs}/cmdline").read_bytes,
         "working directory": lambda: os.listdir(os.curdir),
         "write": lambda: write(elsewhere / "new"),
         "overwrite": lambda: write(elsewhere / "old"),
@@ -133,6 +143,8 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }
     allowed: dict[str, Callable[[], object]] = {
+        "read what was given": (elsewhere / "given").read_bytes,
+        "decode a picture by what was not loaded": decode_picture,
         "import": lambda: importlib.import_module("colorsys"),
         "read a source": Path(sandbox.__file__).read_bytes,
         "what the time is here": lambda: time.strftime("%Z"),

@@ -1,5 +1,7 @@
 """decode's loop over a real table and ring: who it takes in, whom it lets go, and what it says of that."""
 
+import time
+
 import pytest
 
 from mmrt.actors.decode import Decoding
@@ -113,6 +115,18 @@ def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
     row = placed(counting, max_new_tokens=200)
     serve(counting, *turns(210), ring_bytes=64)
     assert len(counting.committed(row)) == 200
+
+
+@both_ways
+def test_who_becomes_late_while_a_step_is_launched_leaves(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmrt.actors.decode.SCAN_S", 0.0)
+    late = counting.place([10], max_new_tokens=40, deadline_s=time.monotonic() + 0.2)
+    counting.grant_all(late)
+    counting.table.set_phase(0, Phase.DECODE)
+    other = placed(counting, 1, 30)
+    serve(counting, *turns(5), lambda: time.sleep(0.3), *turns(5))
+    assert counting.running.rows == [1] and not counting.running.is_ahead
+    assert 5 <= len(counting.committed(late)) <= 12 and len(counting.committed(other)) >= 10
 
 
 @both_ways

@@ -35,7 +35,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     folder = tmp_path_factory.mktemp("sandbox")
     for name in ("own/run", "logs", "elsewhere", "cwd"):
         (folder / name).mkdir(parents=True)
-    (folder / "elsewhere" / "old").write_text("old")
+    for name in ("old", "given"):
+        (folder / "elsewhere" / name).write_text(name)
     (folder / "video.mp4").write_bytes(encode_video(options={"bf": "2"}))
     with tempfile.TemporaryDirectory() as short, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
@@ -86,7 +87,27 @@ def test_landlock_keeps_what_belongs_to_others(outcome: Outcome, what: str, sinc
 
 def test_files_are_read_where_code_is(outcome: Outcome) -> None:
     needs(outcome, "what it reads and writes")
-    assert forbidden(outcome, "read", "list", "home", "working directory") == {"EACCES"}
+    assert forbidden(outcome, "read", "list", "home", "working directory", "terminals", "other processes") == {"EACCES"}
+
+
+def test_a_working_directory_that_is_gone_opens_nothing(outcome: Outcome, tmp_path: Path) -> None:
+    needs(outcome, "what it reads and writes")
+    code = f"""
+import errno, os
+from pathlib import Path
+from mmrt.actors.sandbox import enter_sandbox
+here = Path({str(tmp_path)!r})
+for name in ("gone", "run", "logs"):
+    (here / name).mkdir()
+os.chdir(here / "gone")
+(here / "gone").rmdir()
+enter_sandbox(here / "run", here / "logs", memory_bytes=1 << 28, file_bytes=100)
+try:
+    os.listdir(here)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    assert child(code).stdout == "EACCES\n"
 
 
 def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
@@ -221,6 +242,6 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
         video.main(Actor(run, follows_a_death))  # type: ignore[arg-type]
     run.destroy()
     entered, *rest = calls
-    assert entered == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run", "memory_bytes", "file_bytes")
+    assert entered == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run", "memory_bytes", "file_bytes", "readable")
     each = [("cpu", 270.0), ("close unwanted",)]
     assert rest == [*each, ("execute", "first", follows_a_death), *each, ("execute", "second", False), ("close",)]

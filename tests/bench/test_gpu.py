@@ -308,10 +308,12 @@ def test_the_command_prints_its_table_last(
     monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "read_facts", lambda: {"device": "NVIDIA H200"})
 
+    ends_well = True
+
     def run_whole(file: Path, quick: bool, end_s: float) -> bool:
         assert file == tmp_path / "serve.json" and quick and end_s > time.monotonic() + 100
         sections.append("whole runs")
-        return True
+        return ends_well
 
     monkeypatch.setattr(command, "run_section", run)
     monkeypatch.setattr(command, "_run_whole", run_whole)
@@ -320,9 +322,12 @@ def test_the_command_prints_its_table_last(
     assert sections == [name for name in section.MODULES if name != "sweep"]
     assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
     assert "not measured" not in capsys.readouterr().out
+    ends_well = False
+    assert command.main(["--quick", "--out", str(tmp_path)]) == 1
     monkeypatch.setattr(command, "_what_serving_lacks", lambda: "No module named 'zmq'")
     assert command.main(["--quick", "--out", str(tmp_path)]) == status and sections[-1] != "whole runs"
-    assert "steps  (0 s, " in capsys.readouterr().out.partition("wrote ")[2] and (tmp_path / "gpu.json").exists()
+    said = capsys.readouterr().out.partition("wrote ")[2]
+    assert "steps  (0 s, " in said and said.endswith("whole runs are not measured: No module named 'zmq'\n")
 
 
 def test_facts_that_cannot_be_had_say_so() -> None:
@@ -438,4 +443,10 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
 def test_whole_runs_are_tried_in_a_process_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not command._run_whole(tmp_path / "serve.json", True, time.monotonic() + 60)
     assert "sees no CUDA device" in capfd.readouterr().err
-    assert not command._run_whole(tmp_path / "serve.json", True, time.monotonic())  # interrupted at its start
+
+
+def test_who_does_not_end_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command._ends_within(subprocess.Popen(["true"]), 60)
+    assert not command._ends_within(subprocess.Popen(["false"]), 60)
+    assert not command._ends_within(subprocess.Popen(["sleep", "100"]), 0.1)
+    assert capsys.readouterr().err == "whole runs did not end and were killed: see mmrt down\n"

@@ -48,7 +48,19 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
     assert [(figure.section, figure.note) for figure in figures] == [
         ("load", ""),
-        ("stall", "CUDA error: out of memory"),
+        ("stall", "RuntimeError: CUDA error: out of memory"),
         ("restart", "ended early"),
     ]
     assert [figure.verdict for figure in figures] == ["", "FAILED", "FAILED"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sections_on_the_processor(tmp_path: Path) -> None:
+    file = tmp_path / "serve.json"
+    main(
+        ["--device", "cpu", "--shape", "tiny", "--quick", "--json", str(file), "--sections", "load", "stall", "restart", "transformers"]
+    )
+    figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
+    assert {figure.section for figure in figures} == {"load", "stall", "restart", "transformers"}
+    assert all(figure.value is not None and figure.value > 0 for figure in figures)

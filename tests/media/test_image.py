@@ -107,6 +107,11 @@ def test_odd_jpegs_stay_with_pillow(image, at_once):
     assert at_once == taken
 
 
+def test_scans_of_four_components_are_counted(image):
+    with pytest.raises(MediaError, match="101 scans exceeds the limit of 100"):
+        decoded(with_scans(encoded(image.convert("CMYK"), "JPEG"), 101))
+
+
 def test_a_second_scan_of_all_components_is_not_decoded(image):
     plain = encoded(image, "JPEG")
     scan = plain[plain.index(b"\xff\xda") : -2]
