@@ -4,7 +4,8 @@ A CFG pair is one member with two sequences (CF3: both run in the same step or n
 sequences in the batch. Called by the decode actor only.
 
 Where launching does not wait for the result, on CUDA, a step is launched as soon as the ids of the one before are here, and before
-these are committed and told: the device computes meanwhile. It is launched for the same members only, so no id is ever drawn in vain.
+these are committed and told: the device computes meanwhile. It is launched for the same members only: no id is thrown away but that of
+a row which is taken out meanwhile.
 
 Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
 """

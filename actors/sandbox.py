@@ -142,38 +142,41 @@ def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> 
     try:
         for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
             _allow(ruleset, device, _READ_FILE | writing & (_WRITE_FILE | _TRUNCATE))
-        for place in [*map(Path, _code()), *readable]:
+        for place in [*map(Path, [*_CODE, *_code(), *_KERNEL]), *readable]:
             with suppress(OSError):  # what cannot be opened now cannot be read later
-                _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0))
+                _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0), kept=str(place) in _KERNEL)
         with suppress(OSError):  # somebody without a home has no logs
             logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         for directory in (run, logs):
             if directory.is_dir():
                 _allow(ruleset, directory, writing | _READ_FILE | _READ_DIR)
-        # The last process of a run removes the run directory, and its parent if that has become empty.
-        _allow(ruleset, run.parent.parent, _REMOVE_DIR)
+        # The last process of a run removes the run directory, and the parent that mmrt has made if that has become empty.
+        _allow(ruleset, run.parent.parent if run.parent.name == f"mmrt-{os.getuid()}" else run.parent, _REMOVE_DIR)
         _syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
 
 
-_SYSTEM = (
+_CODE = (
     "/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf",
-    "/etc/passwd", "/dev/zero", "/dev/random", "/dev/urandom", "/sys", "/proc/self", "/proc/cpuinfo", "/proc/devices", "/proc/driver",
-    "/proc/filesystems", "/proc/locks", "/proc/meminfo", "/proc/stat", "/proc/sys", "/proc/vmstat",
+    "/etc/passwd", "/dev/zero", "/dev/random", "/dev/urandom",
+)  # fmt: skip
+_KERNEL = (
+    "/sys", "/proc/self", "/proc/cpuinfo", "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/locks", "/proc/meminfo",
+    "/proc/stat", "/proc/sys", "/proc/vmstat",
 )  # fmt: skip
 _PACKAGE = __name__.partition(".")[0]
 
 
 def _code() -> set[str]:
-    """Where modules and libraries may yet come from, and what the kernel tells those that are here.
+    """Where modules and libraries may yet come from, besides ``_CODE``.
 
     All of Python's path, so somebody who has a home on it has it read; and where what is loaded really lies, since a path may be
-    full of symbolic links, or stand for places that are not on it. Of this package, which may be a checkout, the code alone.
+    full of symbolic links, or stand for places that are not on it. Of this package, which may be a checkout, the packages in it.
     """
     own = Path(__file__).parents[1]
-    places = {*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix}
-    places |= {str(place) for place in own.iterdir() if place.suffix == ".py" or place.is_dir() and not place.name.startswith(".")}
+    places = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    places |= {str(place) for place in own.iterdir() if place.suffix == ".py" or (place / "__init__.py").is_file()}
     places |= set(filter(os.path.isabs, [*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -182,12 +185,14 @@ def _code() -> set[str]:
     return places
 
 
-def _allow(ruleset: int, path: Path, rights: int) -> None:
+def _allow(ruleset: int, path: Path, rights: int, *, kept: bool = False) -> None:
+    """``kept``: the file stays open. A rule is for an inode, and /proc makes new ones for what nobody has open."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_PathBeneath(rights, fd)), 0)
     finally:
-        os.close(fd)
+        if not kept:
+            os.close(fd)
 
 
 def _libc() -> ctypes.CDLL:

@@ -14,7 +14,10 @@ _NUMBERS = {  # of x86-64
     # other programs, and other processes
     "execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
     "process_madvise": 440, "pidfd_open": 434, "pidfd_getfd": 438, "pidfd_send_signal": 424, "kcmp": 312, "tkill": 200,
-    "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+    "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "setpriority": 141,
+    "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279,
+    "shmget": 29, "shmat": 30, "shmctl": 31, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semget": 64, "semop": 65,
+    "semtimedop": 220, "semctl": 66,
     # connections that others begin: no socket is created for them
     "bind": 49, "listen": 50, "accept": 43, "accept4": 288,
     # what Landlock leaves open: owner, mode, times and attributes of any file, and before its version 3 the length

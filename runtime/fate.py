@@ -7,6 +7,7 @@ it happens again and again. Used by every actor that becomes active (``actors/ba
 """
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -101,8 +102,10 @@ def outlive(pid: int, command: str, pause: Callable[[float], None]) -> None:
     that has got its pid is not waited for."""
     try:
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # the two others: a thread or a process group has the number now
+            return
+        raise
     began_s, is_said = time.monotonic(), False
     try:
         while _command(pid) == command and not select.select([pidfd], [], [], 0)[0]:

@@ -6,7 +6,7 @@ Needs all that mmrt needs, where the kernels' bench needs torch and Triton alone
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,31 +40,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = open_console(options.json)
     figures: list[Figure] = []
     bench = ServeBench(environment=read_environment(), device=_device_name(options.device), shape=options.shape, figures=figures)
-    section = ""
+    waiting = list(options.sections)
     try:
         with own_run() as run:
-            for section in options.sections:
-                print(section, file=sys.stderr, flush=True)
-                figures += _section(section, run, options)
-                if options.json != STANDARD_OUTPUT:
-                    write_json(options.json, bench)
+            while waiting:
+                print(waiting[0], file=sys.stderr, flush=True)
+                for figure in _section(waiting[0], run, options):
+                    figures.append(figure)
+                    if options.json != STANDARD_OUTPUT:
+                        write_json(options.json, bench)
+                del waiting[0]
     except KeyboardInterrupt:
-        figures.append(Figure(section=section, case=section, note="ended early"))
+        figures += [Figure(section=section, case=section, note="ended early", in_time=False) for section in waiting]
     except OwnRunError as error:
-        figures.append(Figure(section=section, case="down", note=str(error)))
+        figures.append(Figure(section="down", case="down", note=str(error)))
     write_json(options.json, bench)
     show_environment(console, bench.environment)
     print(format_table(f"{bench.shape} on {bench.device}", COLUMNS, [figure.cells() for figure in figures]), file=console.file)
     return 1 if any(figure.verdict in ("FAILED", "MISSED") for figure in figures) else 0
 
 
-def _section(section: str, run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _section(section: str, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
+    """What a section finds; whatever is raised is one more figure."""
     try:
-        return SECTIONS[section](run, options)
+        yield from SECTIONS[section](run, options)
     except (OwnRunError, BenchError) as error:
-        return [Figure(section=section, case=section, note=str(error))]
+        yield Figure(section=section, case=section, note=str(error))
     except Exception as error:
-        return [Figure(section=section, case=section, note=f"{type(error).__name__}: {error}")]
+        yield Figure(section=section, case=section, note=f"{type(error).__name__}: {error}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -4,6 +4,7 @@ Fig. 6 and Fig. 12 of the published measurements (US10, TI24) on the hardware th
 encode or a prefill beside it, and these by it; and how long encoding and decoding take on two streams beside one after the other.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,7 @@ def _pair(shape: Shape, name: str, clock: Clock) -> list[Row]:
 
 def _slowed(clock: Clock, phase: Phase, alone_us: float, other: Phase, other_us: float) -> Row:
     """US10's degradation factor: time beside the other over time alone."""
-    num_others = max(1, round(_LONGER * alone_us / other_us))
+    num_others = math.ceil(_LONGER * alone_us / other_us)
     beside = clock.beside(phase.launch, 1, other.launch, num_others)
     note = f"alone {alone_us:,.0f} us; times slower (US10)"
     return Row(case=f"{phase.name} beside {other.name}", time_us=beside.first_us, rate=beside.first_us / alone_us, unit="x", note=note)
@@ -101,7 +102,10 @@ class TowerLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """Qwen2.5-VL's vision tower over one picture, of random weights: most layers attend within windows, every eighth to everything."""
+    """The products and kernels of Qwen2.5-VL's vision tower over one picture, of random weights, without biases and rotation.
+
+    Most layers attend within windows, every eighth to everything.
+    """
 
     patches: Tensor
     norm: Tensor

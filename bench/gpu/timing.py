@@ -112,7 +112,7 @@ def capture(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):  # its own, and with it its own workspaces: two graphs may be replayed at once
         for launch in launches:
             launch()
     torch.cuda.synchronize()

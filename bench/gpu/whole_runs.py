@@ -57,7 +57,10 @@ _PICTURE_S = 0.5  # between the pictures that come while texts stream
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of a section, or why there is none. ``target``: at most, of seconds and of times as long; at least, of a share."""
+    """One number of a section, or why there is none: a failure, where ``in_time``.
+
+    ``target``: at most, of seconds and of times as long; at least, of a share.
+    """
 
     section: str
     case: str
@@ -65,11 +68,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     target: float | None = None
     note: str = ""
+    in_time: bool = True
 
     @property
     def verdict(self) -> str:
         if self.value is None:
-            return "FAILED"
+            return "FAILED" if self.in_time else ""
         if self.target is None:
             return ""
         return "reached" if (self.value <= self.target if self.unit in _AT_MOST else self.value >= self.target) else "MISSED"
@@ -80,7 +84,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{self.section}: {self.case}", value, target, self.verdict, self.note]
 
 
-def _answers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _answers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Text, and a picture with text, on the CPU and on the device."""
     model = _made(run, "tiny" if options.shape == "tiny" else "small")
     plans = [*_plans("text", 12, 200, 48), *_plans("image", 4, 40, 48)]
@@ -90,24 +94,22 @@ def _answers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
             said.append(asyncio.run(_ask_all(url, plans)))
     share = statistics.mean(ours == theirs for theirs, ours in zip(*said, strict=True))
     note = f"{len(plans)} greedy answers in float32 as on the CPU"
-    return [Figure(section="answers", case="equal", value=share, unit="of 1", target=1.0, note=note)]
+    yield Figure(section="answers", case="equal", value=share, unit="of 1", target=1.0, note=note)
 
 
-def _load(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _load(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """One request at a time, then many: of text, and with pictures."""
     model = _checkpoint(run, options)
-    figures = []
     with _up(run, model, options.device) as (url, ready_s):
-        figures.append(Figure(section="load", case="mmrt up until it is ready", value=ready_s, unit="s"))
+        yield Figure(section="load", case="mmrt up until it is ready", value=ready_s, unit="s")
         for media in dict.fromkeys(media for media, _ in _LOADS):
             first_s = asyncio.run(_first(url, _plans(media, 1, 200, 4)))
-            figures.append(Figure(section="load", case=f"first answer with {media}", value=first_s, unit="s", note="compiles"))
+            yield Figure(section="load", case=f"first answer with {media}", value=first_s, unit="s", note="compiles")
         for media, concurrency in _LOADS:
             count = options.requests if concurrency > 1 else max(1, options.requests // 8)
             asyncio.run(_drive(url, _plans(media, min(count, concurrency), 200, 16), concurrency))  # graphs of these batch sizes
             records = asyncio.run(_drive(url, _plans(media, count, 512, 128), concurrency))
-            figures += _latencies(f"{media}, {concurrency} at a time", records)
-    return figures
+            yield from _latencies(f"{media}, {concurrency} at a time", records)
 
 
 def _latencies(case: str, records: list[Record]) -> list[Figure]:
@@ -123,10 +125,9 @@ def _latencies(case: str, records: list[Record]) -> list[Figure]:
     return figures
 
 
-def _restart(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Kill -9 an idle actor: until another is ready, until it answers, and whether it says the same."""
     model = _checkpoint(run, options)
-    figures = []
     with _up(run, model, options.device, scheduling=_UNCUT) as (url, _), RunDirectory.attach(run.run) as directory:
         plans = _plans("image", 1, 200, 32)
         expected = asyncio.run(_ask_all(url, plans))
@@ -141,15 +142,14 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
                 made = partial(Figure, section="restart")
                 target_s = None if actor == "encoder" else RESTART_TARGET_S
                 note = f"worst {max(ready_s):.2f} s of {options.trials}"
-                figures += [
+                yield from (
                     made(case=f"{actor} ready again", value=statistics.median(ready_s), unit="s", target=target_s, note=note),
                     made(case=f"{actor}: an answer", value=statistics.median(answered_s), unit="s", note="from the kill on"),
                     made(case=f"{actor}: the same answer", value=statistics.mean(same), unit="of 1", target=1.0),
-                ]
-    return figures
+                )
 
 
-def _stall(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _stall(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
     model = _checkpoint(run, options)
     count = max(4, options.requests // 4)
@@ -157,12 +157,11 @@ def _stall(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
         stalled = asyncio.run(_stream_beside_pictures(url, count))
     made = partial(Figure, section="stall")
     if stalled.alone is None or stalled.with_fresh is None or stalled.p99_ratio is None or stalled.fresh_ttft is None:
-        return [made(case="pictures beside streams", note="no times between tokens, or no picture was answered")]
+        yield made(case="pictures beside streams", note="no times between tokens, or no picture was answered")
+        return
     note = f"P99 {1e3 * stalled.alone.p99:.1f} ms alone, {1e3 * stalled.with_fresh.p99:.1f} ms with {count} pictures"
-    return [
-        made(case=f"TBT of {_STREAMS} streams with pictures", value=stalled.p99_ratio, unit="times", target=STALL_TARGET, note=note),
-        made(case="TTFT of the pictures", value=1e3 * stalled.fresh_ttft.p50, unit="ms"),
-    ]
+    yield made(case=f"TBT of {_STREAMS} streams with pictures", value=stalled.p99_ratio, unit="times", target=STALL_TARGET, note=note)
+    yield made(case="TTFT of the pictures", value=1e3 * stalled.fresh_ttft.p50, unit="ms")
 
 
 async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
@@ -181,37 +180,37 @@ async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
             if record.error is not None:
                 raise BenchError(f"a first request failed: {record.error}")
         plan = StallPlan(num_streams=_STREAMS, phase_s=count * _PICTURE_S, interval_s=_PICTURE_S, fresh=tuple(pictures[1:]))
-        return summarise_stall(await run_stall(plan, lambda number: texts[number % len(texts)], send, lambda _: None))
+        run = await run_stall(plan, lambda number: texts[number % len(texts)], send, lambda _: None)
+        if errors := {record.error for record in run.fresh if record.error}:
+            raise BenchError(f"pictures failed: {'; '.join(errors)}")
+        return summarise_stall(run)
 
 
-def _transformers(run: OwnRun, options: argparse.Namespace) -> list[Figure]:
+def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Tokens per second over pictures with text: all at once here, one after the other there, and one by one in both."""
     model = _checkpoint(run, options)
     plans = _plans("image", max(4, options.requests // 4), 40, 64)
     shapes = MediaShapes()
     with _up(run, model, options.device) as (url, _):
         alone = measure_server(url, plans[:1], shapes)
+        few = [msgspec.structs.replace(plan, seed=f"first/{plan.seed}", max_tokens=8) for plan in plans]
+        measure_server(url, few, shapes)  # graphs of these batch sizes
         together = measure_server(url, plans, shapes)
     dtype = load_model_config(model).dtype
     there = measure_transformers(model, dtype, plans[:2], shapes, options.device)
     if options.device != "cpu":
         torch.cuda.empty_cache()  # later runs need the memory
     made = partial(Figure, section="transformers", unit="tokens/s")
-    return [
-        made(case="one request", value=alone.tokens_per_s, note=f"transformers {there.tokens_per_s:.4g} tokens/s"),
-        made(
-            case=f"{len(plans)} requests at once",
-            value=together.tokens_per_s,
-            note=f"{together.tokens_per_s / there.tokens_per_s:.3g} times it",
-        ),
-    ]
+    yield made(case="one request", value=alone.tokens_per_s, note=f"transformers {there.tokens_per_s:.4g} tokens/s")
+    times = together.tokens_per_s / there.tokens_per_s
+    yield made(case=f"{len(plans)} requests at once", value=together.tokens_per_s, note=f"{times:.3g} times it")
 
 
-SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], list[Figure]]] = {
-    "answers": _answers,
+SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {
     "load": _load,
     "stall": _stall,
     "restart": _restart,
+    "answers": _answers,
     "transformers": _transformers,
 }
 

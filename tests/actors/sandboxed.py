@@ -20,11 +20,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
 
-from mmrt.actors import sandbox
+from mmrt.actors import sandbox, system_calls
 from mmrt.actors.sandbox import enter_sandbox, memory_left
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
@@ -85,6 +86,13 @@ def decode_picture() -> None:
     assert image.decode_image(io.BytesIO(PNG), MediaLimits()).shape == (1, 1, 3)
 
 
+def target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
 def landlock_version() -> int:
     try:
         return sandbox._syscall(sandbox._CREATE_RULESET, None, 0, sandbox._VERSION)
@@ -117,6 +125,8 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "accept": listener.accept,
         "connect what was open": lambda: given.connect(listener.getsockname()),
         "abstract": lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname()),
+        "rmdir": (elsewhere / "empty").rmdir,
+        "niceness of others": lambda: os.setpriority(os.PRIO_PROCESS, theirs, 19),
         "owner of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, theirs),
         "signal of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETSIG, signal.SIGKILL),
         "owner of a socket": lambda: fcntl.ioctl(given, 0x8901, theirs.to_bytes(4, sys.byteorder)),
@@ -159,12 +169,16 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "leave": lambda: ([file.unlink() for file in run.iterdir()], run.rmdir(), run.parent.rmdir()),
     }
     outcome = {
+        "system calls": {
+            name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in system_calls._NUMBERS.items()
+        },
         "forbidden": {what: attempt(action) for what, action in forbidden.items()},
         "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "execve", "write")},
         "allowed": {what: attempt(action) for what, action in allowed.items()},
         "status": Path("/proc/self/status").read_text(),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "memory left": memory_left(),
+        "kept": [name for fd in os.listdir("/proc/self/fd") if (name := target(fd)).startswith("/proc/")],
         "landlock": landlock_version(),
     }
     print(json.dumps(outcome), flush=True)

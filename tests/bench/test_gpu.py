@@ -386,7 +386,7 @@ def toy_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", ToyGraph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph.captured())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: graph.captured())
 
 
 @pytest.mark.usefixtures("toy_device")

@@ -1,6 +1,7 @@
 """The bench of whole runs on a GPU: what it says without one, and how figures are judged."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,22 +37,25 @@ def test_verdicts(value: float | None, unit: str, target: float | None, verdict:
 
 
 def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(*_: object) -> list[Figure]:
+    def end(*_: object) -> Iterator[Figure]:
         assert [figure["section"] for figure in json.loads(file.read_text())["figures"]] == ["load", "stall"]
+        yield Figure(section="restart", case="one", value=2.0)
         raise KeyboardInterrupt
 
     file = tmp_path / "serve.json"
     monkeypatch.setitem(SECTIONS, "load", lambda *_: [Figure(section="load", case="one", value=1.0)])
     monkeypatch.setitem(SECTIONS, "stall", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: out of memory")))
     monkeypatch.setitem(SECTIONS, "restart", end)
-    assert main(["--device", "cpu", "--sections", "load", "stall", "restart", "--json", str(file)]) == 1
+    assert main(["--device", "cpu", "--sections", "load", "stall", "restart", "answers", "--json", str(file)]) == 1
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
     assert [(figure.section, figure.note) for figure in figures] == [
         ("load", ""),
         ("stall", "RuntimeError: CUDA error: out of memory"),
+        ("restart", ""),
         ("restart", "ended early"),
+        ("answers", "ended early"),
     ]
-    assert [figure.verdict for figure in figures] == ["", "FAILED", "FAILED"]
+    assert [figure.verdict for figure in figures] == ["", "FAILED", "", "", ""]
 
 
 @pytest.mark.slow

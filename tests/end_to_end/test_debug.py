@@ -214,8 +214,9 @@ def test_a_breakpoint_in_the_source(own: Server, source: Path, expected: list[in
     before = file.read_text()
     lines = before.splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if "batch = self._current_batch()" in line)
+    indent = lines[at].partition("batch")[0]
     try:
-        file.write_text("".join([*lines[: at + 1], "        breakpoint()\n", *lines[at + 1 :]]))
+        file.write_text("".join([*lines[: at + 1], f"{indent}breakpoint()\n", *lines[at + 1 :]]))
         assert own.mmrt("restart", "decode").returncode == 0
         assert own.chat(PROMPT, **LONG)[1] == expected
         log = own.mmrt("logs", "decode").stdout

