@@ -1,16 +1,19 @@
 """What every actor process has: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
 
 ``run_actor(NAME)`` is what ``mmrt actor NAME`` and the zygote call. An actor's module has ``main(actor)``: load and map everything
-(standby), ``become_active`` (wait for the role lock, which proves every older generation gone), then work until ``ending``.
+(standby), ``become_active`` (wait for the role lock, which proves every older generation gone), then work until ``ending``. Where a
+layout lets actors share a process, each is in a thread of its own (``shared_process``).
 """
 
 import asyncio
 import ctypes
+import faulthandler
 import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,8 +24,8 @@ import msgspec
 
 from ..models.config import ModelConfig, load_model_config
 from ..models.errors import CheckpointError
-from ..runtime.config import ACTORS, TORCH_ACTORS, RuntimeConfig, read_environment
-from ..runtime.errors import RunError, UserError
+from ..runtime.config import ACTORS, STAGES, TORCH_ACTORS, RuntimeConfig, read_environment
+from ..runtime.errors import ConfigError, RunError, UserError
 from ..runtime.fate import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
 from ..runtime.flight import Kind
 from ..runtime.flight_dumps import save_crash
@@ -46,10 +49,10 @@ log = logging.getLogger(__name__)
 PR_SET_NAME = 15
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
-DEVICE_WRITERS = ("encoder", "prefill", "decode")  # of pages on CUDA
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
 HELLO_S = 1.0
+_THREADS = threading.Lock()
 
 
 class Ending(Exception):
@@ -57,7 +60,7 @@ class Ending(Exception):
 
 
 class Actor:
-    """One generation of one actor. Everything here is usable from the actor's main thread only."""
+    """One generation of one actor. Everything here is usable from the actor's own thread only, but for ``end``."""
 
     def __init__(
         self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
@@ -76,6 +79,7 @@ class Actor:
         self.status: ActorStatus | None = None
         self.session: DebugSession | None = None
         self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
+        self.failure: Exception | None = None  # that ended ``main``, and nothing explained
         self.follows_a_death = False  # the generation before did not end in order, whatever it was at; known once active
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
@@ -84,14 +88,18 @@ class Actor:
         self._terminated = False
         self._hello_at_s = 0.0
         self._watchdog_at_s = 0.0
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        # A signal alone does not end a poll (PEP 475): its byte in this pipe does.
-        self._signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
+        self._signalled, self._signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def _on_sigterm(self, *_: object) -> None:
-        self._terminated = True
+    def catch_signals(self) -> None:
+        """End at SIGTERM. For an actor in the main thread."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        # A signal alone does not end a poll (PEP 475): its byte in this pipe does.
+        signal.set_wakeup_fd(self._signalling, warn_on_full_buffer=False)
+
+    @property
+    def shares_process(self) -> bool:
+        """Whether it lives in one process, and on one device, with others."""
+        return len(self.config.processes[self.config.process_of(self.name)]) > 1
 
     @property
     def ending(self) -> bool:
@@ -99,8 +107,10 @@ class Actor:
         return self._terminated or self.lifeline.is_gone()
 
     def end(self) -> None:
-        """Be told to end, by this process itself."""
+        """Be told to end, by this process itself, from whatever thread."""
         self._terminated = True
+        with suppress(BlockingIOError):
+            os.write(self._signalling, b"\0")
 
     def wait_for_layout(self) -> MemoryLayout:
         """Wait until ``memory`` has made every segment. Raises Ending."""
@@ -138,8 +148,8 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda and self.name in DEVICE_WRITERS:
-            outlive(last.pid, _command(self.name), self.pause)
+        if self.follows_a_death and self.config.model.on_cuda and self.name in STAGES.values():
+            outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
@@ -251,20 +261,46 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     Returns its exit status: 0 only when it was told to end.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    faulthandler.enable(all_threads=False)  # where a crash comes from; of several actors, from which
     os.umask(0o077)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, _command(name).encode(), 0, 0, 0)
+    name_thread(name)
     if session is None and not sys.stdin.isatty():
         sys.breakpointhook = _passing_by(name)
     environment = read_environment()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
     lifeline = Lifeline(environment.lifeline_fd)
     try:
         actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
+        together = actor.config.processes.get(name)
+        if together is None:
+            layout, process = actor.config.actors.layout, actor.config.process_of(name)
+            raise ConfigError(f"{name} lives in the process of {process}: actors.layout = {layout!r}")
+        if session is not None and len(together) > 1:
+            raise ConfigError(
+                f"{name} cannot be debugged in a process that is {', '.join(together)}: actors.layout can give it its own"
+            )
+        guests = [Actor(guest, join_run(guest, environment), Lifeline(lifeline.fd), None) for guest in together if guest != name]
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)
+    if guests:
+        from .shared_process import run_together
+
+        for one in together:
+            importlib.import_module(f"..{one}", __name__)
+        return run_together([*guests, actor], Lifeline(lifeline.fd), _live)
+    actor.catch_signals()
+    return _live(actor, session)
+
+
+def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
+    """From the actor's first import to its last word. Returns the exit status."""
+    name = actor.name
     if name in TORCH_ACTORS:
         import torch
 
-        torch.set_num_threads(actor.config.actor(name).threads)
+        with _THREADS:  # a number for all of the process, which a thread takes over once
+            torch.set_num_threads(actor.config.actor(name).threads)
+            torch.get_num_threads()
         torch.set_grad_enabled(False)
     main: Callable[[Actor], None] = importlib.import_module(f"..{name}", __name__).main
     status = 0
@@ -279,17 +315,23 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         pass
     except (UserError, CheckpointError, ShmError) as error:
         status = _complain(error)
-    except Exception:
+    except Exception as error:
         log.exception("%s failed", name)
+        actor.failure = error
         status = 1
     finally:
         actor.close()
     return status
 
 
-def _command(name: str) -> str:
-    """What ps and pkill call an actor."""
+def command(name: str) -> str:
+    """What ps, top and pkill call a process or a thread."""
     return f"mmrt-{name}"[:MAX_NAME_BYTES]
+
+
+def name_thread(name: str) -> None:
+    """Give the calling thread the name of an actor; the main thread's is the process's."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, command(name).encode(), 0, 0, 0)
 
 
 def _passing_by(name: str) -> Callable[..., None]:

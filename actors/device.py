@@ -40,7 +40,7 @@ def open_device(model: ModelSection) -> torch.device:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize(device)  # the driver's calls on memory need the context, which is made late
+    torch.cuda.current_stream(device).synchronize()  # the driver's calls on memory need the context, which is made late
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too, as it is in products
     return device
 
@@ -52,12 +52,14 @@ def check_fp8(capability: tuple[int, int]) -> None:
         raise ConfigError(f"memory.kv_dtype is 'fp8', which needs compute capability {needed}; the device has {found}: use 'int8'")
 
 
-def sharing_of(device: torch.device, mps_pipe: Path) -> str:
-    """How several processes share the device: see ``report.ComputeReport``. They join CUDA's multi-process service by themselves where
-    its pipe is."""
+def sharing_of(device: torch.device, mps_pipe: Path, layout: str) -> str:
+    """How encoder, prefill and decode share the device: see ``report.ComputeReport``. Processes join CUDA's multi-process service by
+    themselves where its pipe is."""
     if device.type != "cuda":
         return ""
-    return "MPS" if os.path.exists(mps_pipe / "control") else "time slices"
+    processes = "MPS" if os.path.exists(mps_pipe / "control") else "time slices"
+    shared = next((stages for stages in layout.split("+") if len(stages) > 1), "")
+    return processes if not shared else "streams" if shared == layout else f"{processes}, {shared} by streams"
 
 
 class Completion:
@@ -86,5 +88,10 @@ def raise_if_fatal(error: Exception) -> None:
         return
     if any(words in str(error) for words in _NO_ROOM):
         raise MemoryError(str(error)) from None
-    if any(words in str(error) for words in _LOST):
+    if is_lost(error):
         raise error
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it is the device's, which refuses this process from now on: whoever waits for it next sees it, whoever is to blame."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)

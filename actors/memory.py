@@ -95,7 +95,8 @@ def build(actor: Actor) -> DescriptorServer | None:
             if pool.on_device:
                 store.allocate(name, pool.num_bytes)
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, store.descriptors())
-    write_layout(actor.run.path, msgspec.structs.replace(layout, sharing=sharing_of(device, read_environment().mps_pipe)))
+    sharing = sharing_of(device, read_environment().mps_pipe, actor.config.actors.layout)
+    write_layout(actor.run.path, msgspec.structs.replace(layout, sharing=sharing))
     return server
 
 

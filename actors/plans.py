@@ -9,9 +9,10 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from types import MappingProxyType
 
 from ..runtime.messages import Died, ItemError, Plan, PlanDone, Result, Run, Skipped, decode_plan
-from ..runtime.replay_capture import PlanCapture
+from ..runtime.replay_capture import DevicePages, PlanCapture
 from ..runtime.step_limit import StepLimit
 from ..shm.plan_table import PlanTable
 from ..shm.sequence_table import SequenceTable
@@ -24,12 +25,14 @@ from .recording import PlanFlight
 log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 256
+NO_PAGES: DevicePages = MappingProxyType({})
 IDLE_S = 0.5
 LEAST_UNITS = 256  # tokens or patch rows: a forward over fewer costs about as much
 
 
-def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceTable) -> None:
-    """Become active and do plans one at a time until told to end. ``rows`` tells which are still wanted."""
+def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceTable, device_pages: DevicePages = NO_PAGES) -> None:
+    """Become active and do plans one at a time until told to end. ``rows`` tells which are still wanted; ``device_pages`` are those
+    that only this process can capture."""
     table = PlanTable.attach(actor.run)
     results: OrderedDict[int, PlanDone] = OrderedDict()
     queue: deque[Run] = deque()
@@ -38,7 +41,7 @@ def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceT
     worst_s = status.step_cost_ns / 1e9
     limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s, LEAST_UNITS)
     flight = PlanFlight(actor.flight)
-    capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens)
+    capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
     actor.serving()
     while not actor.ending:
         _take(actor, queue, results, flight)
@@ -97,7 +100,7 @@ def _take(actor: Actor, queue: deque[Run], results: OrderedDict[int, PlanDone], 
             log.warning("unexpected %s", type(message).__name__)
         elif done := results.get(message.plan_id):
             actor.send(done)
-        elif actor.death is not None and message.plan_id == actor.death.step and not actor.death.guest:
+        elif actor.death is not None and message.plan_id == actor.death.step and not actor.death.excused:
             log.error("plan %x is not begun: the generation before %s in it", message.plan_id, actor.death.reason)
             results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died(actor.death.crashed))
             actor.send(results[message.plan_id])

@@ -39,7 +39,7 @@ def main(actor: Actor) -> None:
     completion.wait()  # what fails there must not be laid to the first plan
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
-    serve_plans(actor, worker.execute, table)
+    serve_plans(actor, worker.execute, table, shared.device_pages)
 
 
 class PrefillWorker:

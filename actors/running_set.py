@@ -1,4 +1,4 @@
-"""The sequences that decode is working on, as arrays, and the step over all of them.
+"""The sequences that decode is working on, and the step over all of them.
 
 A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
 sequences in the batch. Called by the decode actor only.
@@ -15,30 +15,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
-from ..models.penalties import History, Penalties
-from ..models.sampler import Pairs, Sampler, SamplingRows
+from ..models.sampler import Sampler
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.errors import StaleRow
 from ..shm.sequence_table import EndCode, SequenceTable
+from .batch import Batch, Ints, Member
 from .device import Completion, raise_if_fatal
 
 log = logging.getLogger(__name__)
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Member:
-    row: int
-    generation: int
-    definition: SequenceDefinition
-    delta: int  # M-RoPE: position of a generated token minus its index
-    count: int
 
 
 @dataclass(slots=True)
@@ -72,7 +60,7 @@ class RunningSet:
         self._table = table
         self._page_tokens = page_tokens
         self._members: dict[int, Member] = {}
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._launched: Tensor | None = None  # what a step over the batch draws: it has been launched, and nothing of it committed
         self._waiting: list[Member] = []
         self._held: set[int] = set()
@@ -201,7 +189,7 @@ class RunningSet:
             outcome.ended.append(self._give_up(member))
         return outcome
 
-    def _launch(self, batch: "_Batch") -> None:
+    def _launch(self, batch: Batch) -> None:
         try:
             self._launched = self._forward(batch)
         except Exception:
@@ -234,7 +222,7 @@ class RunningSet:
             return EndCode.STOP
         return EndCode.LENGTH if count >= definition.max_new_tokens else EndCode.NONE
 
-    def _current_batch(self) -> "_Batch":
+    def _current_batch(self) -> Batch:
         """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
         batch = self._batch
         if batch is not None and self._is_current(batch):
@@ -244,13 +232,13 @@ class RunningSet:
         self._waiting = [member for member in members if not self._has_pages(member)]
         return self._begin([member for member in members if self._has_pages(member)])
 
-    def _begin(self, members: list[Member]) -> "_Batch":
+    def _begin(self, members: list[Member]) -> Batch:
         """The arrays of these members from now on."""
-        self._batch = _Batch(members, self._table)
+        self._batch = Batch(members, self._table)
         self._sampler.remember(self._batch.histories)
         return self._batch
 
-    def _is_current(self, batch: "_Batch") -> bool:
+    def _is_current(self, batch: Batch) -> bool:
         return batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting))
 
     def _has_pages(self, member: Member) -> bool:
@@ -268,7 +256,7 @@ class RunningSet:
                 member.count = count
             self._batch = None
 
-    def _forward(self, batch: "_Batch") -> Tensor:
+    def _forward(self, batch: Batch) -> Tensor:
         length_B = np.concatenate((batch.length_N, batch.companion_length_P))
         position_B = length_B - 1
         position_B[: len(batch.members)] += batch.delta_N
@@ -280,94 +268,10 @@ class RunningSet:
         )
         return self._sampler.sample(logits_BV, replace(batch.sampling, index=batch.count_N), batch.pairs, batch.penalties)
 
-    def _block_tables(self, batch: "_Batch", length_B: Ints) -> Ints:
+    def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
         used = -(-int(length_B.max()) // self._page_tokens)
         tables = self._table.block_table
         return np.concatenate(
             (tables[batch.row_N, 0, :used], tables[batch.row_N[batch.pair_P], 1, :used]), dtype=np.int64, casting="unsafe"
         )
-
-
-class _Batch:
-    """The arrays of some members, in one order."""
-
-    def __init__(self, members: list[Member], table: SequenceTable) -> None:
-        self.members = members
-        definitions = [member.definition for member in members]
-        self.row_N = np.array([member.row for member in members], dtype=np.int64)
-        self.generation_N = np.array([member.generation for member in members], dtype=np.int64)
-        self.count_N = np.array([member.count for member in members], dtype=np.int64)
-        self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
-        self.max_new_N = np.array([definition.max_new_tokens for definition in definitions], dtype=np.int64)
-        self.ignore_eos_N = np.array([definition.ignore_eos for definition in definitions], dtype=bool)
-        self.length_N = np.array([d.num_prompt_tokens for d in definitions], dtype=np.int64) + self.count_N
-        self.input_N = self._inputs(table, members, 0)
-        self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in definitions])
-        pairs = [members[index] for index in self.pair_P]
-        self.companion_length_P = np.array([m.definition.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
-        self.companion_input_P = self._inputs(table, pairs, 1)
-        scale_P = np.array([m.definition.sampling.guidance_scale for m in pairs], dtype=np.float32)
-        self.pairs = Pairs(self.pair_P, len(members) + np.arange(len(pairs)), scale_P) if pairs else None
-        self.sampling = SamplingRows(
-            temperature=np.array([d.sampling.temperature for d in definitions], dtype=np.float32),
-            top_k=np.array([d.sampling.top_k for d in definitions], dtype=np.int64),
-            top_p=np.array([d.sampling.top_p for d in definitions], dtype=np.float32),
-            min_p=np.array([d.sampling.min_p for d in definitions], dtype=np.float32),
-            seed=np.array([d.sampling.seed for d in definitions], dtype=np.uint64),
-            index=self.count_N,
-        )
-        self.penalties, self.histories = self._penalties(table)
-
-    def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
-        """Those of the members that have any, and what these have said so far."""
-        chosen = [(number, member) for number, member in enumerate(self.members) if member.definition.sampling.has_penalties]
-        if not chosen:
-            return None, []
-        asked = [member.definition.sampling for _, member in chosen]
-        penalties = Penalties(
-            row=np.array([number for number, _ in chosen], dtype=np.int64),
-            repetition=np.array([one.repetition_penalty for one in asked], dtype=np.float32),
-            presence=np.array([one.presence_penalty for one in asked], dtype=np.float32),
-            frequency=np.array([one.frequency_penalty for one in asked], dtype=np.float32),
-        )
-        histories = [
-            History(
-                table.prompt[member.row, 0, : member.definition.num_prompt_tokens].astype(np.int64),
-                table.ids[member.row, : member.count].astype(np.int64),
-            )
-            for _, member in chosen
-        ]
-        return penalties, histories
-
-    @staticmethod
-    def _inputs(table: SequenceTable, members: list[Member], which: int) -> Ints:
-        """The id that each sequence feeds next: the last committed one, or the last of its prompt."""
-        inputs = np.empty(len(members), dtype=np.int64)
-        for index, member in enumerate(members):
-            if member.count:
-                inputs[index] = table.ids[member.row, member.count - 1]
-            else:
-                definition = member.definition
-                length = definition.num_companion_tokens if which else definition.num_prompt_tokens
-                inputs[index] = table.prompt[member.row, which, length - 1]
-        return inputs
-
-    def fits(self, table: SequenceTable, page_tokens: int) -> bool:
-        """Whether every sequence has a page for the token that it feeds next."""
-        tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens
-        return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
-
-    def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
-        """[N] EndCodes: how each member ends with its token of these, NONE where it goes on."""
-        is_last_N = self.count_N + 1 >= self.max_new_N
-        stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
-        return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
-
-    def advance(self, tokens_N: Ints) -> None:
-        """Every member has got its token; both sequences of a pair feed it next (CF3)."""
-        self.count_N += 1
-        self.length_N += 1
-        self.companion_length_P += 1
-        self.input_N = tokens_N
-        self.companion_input_P = tokens_N[self.pair_P]

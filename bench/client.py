@@ -4,6 +4,7 @@ A stream counts as a success only with a finish reason and ``[DONE]``: a clean e
 """
 
 import asyncio
+import io
 import time
 
 import aiohttp
@@ -174,7 +175,8 @@ async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, rec
     reader = StreamReader(record)
     record.sent_s = time.monotonic()
     try:
-        async with session.post(f"{url}/v1/chat/completions", data=body) as response:
+        # As a file: of bytes aiohttp warns from a MiB on.
+        async with session.post(f"{url}/v1/chat/completions", data=io.BytesIO(body)) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_excerpt(await response.read())}"
                 return

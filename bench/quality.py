@@ -7,6 +7,7 @@ transformers begins.
 
 import argparse
 import asyncio
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -176,7 +177,7 @@ _decode_completion = msgspec.json.Decoder(_Completion).decode
 
 async def _ask_one(session: aiohttp.ClientSession, url: str, case: Case, body: bytes) -> Answer:
     try:
-        async with session.post(f"{url}/v1/chat/completions", data=body) as response:
+        async with session.post(f"{url}/v1/chat/completions", data=io.BytesIO(body)) as response:
             data = await response.read()
             if response.status != 200:
                 raise BenchError(f"{case.row}, sample {case.index}: HTTP {response.status}: {data[:300].decode(errors='replace')}")

@@ -77,6 +77,8 @@ class DecodeGraphs:
         self._model, self._max_pages, self._device = model, max_pages, device
         self._logits = torch.empty(bucket_of(max_rows), vocab_size, device=device)
         self._pool = torch.cuda.graph_pool_handle()
+        # Kernels of a graph have the priority of the stream that they were captured on.
+        self._stream = torch.cuda.Stream(device, priority=torch.cuda.current_stream(device).priority)  # type: ignore[no-untyped-call]
         self._captured: dict[int, _Captured] = {}
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -109,7 +111,7 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._logits[:size].copy_(self._model.decode(*inputs.arguments()))
         except Exception as error:
             torch.cuda.set_stream(stream)  # torch stays on the capture's own where ending it fails, too, which hides why

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Mapping, Sequence
 
-from .config import ACTORS, TORCH_ACTORS, RuntimeConfig
+from .config import TORCH_ACTORS, RuntimeConfig
 from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
 from .supervised import ActorSpec
 
@@ -12,23 +12,25 @@ HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
 
 
 def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | None = None) -> list[ActorSpec]:
-    """How to start every actor. ``commands`` (for tests) names all actors of the run and their programs instead."""
+    """How to start every process. ``commands`` (for tests) names all actors of the run and their programs instead."""
     specs = []
-    for name in ACTORS if commands is None else commands:
+    processes = config.processes if commands is None else {name: (name,) for name in commands}
+    for name, actors in processes.items():
         section = config.actor(name)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
-        stage = TOWER_STAGE if name == "encoder" else TORCH_STAGE if name in TORCH_ACTORS else None
+        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else None
         specs.append(
             ActorSpec(
                 name=name,
+                guests=actors[:-1],
                 command=tuple(actor_command(name) if commands is None else commands[name]),
                 needs=stage if commands is None else None,
                 entry=ACTOR_ENTRY,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
-                nice=section.nice,
+                nice=min(config.actor(actor).nice for actor in actors),
                 stop_grace_s=grace_s,
-                handover_grace_s=grace_s + config.step_limit_s(name),
+                handover_grace_s=grace_s + max(config.step_limit_s(actor) for actor in actors),
                 ready_timeout_s=config.supervisor.ready_timeout_s,
                 watchdog_s=config.supervisor.watchdog_s,
                 listens=name == "gateway",

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -136,7 +137,8 @@ def bus_faults(actor: str) -> BusFaults | None:
     path = read_environment().fault_file
     if path is None or actor not in ACTORS:
         return None
-    signal.signal(EXIT_SIGNAL, _exit_0)
+    if threading.current_thread() is threading.main_thread():  # a process of several actors has no such exit
+        signal.signal(EXIT_SIGNAL, _exit_0)
     return BusFaults(path, actor)
 
 

@@ -59,9 +59,11 @@ class Commands:
         return any(instance.process.pid == pid and not instance.is_guest for instance in instances)
 
     def _actor(self, name: str) -> SupervisedActor:
-        if name not in self._run.actors:
-            raise RunError(f"no actor {name!r}; there are {', '.join(self._run.actors)}")
-        return self._run.actors[name]
+        """The one that lives in the process that ``name`` lives in."""
+        for actor in self._run.actors.values():
+            if name in actor.spec.roles:
+                return actor
+        raise RunError(f"no actor {name!r}; there are {', '.join(self._run.actors)}")
 
     async def _restart(self, request: RestartRequest) -> Reply:
         try:
@@ -74,6 +76,9 @@ class Commands:
     def _debug(self, request: DebugRequest, pid: int) -> Reply | WithDescriptors:
         """Lend the role to the asking process: it stays a guest until it ends."""
         actor = self._actor(request.actor)
+        if len(actor.spec.roles) > 1:
+            together = ", ".join(actor.spec.roles)
+            raise RunError(f"{request.actor} cannot be debugged in a process that is {together}: actors.layout can give it its own")
         expect_free(actor)
         try:
             guest = Instance(GuestProcess(pid), None, is_guest=True)

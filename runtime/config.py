@@ -21,6 +21,7 @@ from .errors import ConfigError
 
 ACTORS = ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
 TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
+STAGES = {"E": "encoder", "P": "prefill", "D": "decode"}  # as layouts name them (TI1)
 CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
@@ -34,6 +35,7 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
+Layout = Literal["E+P+D", "EP+D", "ED+P", "E+PD", "EPD"]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
@@ -100,6 +102,7 @@ class BackgroundSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_
 class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Decoding goes first: the niceness of the others is what keeps its steps short while they work (design: processor shares)."""
 
+    layout: Layout = "E+P+D"  # which of encoder, prefill and decode share a process
     decode: ActorSection = ActorSection()
     prefill: BackgroundSection = BackgroundSection()
     encoder: BackgroundSection = BackgroundSection()
@@ -136,6 +139,22 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def actor(self, name: str) -> ActorSection:
         section: ActorSection = getattr(self.actors, name, ActorSection())
         return section
+
+    def process_of(self, actor: str) -> str:
+        """What the process is called that the actor lives in: as the last of its stages."""
+        for stages in self.actors.layout.split("+"):
+            if actor in (names := [STAGES[stage] for stage in stages]):
+                return names[-1]
+        return actor
+
+    @property
+    def processes(self) -> dict[str, tuple[str, ...]]:
+        """Every process of a run: what it is called, and the actors that live in it."""
+        found: dict[str, tuple[str, ...]] = {}
+        for actor in ACTORS:
+            process = self.process_of(actor)
+            found[process] = (*found.get(process, ()), actor)
+        return found
 
 
 MPS_PIPE = Path("/tmp/nvidia-mps")

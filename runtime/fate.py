@@ -10,10 +10,11 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,19 +36,21 @@ _OWN_SIGNALS = frozenset({
 
 
 class ExitNote(msgspec.Struct, frozen=True):
-    """How a process ended: exit status or minus the signal; ``hang``: by the watchdog; ``guest``: in a debugger's hands."""
+    """How a process ended: exit status or minus the signal; ``hang``: by the watchdog; ``guest``: in a debugger's hands; ``bystander``:
+    by what another actor of the same process was at."""
 
     pid: int
     status: int
     hang: bool = False
     guest: bool = False
+    bystander: bool = False
 
 
 class Death(msgspec.Struct, frozen=True):
     """The generation before died in step ``step``. ``crashed``: the work is to blame.
 
-    ``streak``: generations in a row that died in their first step; ``crashes``: lately, this one included. ``guest``: it was in a
-    debugger's hands, and the step is done again as if nothing had been.
+    ``streak``: generations in a row that died in their first step; ``crashes``: lately, this one included. ``excused``: it was in a
+    debugger's hands, or another actor of its process is to blame, and the step is done again as if nothing had been.
     """
 
     step: int
@@ -55,7 +58,7 @@ class Death(msgspec.Struct, frozen=True):
     reason: str
     streak: int = 0
     crashes: int = 0
-    guest: bool = False
+    excused: bool = False
 
 
 def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> Death | None:
@@ -66,13 +69,35 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     """
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
         return None
-    if note is not None and note.guest:
-        return Death(last.step_plan, False, "ended in a debugger", 0, _forgetting(last), guest=True)
+    if note is not None and (note.guest or note.bystander):
+        reason = "ended in a debugger" if note.guest else "ended with another actor of its process"
+        return Death(last.step_plan, False, reason, 0, _forgetting(last), excused=True)
     streak = 0 if last.steps else last.streak + 1
     crashed, reason = _blame(last, note, now_ns, oom_kills)
     if not last.steps and streak >= FIRST_STEP_DEATHS:
         crashed, reason = True, f"{reason}, and so did {streak - 1} before it in their first step"
     return Death(last.step_plan, crashed, reason, streak, _forgetting(last) + crashed)
+
+
+def leave_notes(run: Path, note: ExitNote, actors: Collection[str], culprits: Collection[str]) -> list[str]:
+    """Tell each actor of a process of its end, unless the process has left word itself. Returns those whose work is to blame for it.
+
+    ``culprits``: whose work ended it, as far as that is known: then the others' is not to blame, else everybody's is.
+    """
+    blamed = []
+    for actor in actors:
+        own = read_exit_note(run, actor, note.pid)
+        if own is None:
+            own = msgspec.structs.replace(note, bystander=bool(culprits) and actor not in culprits)
+            write_exit_note(run, actor, own)
+        if not own.bystander:
+            blamed.append(actor)
+    return blamed
+
+
+def crashed_in(actors: Collection[str], lines: Sequence[str]) -> list[str]:
+    """Which of the actors of a process its last words, ``faulthandler``'s, name as the one that the crash came from."""
+    return [actor for actor in actors if any(re.search(rf'/actors/{actor}\.py", line \d+ in main$', line) for line in lines)]
 
 
 def recent_crashes(last: ActorReading, death: Death | None) -> int:

@@ -10,6 +10,7 @@ import datetime
 import os
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -146,13 +147,15 @@ class BlackBox:
         self._directory = directory
         self._flight: FlightWriter | None = None
 
-    def ended(self, actor: str, pid: int, generation: int, status: int, reason: str) -> Path | None:
-        """A process of ``actor`` has ended; ``reason`` is "" where that was wanted. Returns what was saved. Raises OSError."""
+    def ended(self, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
+        """A process has ended that was these generations of actors, the last the one that it is called after; ``reason`` is "" where
+        that was wanted. Returns what was saved. Raises OSError."""
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
             except ShmError:
                 return None  # memory has not made it yet
-        index = ACTORS.index(actor) if actor in ACTORS else len(ACTORS)
-        self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
-        return save_crash(self._run, self._directory, actor, reason) if reason else None
+        for actor, generation in generations.items():
+            index = ACTORS.index(actor) if actor in ACTORS else len(ACTORS)
+            self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
+        return save_crash(self._run, self._directory, [*generations][-1], reason) if reason else None

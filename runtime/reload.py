@@ -5,7 +5,7 @@ made up for at the next edit.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .errors import RunError
@@ -22,10 +22,10 @@ RETRY_S = 0.2  # while somebody else restarts the actor
 SUPERVISOR_ROOTS = (f"{PACKAGE}.runtime.supervisor", f"{PACKAGE}.runtime.cli.up", f"{PACKAGE}.runtime.zygote")
 
 
-def actor_roots(name: str, is_forked: bool) -> tuple[str, ...]:
-    """The modules that a process of this actor starts from: ``actors/base.py`` imports the actor's by its name."""
+def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
+    """The modules that a process of these actors starts from: ``actors/base.py`` imports each actor's by its name."""
     entry = () if is_forked else (f"{PACKAGE}.runtime.cli.main",)
-    return (*entry, f"{PACKAGE}.actors.base", f"{PACKAGE}.actors.{name}")
+    return (*entry, f"{PACKAGE}.actors.base", *(f"{PACKAGE}.actors.{name}" for name in names))
 
 
 class Reloader:
@@ -79,7 +79,7 @@ class Reloader:
         affected = {
             name
             for name, actor in self._actors.items()
-            if self._unread & closure(actor_roots(name, actor.spec.needs is not None), imports)
+            if self._unread & closure(actor_roots(actor.spec.roles, actor.spec.needs is not None), imports)
         }
         if self._unread & closure(SUPERVISOR_ROOTS, imports):
             self._say(f"reload: the supervisor uses {names}, too, and keeps the old code until the next mmrt up")

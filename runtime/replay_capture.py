@@ -8,7 +8,7 @@ outside.
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ CAPTURING_ACTORS = ("video", "encoder", "prefill")
 NUM_KEPT = 8  # of each actor
 
 Pages = dict[str, list[int]]
+DevicePages = Mapping[str, Callable[[list[int]], NDArray[Any]]]
+"""Of each pool on a device that the process has mapped: copies pages, uint8 [n, page_bytes]."""
 
 
 class CaptureOrder(msgspec.Struct, frozen=True):
@@ -56,9 +58,10 @@ def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
 class PlanCapture:
     """The actor's side. Whatever goes wrong here is logged, and the plan is done all the same."""
 
-    def __init__(self, run: RunDirectory, actor: str, page_tokens: int) -> None:
+    def __init__(self, run: RunDirectory, actor: str, page_tokens: int, device_pages: DevicePages) -> None:
         self._run = run
         self._actor = actor
+        self._device_pages = device_pages
         self._order_path = os.fspath(order_path(run.path, actor))
         self._memory: _Memory | None = None
         self._page_tokens = page_tokens
@@ -71,7 +74,7 @@ class PlanCapture:
         try:
             order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
             if self._memory is None:
-                self._memory = _Memory(self._run, self._page_tokens)
+                self._memory = _Memory(self._run, self._page_tokens, self._device_pages)
             capture = self._memory.capture(self._actor, plan_id, plan)
             directory = Path(order.directory)
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,7 +108,7 @@ class PlanCapture:
 
 def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Path) -> list[Path]:
     """Copy the inputs of the plans that ``actor`` has not done, from outside. Raises: OSError, ShmError."""
-    memory = _Memory(run, page_tokens)
+    memory = _Memory(run, page_tokens, {})
     table = PlanTable.attach(run, writable=False)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     saved = []
@@ -121,9 +124,10 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
 class _Memory:
     """The pools and rows of a run, for reading."""
 
-    def __init__(self, run: RunDirectory, page_tokens: int) -> None:
+    def __init__(self, run: RunDirectory, page_tokens: int, device_pages: DevicePages) -> None:
         self._run = run
         self._page_tokens = page_tokens
+        self._device_pages = device_pages
         self._rows_table: SequenceTable | None = None
         self._pools: dict[str, PagePool] = {}
 
@@ -204,12 +208,14 @@ class _Memory:
         return self._pools[name]
 
     def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:
+        num_pages = self._pool(pool).num_pages
+        if any(not 0 <= page < num_pages for page in pages):
+            raise ShmError(f"page {max(pages)} is outside pool {pool!r} ({num_pages} pages)")
+        if pool in self._device_pages:
+            return self._device_pages[pool](pages)
         if self._pool(pool).on_device:
-            raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, and only those in shared memory can be captured")
-        data = self._pool(pool).data
-        if any(not 0 <= page < len(data) for page in pages):
-            raise ShmError(f"page {max(pages)} is outside pool {pool!r} ({len(data)} pages)")
-        copied: NDArray[Any] = data[np.array(pages, dtype=np.int64)]
+            raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, where only the actor itself can copy them")
+        copied: NDArray[Any] = self._pool(pool).data[np.array(pages, dtype=np.int64)]
         return copied
 
 

@@ -37,7 +37,8 @@ class RequestsReport(msgspec.Struct):
 
 class ComputeReport(msgspec.Struct):
     """What the model is computed on and in. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices", where
-    the driver gives it to one process after the other, or "MPS", where they run side by side."""
+    the driver gives it to one process after the other, "MPS", where they run side by side, or "streams" of one process; of a layout
+    like EP+D both: "time slices, EP by streams"."""
 
     device: str
     dtype: str

@@ -129,10 +129,13 @@ class CpuMeter:
         return max(0.0, 100 * (used_s - before[1]) / (now_s - before[0]))
 
 
-def report_actor(actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> ActorReport:
-    """One actor, as its supervisor knows it and as it describes itself."""
+def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> ActorReport:
+    """Actor ``name``, as the supervisor knows the process that it lives in, and as it describes itself.
+
+    Memory and processor are the process's, and stand with the actor that it is called after.
+    """
     report = ActorReport(
-        name=actor.name,
+        name=name,
         state=actor.state,
         ready=actor.ready,
         restarts=max(0, actor.num_starts - 1),
@@ -142,12 +145,16 @@ def report_actor(actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> 
     if instance is None or not instance.process.alive:
         return report
     report.pid = instance.process.pid
-    report.generation = instance.generation
-    report.status = actor.status
     report.uptime_s = instance.process.lifetime_s
-    report.memory_bytes = pss_bytes(instance.process.pid)
-    report.cpu_percent = meter.percent(instance.process.pid)
+    if name == actor.name:
+        report.generation = instance.generation
+        report.status = actor.status
+        report.memory_bytes = pss_bytes(instance.process.pid)
+        report.cpu_percent = meter.percent(instance.process.pid)
+    else:
+        report.status = f"in the process of {actor.name}"
     if words.pid == instance.process.pid:
+        report.generation = words.generation
         report.queue_depth = words.queue_depth
         report.steps = words.steps
     return report
@@ -166,7 +173,7 @@ class RunFacts(NamedTuple):
 def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: StatusTables, meter: CpuMeter) -> RunReport:
     """The state of a run as its supervisor sees it. Some ms: the kernel adds up every process's memory."""
     pools, requests = tables.pools_and_requests()
-    actors = [report_actor(actor, tables.actor(actor.name), meter) for actor in supervised]
+    actors = [report_actor(name, actor, tables.actor(name), meter) for actor in supervised for name in actor.spec.roles]
     ready = all(actor.ready for actor in actors)
     state = "stopping" if facts.is_ending else "ready" if ready else "degraded" if facts.was_ready else "starting"
     info, zygote = facts.run.info, facts.zygote_pid

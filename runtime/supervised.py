@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     command: tuple[str, ...]  # the plain way
+    guests: tuple[str, ...] = ()  # actors that live in its process, too
     needs: str | None = None  # the zygote's import stage after which it can be forked; None: always start plainly
     entry: str = ""  # what the fork calls, "module:function", with its name
     requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
@@ -41,6 +42,11 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: float = 30.0
     listens: bool = False  # inherits the sockets that clients connect to
     handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The actors that its process is."""
+        return (*self.guests, self.name)
 
 
 class Host(Protocol):
@@ -77,6 +83,7 @@ class Instance:
         self.extended_until_s = 0.0
         self.excused_until_s = 0.0
         self.killed_because = ""
+        self.culprits: list[str] = []  # actors of the process whose work ended it, where that is known
         self.is_relieved = False  # told to end because its successor is ready
         self.died_in_step = False  # in the middle of declared work, which its successor deals with (runtime/fate.py)
 
@@ -281,16 +288,18 @@ class SupervisedActor:
             instance.beat_s = now_s
             instance.excused_until_s = now_s + self.spec.watchdog_s
 
-    def check(self, now_s: float, step_deadline_s: float) -> None:
+    def check(self, now_s: float, deadlines: Mapping[int, Mapping[str, float]]) -> None:
         """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.
 
-        ``step_deadline_s`` is what the active generation has declared in its status words for the step that it is in; 0 is no step.
+        ``deadlines``: of each process, what its actors have declared in their status words for the steps that they are in.
         """
         for instance in self.instances:
             if instance.is_guest or not instance.process.alive or now_s < instance.extended_until_s:
                 continue
+            steps = deadlines.get(instance.process.pid, {})
+            if steps or instance.active.is_set():
+                self._check_active(instance, now_s, steps)
             if instance.active.is_set():
-                self._check_active(instance, now_s, step_deadline_s if instance is self.current else 0.0)
                 continue
             # A standby may wait for its predecessor as long as that takes, which is bounded by its stop.
             replacing = instance is self.candidate and instance.ready.is_set()
@@ -299,11 +308,13 @@ class SupervisedActor:
             if now_s > instance.waiting_since_s + self.spec.ready_timeout_s:
                 instance.kill(f"not ready within {self.spec.ready_timeout_s:g} s")
 
-    def _check_active(self, instance: Instance, now_s: float, step_deadline_s: float) -> None:
-        if step_deadline_s:
+    def _check_active(self, instance: Instance, now_s: float, steps: Mapping[str, float]) -> None:
+        if steps:
             instance.beat_s = now_s
-            if now_s > max(step_deadline_s, instance.excused_until_s):
-                instance.kill(f"hang: a step is {now_s - step_deadline_s:.1f} s past its deadline")
+            first_s = min(steps.values())
+            if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
+                instance.culprits = [actor for actor, deadline_s in steps.items() if deadline_s < now_s]
+                instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
 

@@ -21,7 +21,7 @@ from .control import SOCKET_NAME
 from .control_server import ControlServer
 from .device_keeper import DeviceKeeper
 from .errors import RunError
-from .fate import MAX_UNEXPLAINED, ExitNote, write_exit_note
+from .fate import MAX_UNEXPLAINED, ExitNote, crashed_in, leave_notes
 from .flight_dumps import BlackBox, salvage
 from .logs import LogFiles
 from .notify import Notifier, NotifyListener
@@ -31,7 +31,7 @@ from .report import RunReport, endpoint
 from .restart_policy import RestartPolicy
 from .roster import Roster
 from .starter import NOTIFY_NAME, Starter
-from .status_report import CpuMeter, RunFacts, StatusTables, report_run
+from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 from .supervised import ActorSpec, Instance, SupervisedActor
 
 TICK_S = 0.5
@@ -251,13 +251,19 @@ class Supervisor:
             self._on_notify()
             late, last_s = now_s - last_s > TICK_S + LATE_S, now_s
             for actor in self.actors.values():
-                words = self._tables.actor(actor.name)
-                current = actor.current
-                same = current is not None and words.pid == current.process.pid
                 if late:
                     actor.excuse(now_s)
-                actor.check(now_s, words.step_deadline_s if same and not late else 0.0)
+                actor.check(now_s, {} if late else {one.process.pid: self._deadlines(actor, one) for one in actor.instances})
             self._starter.reap_strangers()
+
+    def _words_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, ActorWords]:
+        """What the actors of this process have written into their rows, as far as these are theirs."""
+        words = {role: self._tables.actor(role) for role in actor.spec.roles}
+        return {role: one for role, one in words.items() if one.pid == instance.process.pid}
+
+    def _deadlines(self, actor: SupervisedActor, instance: Instance) -> dict[str, float]:
+        words = self._words_of(actor, instance)
+        return {role: one.step_deadline_s for role, one in words.items() if one.step_deadline_s}
 
     async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
         """Host: start the process of an actor."""
@@ -277,13 +283,18 @@ class Supervisor:
         """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
         process = instance.process
         assert process.returncode is not None
-        hang = instance.killed_because.startswith("hang")
-        write_exit_note(self._run.path, actor.name, ExitNote(process.pid, process.returncode, hang, instance.is_guest))
-        words = self._tables.actor(actor.name)
-        instance.died_in_step = words.pid == process.pid and words.step_deadline_s > 0 and words.crashes < MAX_UNEXPLAINED
-        reason = f"{actor.name} ended with {instance.describe_exit()}" if unexpected else ""
+        words = self._words_of(actor, instance)
+        culprits = instance.culprits or crashed_in(words, instance.tail)
+        note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_guest)
+        blamed = leave_notes(self._run.path, note, words, culprits)
+        instance.died_in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
+        whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""
+        reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
+        if reason and whose:
+            self.say(reason)
+        generations = {role: words[role].generation if role in words else instance.generation for role in actor.spec.roles}
         try:
-            saved = self._black_box.ended(actor.name, process.pid, instance.generation, process.returncode, reason)
+            saved = self._black_box.ended(generations, process.pid, process.returncode, reason)
         except OSError as error:
             self.say(f"cannot save the flight recorders in {self._log_directory}: {error.strerror}")
             return

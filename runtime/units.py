@@ -1,4 +1,4 @@
-"""systemd units for a run: one service per actor, the gateway's socket, and a target over them, as text. ``mmrt units`` writes them.
+"""systemd units for a run: one service per process, the gateway's socket, and a target over them, as text. ``mmrt units`` writes them.
 
 Under systemd there is no supervisor: ``memory`` makes the run directory, the others wait for it; systemd restarts, watches and
 shares the processor by CPUWeight as well as by Nice. Services are meant for ``systemctl --user``, and work as system units with
@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 
-from .config import ACTORS, RuntimeConfig
+from .config import RuntimeConfig
 from .listening import BACKLOG
 
 TARGET = "mmrt.target"
@@ -39,7 +39,7 @@ def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, st
     ``environment`` must name MMRT_RUN_DIR, since every actor has to find the same one.
     """
     assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
-    services = {service_name(actor): _service(config, actor, program, environment, directory) for actor in ACTORS}
+    services = {service_name(process): _service(config, process, program, environment, directory) for process in config.processes}
     socket = _socket(config)
     sockets = {SOCKET: socket} if socket else {}
     return {TARGET: _target([*sockets, *services]), **sockets, **services}
@@ -84,7 +84,7 @@ WantedBy=default.target
 
 def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str], directory: Path) -> str:
     settings = config.supervisor
-    section = config.actor(actor)
+    section, together = config.actor(actor), config.processes[actor]
     variables = {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(section.threads),
@@ -97,7 +97,7 @@ def _service(config: RuntimeConfig, actor: str, program: str, environment: Mappi
     lines = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items())
     stop_s = settings.drain_s + 10 if actor == "gateway" else 10
     return f"""[Unit]
-Description=mmrt {actor}
+Description=mmrt {", ".join(together)}
 PartOf={TARGET}
 {_order(actor)}StartLimitIntervalSec={settings.restart_window_s:g}
 StartLimitBurst={settings.restart_limit}
@@ -113,10 +113,10 @@ RestartSec={max(0.1, settings.backoff_s):g}
 RestartPreventExitStatus=2
 TimeoutStartSec={settings.ready_timeout_s:g}
 TimeoutStopSec={stop_s:g}
-WatchdogSec={settings.watchdog_s + config.step_limit_s(actor):g}
+WatchdogSec={settings.watchdog_s + max(map(config.step_limit_s, together)):g}
 WatchdogSignal=SIGKILL
 KillMode=mixed
-Nice={section.nice}
+Nice={min(config.actor(one).nice for one in together)}
 CPUWeight={CPU_WEIGHTS[actor]}
 UMask=0077
 NoNewPrivileges=yes

@@ -197,6 +197,11 @@ class ActorStatus:
         fence()
         words[_DEADLINE] = now_ns + int(deadline_s * 1e9)
 
+    @property
+    def step_deadline_ns(self) -> int:
+        """Until when the step has to end that has been declared, CLOCK_MONOTONIC; 0: there is none."""
+        return int(self._words[_DEADLINE])
+
     def end_step(self) -> None:
         """The second half of ``step``: counts it, and the time that it took."""
         words = self._words

@@ -67,6 +67,8 @@ def _section(section: str, run: OwnRun, options: argparse.Namespace) -> Iterator
     except (OwnRunError, BenchError) as error:
         yield Figure(section=section, case=section, note=str(error))
     except Exception as error:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         yield Figure(section=section, case=section, note=f"{type(error).__name__}: {error}")
 
 

@@ -1,8 +1,8 @@
 """Sections of ``serve``: each brings up whole runs over checkpoints of random weights, drives them through HTTP, and gives figures.
 
 ``answers`` compares a small model's greedy text with that of a run on the CPU, both in float32; ``load`` times a model of real size,
-``stall`` its text streams while pictures come, ``restart`` kills its actors, and ``transformers`` answers the same requests by that
-library on the same device.
+``stall`` its text streams while pictures come, ``restart`` kills its actors, ``transformers`` answers the same requests by that
+library on the same device, and ``together`` is ``stall`` with the stages as streams of one process (TI5).
 """
 
 import argparse
@@ -25,6 +25,7 @@ from ...models.config import load_model_config
 from ...runtime.config import (
     ActorSection,
     ActorsSection,
+    Layout,
     MemorySection,
     ModelSection,
     RuntimeConfig,
@@ -149,13 +150,13 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
                 )
 
 
-def _stall(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
+def _stall(layout: Layout, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
     model = _checkpoint(run, options)
     count = max(4, options.requests // 4)
-    with _up(run, model, options.device) as (url, _):
+    with _up(run, model, options.device, layout=layout) as (url, _):
         stalled = asyncio.run(_stream_beside_pictures(url, count))
-    made = partial(Figure, section="stall")
+    made = partial(Figure, section="stall" if layout == "E+P+D" else "together")
     if stalled.alone is None or stalled.with_fresh is None or stalled.p99_ratio is None or stalled.fresh_ttft is None:
         yield made(case="pictures beside streams", note="no times between tokens, or no picture was answered")
         return
@@ -208,10 +209,11 @@ def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {
     "load": _load,
-    "stall": _stall,
+    "stall": partial(_stall, "E+P+D"),
     "restart": _restart,
     "answers": _answers,
     "transformers": _transformers,
+    "together": partial(_stall, "EPD"),
 }
 
 
@@ -230,7 +232,7 @@ def _made(run: OwnRun, shape: str) -> Path:
 
 @contextmanager
 def _up(
-    run: OwnRun, model: Path, device: str, dtype: str = "auto", scheduling: SchedulingSection = _STEERED
+    run: OwnRun, model: Path, device: str, dtype: str = "auto", scheduling: SchedulingSection = _STEERED, layout: Layout = "E+P+D"
 ) -> Iterator[tuple[str, float]]:
     """(where it answers, seconds until it was ready). Every death counts as a first one."""
     threads = ActorSection(threads=max(1, (os.cpu_count() or 1) // 4))
@@ -239,7 +241,7 @@ def _up(
         memory=MemorySection(max_sequences=64, kv_tokens=16384 if device == "cpu" else 131072),
         server=ServerSection(port=0),
         scheduling=scheduling,
-        actors=ActorsSection(decode=threads) if device == "cpu" else ActorsSection(),
+        actors=ActorsSection(decode=threads, layout=layout) if device == "cpu" else ActorsSection(layout=layout),
         supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.05, backoff_max_s=0.05, ready_timeout_s=_TIMEOUT_S),
     )
     ready_s = run.up(config)

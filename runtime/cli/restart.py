@@ -12,7 +12,7 @@ import typer
 from ..config import ACTORS
 from ..control import RestartReply, RestartRequest, call
 from ..errors import RunError
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import DEFAULT_RUN, RunName, processes_of, run_path
 
 # A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
 ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
         """
         path, names = run_path(run), check_names(actors or [], everything)
         failed = False
+        names = processes_of(path, names)
         for name, reply in _one_after_another(path, names) if everything else _at_once(path, names):
             failed |= not _tell(name, reply)
         if failed:

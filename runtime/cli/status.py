@@ -105,7 +105,7 @@ def _render(report: RunReport) -> "Group":
 
 
 def _computes(compute: ComputeReport) -> str:
-    shared = f"; its processes share it by {compute.sharing}" if compute.sharing else ""
+    shared = f"; encoder, prefill and decode share it by {compute.sharing}" if compute.sharing else ""
     return f"computes on {compute.device} in {compute.dtype}, KV cache in {compute.kv_dtype}{shared}"
 
 

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
         config: ConfigFile = None,
         run: RunName = DEFAULT_RUN,
     ) -> None:
-        """Write mmrt.target and one mmrt-ACTOR.service for each actor (for systemctl --user)."""
+        """Write mmrt.target and one mmrt-PROCESS.service for each process (for systemctl --user)."""
         environment = read_environment()
         effective = configuration(config, environment)
         model_path(effective)

@@ -152,8 +152,9 @@ def _describe(plan: Plan) -> None:
     weights = "" if plan.config.model.on_cuda else ", and the weights"
     print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
     for name in ACTORS:
-        section = plan.config.actor(name)
-        print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}")
+        section, process = plan.config.actor(name), plan.config.process_of(name)
+        shared = f", in the process of {process}" if process != name else ""
+        print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")
 
 
 def _layout(plan: Plan) -> MemoryLayout:

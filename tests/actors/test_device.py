@@ -40,9 +40,11 @@ def test_a_device_without_fp8_is_told_what_it_needs(capability: tuple[int, int])
 
 
 def test_how_a_device_is_shared(tmp_path: Path) -> None:
-    assert sharing_of(torch.device("cuda"), tmp_path) == "time slices"
+    assert sharing_of(torch.device("cuda"), tmp_path, "E+P+D") == "time slices"
+    assert sharing_of(torch.device("cuda"), tmp_path, "EP+D") == "time slices, EP by streams"
+    assert sharing_of(torch.device("cuda"), tmp_path, "EPD") == "streams"
     (tmp_path / "control").touch()
-    assert sharing_of(torch.device("cuda"), tmp_path) == "MPS" and sharing_of(torch.device("cpu"), tmp_path) == ""
+    assert sharing_of(torch.device("cuda"), tmp_path, "E+P+D") == "MPS" and sharing_of(torch.device("cpu"), tmp_path, "EPD") == ""
 
 
 @pytest.mark.parametrize("error", LOST)

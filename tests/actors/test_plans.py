@@ -150,7 +150,7 @@ def test_what_the_generation_before_died_in_is_not_begun(work: Work) -> None:
 
 
 def test_what_a_debugger_was_left_in_is_done_again(work: Work) -> None:
-    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "ended in a debugger", guest=True))
+    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "ended in a debugger", excused=True))
     assert answers(sent) == [(7, Done())]
 
 

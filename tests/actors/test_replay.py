@@ -36,7 +36,7 @@ from mmrt.runtime.messages import (
     encode,
 )
 from mmrt.runtime.replay import Capture, captures_in, make_header
-from mmrt.runtime.replay_capture import NUM_KEPT, CaptureOrder, PlanCapture, capture_live, order_path, write_order
+from mmrt.runtime.replay_capture import NUM_KEPT, CaptureOrder, DevicePages, PlanCapture, capture_live, order_path, write_order
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -50,9 +50,9 @@ PREFILL = 5  # the actor's index
 class Order:
     """Captures plans of one actor as its loop does it."""
 
-    def __init__(self, run: RunDirectory, actor: str, directory: Path) -> None:
+    def __init__(self, run: RunDirectory, actor: str, directory: Path, device_pages: DevicePages | None = None) -> None:
         self.run, self.actor, self.directory = run, actor, directory
-        self.capture = PlanCapture(run, actor, PAGE_TOKENS)
+        self.capture = PlanCapture(run, actor, PAGE_TOKENS, device_pages or {})
 
     def give(self, count: int = 1) -> None:
         write_order(self.run.path, self.actor, CaptureOrder(str(self.directory), count))

@@ -47,7 +47,8 @@ def towers(steps: int) -> Towers:
 def small_recipe(**changes: Any) -> Recipe:
     recipe = load_recipe()
     batch = dict.fromkeys(recipe.batch, 2)
-    model = msgspec.structs.replace(recipe.model, text={**recipe.model.text, "num_hidden_layers": 3})
+    text = {**recipe.model.text, "num_hidden_layers": 3}
+    model = msgspec.structs.replace(recipe.model, text=text, image_pixels=(112 * 112, 140 * 140))  # 4 by 4 tokens of a square picture
     return msgspec.structs.replace(
         recipe, **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "warmup_steps": 1, **changes}
     )

@@ -63,8 +63,22 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
 def test_sections_on_the_processor(tmp_path: Path) -> None:
     file = tmp_path / "serve.json"
     main(
-        ["--device", "cpu", "--shape", "tiny", "--quick", "--json", str(file), "--sections", "load", "stall", "restart", "transformers"]
+        [
+            "--device",
+            "cpu",
+            "--shape",
+            "tiny",
+            "--quick",
+            "--json",
+            str(file),
+            "--sections",
+            "load",
+            "stall",
+            "restart",
+            "transformers",
+            "together",
+        ]
     )
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
-    assert {figure.section for figure in figures} == {"load", "stall", "restart", "transformers"}
+    assert {figure.section for figure in figures} == {"load", "stall", "restart", "transformers", "together"}
     assert all(figure.value is not None and figure.value > 0 for figure in figures)

@@ -56,6 +56,7 @@ def test_answers_are_those_of_transformers(bench: QualityBench) -> None:
     assert len({answer.reply for answer in bench.answers}) > 1
 
 
+@pytest.mark.slow
 def test_a_quantized_cache_is_said_and_not_asked_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_checkpoint("tiny", tmp_path / "tiny")
     asked = ["--checkpoint", str(tmp_path / "tiny"), "--samples", "2", "--tasks", "digits,beeps", "--max-tokens", "6"]

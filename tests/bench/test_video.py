@@ -13,6 +13,7 @@ from mmrt.bench.video_stages import STAGES
 from mmrt.models.make import make_checkpoint
 
 
+@pytest.mark.slow
 def test_the_whole_bench(tmp_path: Path) -> None:
     checkpoint, figures, picture = tmp_path / "tiny", tmp_path / "figures.json", tmp_path / "stages.svg"
     make_checkpoint("tiny", checkpoint)

@@ -62,6 +62,10 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[media]\nfps = nan", "media.fps = nan: expected a finite number"),
         ("[media]\nmax_video_s = inf", "media.max_video_s = inf: expected a finite number"),
         ('[model]\ndtype = "fp8"', "model.dtype = \"fp8\": expected one of 'auto', 'float32', 'bfloat16'"),
+        (
+            '[actors]\nlayout = "PD+E"',
+            "actors.layout = \"PD+E\": expected one of 'E+P+D', 'EP+D', 'ED+P', 'E+PD', 'EPD'",
+        ),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ("server = 3", "server = 3: expected a table [server]"),
         ("[supervisor]\nbackoff_s = 9", "supervisor.backoff_max_s = 5.0 is less than supervisor.backoff_s = 9.0"),
@@ -106,3 +110,22 @@ def test_the_environment() -> None:
     assert found.mps_pipe == Path("/run/mps") and read_environment({}).mps_pipe == Path("/tmp/nvidia-mps")
     with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
         read_environment({"MMRT_LIFELINE_FD": "x"})
+
+
+@pytest.mark.parametrize(
+    ("layout", "processes"),
+    [
+        ("E+P+D", {"encoder": ("encoder",), "prefill": ("prefill",), "decode": ("decode",)}),
+        ("EP+D", {"prefill": ("encoder", "prefill"), "decode": ("decode",)}),
+        ("ED+P", {"decode": ("encoder", "decode"), "prefill": ("prefill",)}),
+        ("E+PD", {"encoder": ("encoder",), "decode": ("prefill", "decode")}),
+        ("EPD", {"decode": ("encoder", "prefill", "decode")}),
+    ],
+)
+def test_layouts(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
+    config = parse_config(f'[actors]\nlayout = "{layout}"\n')
+    alone = [name for name in ACTORS if name not in ("encoder", "prefill", "decode")]
+    assert config.processes == {**{name: (name,) for name in alone}, **processes}
+    assert {name: config.process_of(name) for name in ACTORS} == {
+        name: process for process, names in config.processes.items() for name in names
+    }

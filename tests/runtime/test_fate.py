@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from mmrt.runtime.fate import (
     FORGET_STEPS,
     Death,
     ExitNote,
+    crashed_in,
     judge,
+    leave_notes,
     oom_kills,
     outlive,
     read_exit_note,
@@ -37,6 +40,42 @@ def blamed(note: ExitNote | None, now_ns: int = 6_000, kills: int = 0, **words: 
     death = judge(reading(**words), note, now_ns, kills)
     assert death is not None and death.step == 9
     return death.crashed
+
+
+def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(tmp_path: Path) -> None:
+    note = ExitNote(77, 1, hang=True)
+    actors = ("encoder", "prefill", "decode")
+    assert leave_notes(tmp_path, note, actors, ["prefill"]) == ["prefill"]
+    assert [blamed(read_exit_note(tmp_path, actor, 77), kills=3) for actor in actors] == [False, True, False]
+    death = judge(reading(steps=0, streak=5), read_exit_note(tmp_path, "decode", 77), 6_000, 0)
+    assert death is not None and death.excused and death.streak == 0, "not even in a first step"
+
+
+def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(tmp_path: Path) -> None:
+    write_exit_note(tmp_path, "encoder", ExitNote(77, 1, bystander=True))
+    write_exit_note(tmp_path, "prefill", ExitNote(76, 1, bystander=True))  # of a process before
+    note = ExitNote(77, -signal.SIGSEGV)
+    assert leave_notes(tmp_path, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
+    assert [blamed(read_exit_note(tmp_path, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
+
+
+def test_a_crash_names_the_actor_that_it_came_from(tmp_path: Path) -> None:
+    """Python's own words, of a thread that does not hold the interpreter's lock; the main thread's would name nobody."""
+    folder = tmp_path / "actors"
+    folder.mkdir()
+    for actor, body in (("encoder", "ctypes.CDLL(None).memset(0, 0, 1)"), ("decode", "time.sleep(60)")):
+        (folder / f"{actor}.py").write_text(f"import ctypes, time\ndef main():\n    {body}\n")
+    (folder / "base.py").write_text(
+        "import faulthandler, threading, encoder, decode\n"
+        "faulthandler.enable(all_threads=False)\n"
+        "threads = [threading.Thread(target=actor.main) for actor in (decode, encoder)]\n"
+        "[thread.start() for thread in threads]\n"
+    )
+    done = subprocess.run([sys.executable, str(folder / "base.py")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGSEGV
+    assert crashed_in(["encoder", "decode"], done.stderr.splitlines()) == ["encoder"]
+    traceback = ['  File "/x/mmrt/actors/decode.py", line 5, in main', "RuntimeError: no crash"]
+    assert crashed_in(["encoder", "decode"], traceback) == []
 
 
 def test_no_step_no_death() -> None:
@@ -75,7 +114,7 @@ def test_memory_that_ran_out_is_to_blame() -> None:
 def test_a_debugger_is_never_to_blame_on_the_work() -> None:
     assert not blamed(ExitNote(77, 1, guest=True), raised=True, now_ns=2 * DEADLINE_NS)
     often = judge(reading(steps=0, streak=FIRST_STEP_DEATHS, crashes=2), ExitNote(77, 0, guest=True), 6_000, 0)
-    assert often == Death(9, False, "ended in a debugger", 0, 2, guest=True), "however often it is left in its first step"
+    assert often == Death(9, False, "ended in a debugger", 0, 2, excused=True), "however often it is left in its first step"
 
 
 def test_whoever_kills_again_and_again_in_the_first_step_it_is_the_work() -> None:

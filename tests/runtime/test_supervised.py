@@ -60,7 +60,7 @@ class World:
 
     def killed(self, at_s: float, deadline_s: float = 0.0) -> str:
         """Why the process is killed at this time, "" if it is not."""
-        self.actor.check(at_s, deadline_s)
+        self.actor.check(at_s, {self.instance.process.pid: {"decode": deadline_s, "prefill": deadline_s + 5} if deadline_s else {}})
         return self.instance.killed_because
 
 

@@ -28,6 +28,14 @@ def test_a_service_for_each_actor_and_a_target_over_them() -> None:
     assert "\nWatchdogSec=330\n" in files["mmrt-prefill.service"], "a step may take its time"
 
 
+def test_actors_that_share_a_process_are_one_service() -> None:
+    config = parse_config('[actors]\nlayout = "EP+D"\n[actors.encoder]\nnice = 3\n')
+    files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
+    assert service_name("encoder") not in files and service_name("encoder") not in files[TARGET]
+    for line in ("Description=mmrt encoder, prefill", 'ExecStart="/usr/bin/mmrt" actor prefill', "Nice=3", "WatchdogSec=330"):
+        assert f"\n{line}\n" in files[service_name("prefill")]
+
+
 def test_settings_come_from_the_configuration() -> None:
     config = parse_config("[actors.decode]\nthreads = 2\nnice = 1\n[supervisor]\nwatchdog_s = 7.5\nrestart_limit = 9\ndrain_s = 60\n")
     files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))

@@ -115,12 +115,17 @@ class Crashes:
 
         return Child(body, lambda: sys.settrace(_tracer(codes, _Countdown(steps, act, target))))
 
-    def storm(self, spawn: Callable[[], Child], observe: Callable[[], object], kills: int) -> None:
-        """Run one victim after the other until ``kills`` of them were killed or STORM_S is over; look in between and all the time."""
+    def storm(
+        self, spawn: Callable[[], Child], observe: Callable[[], object], kills: int, enough: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Run one victim after the other until ``kills`` of them were killed, or STORM_S is over and there was ``enough`` to see.
+
+        Looks in between and all the time.
+        """
         print(f"seed {self.seed}")
         killed = 0
         end = time.monotonic() + STORM_S
-        while killed < kills and (time.monotonic() < end or killed < MIN_KILLS):
+        while killed < kills and (time.monotonic() < end or killed < MIN_KILLS or not enough()):
             child = spawn()
             deadline = time.monotonic() + LIFE_S
             while child.poll() is None and time.monotonic() < deadline:

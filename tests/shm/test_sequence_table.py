@@ -285,7 +285,9 @@ def test_decode_killed_anywhere_loses_and_invents_nothing(run, crashes, table):
                 finished[0] += 1
 
     functions = (decode, SequenceTable.commit, SequenceTable.set_end, SequenceTable.rows_in, SequenceTable._tagged)
-    crashes.storm(lambda: crashes.victim(decode, crashes.codes(*functions)), observe, kills=120)
+    crashes.storm(
+        lambda: crashes.victim(decode, crashes.codes(*functions)), observe, kills=120, enough=lambda: finished[0] + sum(seen) > 0
+    )
     print(f"{finished[0]} sequences")
     assert finished[0] + sum(seen) > 0
 

@@ -30,6 +30,7 @@ def test_every_operation_has_budgets_for_all_architectures(operation: str) -> No
     assert {architecture for variant in load_variants(operation) for architecture in variant.budgets} == set(ARCHITECTURES)
 
 
+@pytest.mark.slow
 def test_a_stride_not_known_to_be_divisible_is_noticed(tmp_path: Path) -> None:
     """The mistake that wrappers guard against by their checks of strides."""
     done = run(tmp_path, "-c", NARROW)

@@ -1,6 +1,8 @@
 """What actors do where a run computes on CUDA, by the same code in Triton's interpreter: equal to what they do on the CPU."""
 
 import sys
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 from mmrt.actors.device import Completion
 from mmrt.actors.embedding_pages import DeviceEmbeddingPages, HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
+from mmrt.actors.replay import Replay
 from mmrt.actors.running_set import RunningSet
+from mmrt.actors.shared_tensors import copy_pages
 from mmrt.models.config import KvDType, ModelConfig, load_model_config
 from mmrt.models.decode_graphs import DecodeGraphs, StepInputs
 from mmrt.models.lm import LanguageModel
@@ -22,11 +26,13 @@ from mmrt.models.triton_sampler import TritonSampler
 from mmrt.models.triton_vision import attend_by_kernel
 from mmrt.models.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.weights import attach_weights, write_weights
-from mmrt.runtime.messages import EmbeddingSpan, PageRun, Sampling
+from mmrt.runtime.config import RuntimeConfig, to_data
+from mmrt.runtime.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import EMBEDDING_PAGE_TOKENS, PAGE_TOKENS, Bench, Weights, clip
+from mmrt.tests.actors.test_replay import Order
 
 NUM_TOKENS = 3
 
@@ -143,6 +149,38 @@ def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
             bench.run_to_end()
             said.append([bench.committed(row) for row in rows])
     assert said[0] == said[1] and all(len(ids) == NUM_TOKENS for ids in said[0])
+
+
+def test_a_plan_captured_from_device_pages_is_done_again_on_the_cpu(
+    tmp_path: Path, tiny: tuple[ModelConfig, Weights], device: torch.device
+) -> None:
+    """The last part of a prompt, behind one that lies in the same pages already."""
+    make_checkpoint("tiny", checkpoint := tmp_path / "checkpoint", "qwen2_5_omni")
+    with RunDirectory.create(tmp_path / "run", {"config": to_data(RuntimeConfig())}) as place:
+        bench = DeviceBench(place, *tiny, device)
+        row = bench.place(list(range(40, 61)), row=0)
+        bench.grant_all(row)
+        bench.worker.execute(Prefill([PrefillChunk(0, row.generation, 0, 0, 5, [])]))
+        order = Order(place, "prefill", tmp_path / "captures", {"kv": partial(copy_pages, bench.pages)})
+        order.give()
+        order.do(7, Prefill([PrefillChunk(0, row.generation, 0, 5, 20, [])]), bench.worker.execute)
+        (capture,) = order.taken()
+    before, after = (capture.tensors[f"{when}.kv"] for when in ("before", "after"))
+    assert before.any() and (before != after).any() and (device.type == "cpu" or not bench.kv.data.any())
+    with Replay.open(capture, checkpoint) as replay:
+        (kv,) = replay.run().differences or []
+    assert kv.num_pages == 2 and (kv.largest or 0.0) < 1e-4
+
+
+def test_nobody_else_captures_them(run: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    PagePool.create(run, "patch", 3, 64)
+    PagePool.create(run, "embedding", 3, 64, on_device=True)
+    order = Order(run, "encoder", tmp_path)
+    order.give()
+    part = EncodePart(0, 1, SegmentShape("image", (1, 2, 2), 4, 16, 1), PageRun([0], [0]), PageRun([1], [0]))
+    order.do(5, Encode([part]), lambda _: Done())
+    assert order.taken() == []
+    assert "pages of pool 'embedding' lie on a CUDA device, where only the actor itself can copy them" in caplog.text
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])

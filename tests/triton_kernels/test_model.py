@@ -159,7 +159,7 @@ def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, f
     twins.check_pages()
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_quantized_pages_say_the_same(tmp_path: Path, device: torch.device, kv_dtype: KvDType) -> None:
     config, weights = load_tiny(tmp_path / "tiny", "qwen2_5_vl")
     twins = Twins(msgspec.structs.replace(config, kv_dtype=kv_dtype), weights, device, num_sequences=2, max_tokens=60)

@@ -1,0 +1,161 @@
+"""A process of several actors: a thread for each, as ``actors.layout`` has it (TI1), on CUDA with a stream of its own (TI5).
+
+To whoever has started it they are one: warm when all are, serving when all serve, and alive while none hangs. When one of them fails
+the process ends at once, before the others stumble over what it has left, and they are told that it was not their work. Called by
+``base``.
+"""
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ..runtime.fate import ExitNote, write_exit_note
+from ..runtime.lifeline import Lifeline
+from ..runtime.notify import Notifier
+from .base import Actor, name_thread
+from .device import is_lost
+
+log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005  # how long one actor's Python may keep the others from theirs
+TURN_S = 0.5
+LATE_S = 1.0  # a turn later than this means that this process was stopped or starved
+
+
+class Chorus:
+    """What the actors of a process say to whoever has started it, through the notifier of the one that it is called after."""
+
+    def __init__(self, notifier: Notifier, names: Sequence[str]) -> None:
+        self.notifier = notifier
+        self._lock = threading.Lock()
+        self._cold, self._idle = set(names), set(names)
+        self._beats: dict[str, float] = {}
+
+    def ready(self, name: str, status: str) -> None:
+        """``name`` is warm."""
+        with self._lock:
+            self._cold.discard(name)
+            if not self._cold:
+                self.notifier.ready(status)
+
+    def active(self, name: str, status: str) -> None:
+        """``name`` serves."""
+        with self._lock:
+            self._idle.discard(name)
+            self._beats[name] = time.monotonic()
+            if not self._idle:
+                self.notifier.active(status)
+
+    def beat(self, name: str) -> None:
+        """The loop of ``name`` has turned."""
+        if name in self._beats:
+            self._beats[name] = time.monotonic()
+
+    def excuse(self) -> None:
+        """Count all as heard of now."""
+        for name in list(self._beats):
+            self.beat(name)
+
+    def silent(self, since_s: float) -> list[str]:
+        """Who serves and was not heard of after ``since_s``, monotonic seconds."""
+        return [name for name, beat_s in list(self._beats.items()) if beat_s < since_s]
+
+
+class Voice(Notifier):
+    """The notifier of one actor of several."""
+
+    def __init__(self, chorus: Chorus, actor: str) -> None:
+        super().__init__(None, actor)
+        self._chorus = chorus
+
+    def ready(self, status: str = "ready") -> None:
+        self._chorus.ready(self.actor, status)
+
+    def active(self, status: str = "active") -> None:
+        self._chorus.active(self.actor, status)
+
+    def watchdog(self) -> None:
+        self._chorus.beat(self.actor)
+
+
+def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Actor], int]) -> int:
+    """``live(actor)`` of each in a thread, until all have ended; the process is called after the last. Returns the exit status.
+
+    Does not return when one of them ends with another status than 0: the process ends with that. ``lifeline`` is this thread's own.
+    """
+    sys.setswitchinterval(SWITCH_S)
+    if actors[-1].config.model.on_cuda:
+        from ..triton_kernels.loading import load_one_at_a_time  # nothing of Triton is loaded on the CPU
+
+        load_one_at_a_time()
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(threadName)s: %(name)s: %(message)s"))
+    chorus = Chorus(actors[-1].notifier, [actor.name for actor in actors])
+    signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    told = threading.Event()
+
+    def end_all(*_: object) -> None:
+        told.set()
+        for actor in actors:
+            actor.end()
+
+    signal.signal(signal.SIGTERM, end_all)
+    signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
+    for actor in actors:
+        actor.notifier = Voice(chorus, actor.name)
+    threads = [threading.Thread(target=_be, args=(actor, actors, live, signalling), name=actor.name, daemon=True) for actor in actors]
+    for thread in threads:
+        thread.start()
+    last_s = time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        select.select([signalled], [], [], TURN_S)
+        with suppress(BlockingIOError):
+            os.read(signalled, 512)
+        now_s = time.monotonic()
+        if now_s > last_s + TURN_S + LATE_S or told.is_set() or lifeline.is_gone():
+            chorus.excuse()
+        last_s = now_s
+        _look_after(actors, chorus, now_s)
+    chorus.notifier.close()
+    return 0
+
+
+def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int], signalling: int) -> None:
+    """One thread: called like the actor, as nice as it."""
+    name_thread(actor.name)
+    with suppress(OSError):  # one that is nice already may not become less so
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
+    try:
+        status = live(actor)
+    except Exception as error:
+        log.exception("%s failed", actor.name)
+        actor.failure, status = error, 1
+    if status:
+        if actor.failure is None or not is_lost(actor.failure):
+            for other in actors:
+                if other is not actor:
+                    write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, bystander=True))
+        log.error("%s has failed: the process that it shares ends", actor.name)
+        os._exit(status)
+    with suppress(BlockingIOError):
+        os.write(signalling, b"\0")
+
+
+def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
+    """Say that the process is alive while no step is overdue, and end it with an actor that hangs outside of its steps."""
+    watchdog_s = actors[-1].config.supervisor.watchdog_s
+    silent = chorus.silent(now_s - watchdog_s)
+    for actor in actors:
+        if actor.status is not None and actor.status.step_deadline_ns:
+            chorus.beat(actor.name)
+        elif actor.name in silent:
+            log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+    if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):
+        chorus.notifier.watchdog()

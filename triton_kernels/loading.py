@@ -1,0 +1,21 @@
+"""Loading of compiled kernels by several threads."""
+
+import threading
+
+from triton.compiler import CompiledKernel
+
+
+def load_one_at_a_time() -> None:
+    """Let a kernel that two threads launch at once for the first time be loaded by one, before either launches it.
+
+    Triton 3.6 and 3.7 note how to launch it before they have loaded it; the other thread then launches nothing that is there.
+    """
+    lock, find_launcher = threading.Lock(), CompiledKernel.run.fget
+
+    def run(kernel: CompiledKernel) -> object:
+        if kernel.function is None:
+            with lock:
+                return find_launcher(kernel)
+        return find_launcher(kernel)
+
+    CompiledKernel.run = property(run)
