@@ -52,7 +52,7 @@ class SharedTensors:
         run = self._actor.run
         index = msgspec.msgpack.decode((run.path / WEIGHTS_INDEX).read_bytes(), type=WeightIndex)
         if self.device.type == "cuda":
-            return attach_weights(self._mapped(WEIGHTS_SEGMENT), index, prefix)
+            return attach_weights(self._mapped(WEIGHTS_SEGMENT, writable=False), index, prefix)
         segment = Segment.attach(run.segment_path(WEIGHTS_SEGMENT), writable=False)
         return attach_weights(segment.buf[HEADER_BYTES:], index, prefix)
 
@@ -75,10 +75,10 @@ class SharedTensors:
             os.close(descriptor.fd)
         self._descriptors.clear()
 
-    def _mapped(self, name: str) -> torch.Tensor:
+    def _mapped(self, name: str, writable: bool = True) -> torch.Tensor:
         from ..shm.device_memory import DeviceMemory
 
-        return tensor_over(DeviceMemory.attach(self.device.index, self._descriptors[name]), self.device)
+        return tensor_over(DeviceMemory.attach(self.device.index, self._descriptors[name], writable), self.device)
 
 
 def copy_pages(pages: torch.Tensor, numbers: list[int]) -> NDArray[Any]:

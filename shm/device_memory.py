@@ -15,15 +15,17 @@ from .descriptors import Descriptor
 from .errors import DeviceError
 
 _POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+_READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 class DeviceMemory:
-    """``num_bytes`` on device ``ordinal``, mapped for reading and writing in this process until ``close``, or its end.
+    """``num_bytes`` on device ``ordinal``, mapped in this process until ``close``, or its end.
 
     Any array library takes it where it lies by ``__cuda_array_interface__`` (version 3): uint8 [num_bytes].
     """
 
-    def __init__(self, ordinal: int, num_bytes: int, handle: Any, what: str) -> None:
+    def __init__(self, ordinal: int, num_bytes: int, handle: Any, what: str, writable: bool = True) -> None:
         """Map an allocation; use ``allocate`` or ``attach``. The handle is given up: the mapping keeps the allocation."""
         self.ordinal = ordinal
         self.num_bytes = num_bytes
@@ -35,7 +37,7 @@ class DeviceMemory:
             _call(what, driver.cuMemMap, self._pointer, self._size, 0, handle, 0)
             access = driver.CUmemAccessDesc()
             access.location = _location(ordinal)
-            access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            access.flags = _READ_WRITE if writable else _READ
             _call(what, driver.cuMemSetAccess, self._pointer, self._size, [access], 1)
         finally:
             driver.cuMemRelease(handle)
@@ -58,12 +60,15 @@ class DeviceMemory:
         return memory
 
     @classmethod
-    def attach(cls, ordinal: int, descriptor: Descriptor) -> Self:
-        """Memory of another process. The descriptor stays the caller's, and is needed no longer. Raises: DeviceError."""
+    def attach(cls, ordinal: int, descriptor: Descriptor, writable: bool = True) -> Self:
+        """Memory of another process. The descriptor stays the caller's, and is needed no longer. Raises: DeviceError.
+
+        Not ``writable``: a kernel of this process that writes there faults, and what all processes read stays as it is.
+        """
         what = f"{descriptor.num_bytes} bytes of another process on device {ordinal}"
         _call("the CUDA driver", driver.cuInit, 0)
         handle = _call(what, driver.cuMemImportFromShareableHandle, descriptor.fd, _POSIX_FD)
-        return cls(ordinal, descriptor.num_bytes, handle, what)
+        return cls(ordinal, descriptor.num_bytes, handle, what, writable)
 
     @property
     def descriptor(self) -> Descriptor:

@@ -312,6 +312,7 @@ def several_questions(rng: Rng, picture: Picture) -> list[Question]:
         questions.append(ask("find_shape", sentence(f"a {found}"), colour=colour))
     if chance(rng, 0.35):
         questions.append(_absent(rng, picture))
+    questions += _find_place(rng, objects)
     if len(kinds) <= 4:
         questions.append(ask("list", description(objects), phrase="describe"))
     unique = [thing for thing in objects if kinds[thing.label, thing.colour] == 1]
@@ -321,6 +322,21 @@ def several_questions(rng: Rng, picture: Picture) -> list[Question]:
             side = "left" if first.centre[0] < second.centre[0] else "right"
             questions.append(ask("side", sentence(side), one=name(first), other=name(second)))
     return questions
+
+
+def _find_place(rng: Rng, objects: tuple[Placed, ...]) -> list[Question]:
+    """Where one of several things is: a question by its shape, where no other has it, or by its shape and colour; at most one."""
+    askable = []
+    for thing in objects:
+        alike = [other for other in objects if other.label == thing.label]
+        naming = "{colour}" if len(alike) > 1 else "{shape}"
+        if position_name(thing) and sum(other.colour == thing.colour for other in alike) == 1:
+            askable.append((thing, naming))
+    if not askable:
+        return []
+    thing, naming = pick(rng, askable)
+    answer = sentence(position_name(thing))
+    return [phrases.asker(rng)("find_place", answer, phrase="position", naming=naming, shape=thing.label, colour=thing.colour)]
 
 
 def digit_questions(rng: Rng, thing: Placed) -> list[Question]:

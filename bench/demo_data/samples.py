@@ -21,6 +21,7 @@ TASKS: dict[str, Medium] = {
     "digits": "image",
     "find_colour": "image",
     "find_shape": "image",
+    "find_place": "image",
     "side": "image",
     "describe": "image",
     "list": "image",

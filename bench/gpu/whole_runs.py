@@ -2,13 +2,15 @@
 
 ``answers`` compares a small model's greedy text with that of a run on the CPU, both in float32; ``load`` times a model of real size,
 ``stall`` its text streams while pictures come, ``restart`` kills its actors, ``transformers`` answers the same requests by that
-library on the same device, and ``together`` is ``stall`` with the stages as streams of one process (TI5).
+library on the same device, ``together`` is ``stall`` with the stages as streams of one process (TI5), and ``mps`` is ``stall`` with
+their processes under CUDA's multi-process service, started for it.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import statistics
 import time
@@ -43,6 +45,7 @@ from ..report import StallSummary, summarise_groups, summarise_stall
 from ..stall import StallPlan, run_stall
 from ..versus_transformers import measure_server, measure_transformers
 from ..workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
+from .mps import MPS_CONTROL, multi_process_service
 
 RESTART_TARGET_S = 3.0
 STALL_TARGET = 2.0
@@ -150,13 +153,13 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
                 )
 
 
-def _stall(layout: Layout, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
+def _stall(section: str, layout: Layout, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
     model = _checkpoint(run, options)
     count = max(4, options.requests // 4)
     with _up(run, model, options.device, layout=layout) as (url, _):
         stalled = asyncio.run(_stream_beside_pictures(url, count))
-    made = partial(Figure, section="stall" if layout == "E+P+D" else "together")
+    made = partial(Figure, section=section)
     if stalled.alone is None or stalled.with_fresh is None or stalled.p99_ratio is None or stalled.fresh_ttft is None:
         yield made(case="pictures beside streams", note="no times between tokens, or no picture was answered")
         return
@@ -187,6 +190,15 @@ async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
         return summarise_stall(run)
 
 
+def _mps(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
+    if options.device == "cpu" or shutil.which(MPS_CONTROL) is None:
+        why = "the service is for CUDA" if options.device == "cpu" else f"there is no {MPS_CONTROL}"
+        yield Figure(section="mps", case="pictures beside streams", note=why, in_time=False)
+        return
+    with multi_process_service() as environment:
+        yield from _stall("mps", "E+P+D", OwnRun(run.home, run.run, environment), options)
+
+
 def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Tokens per second over pictures with text: all at once here, one after the other there, and one by one in both."""
     model = _checkpoint(run, options)
@@ -209,11 +221,12 @@ def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {
     "load": _load,
-    "stall": partial(_stall, "E+P+D"),
+    "stall": partial(_stall, "stall", "E+P+D"),
     "restart": _restart,
     "answers": _answers,
     "transformers": _transformers,
-    "together": partial(_stall, "EPD"),
+    "together": partial(_stall, "together", "EPD"),
+    "mps": _mps,
 }
 
 

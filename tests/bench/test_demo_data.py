@@ -167,6 +167,24 @@ def test_sides_sizes_and_yes_and_no() -> None:
                 assert question.answer == ("Small." if share < 0.26 else "Big.") and not 0.26 < share < 0.46
 
 
+def test_one_of_several_things_is_where_the_answer_says() -> None:
+    asked = 0
+    for one in samples("image", 150, None):
+        (picture,) = one.media
+        assert isinstance(picture, Picture)
+        for question in one.questions:
+            if question.task != "find_place":
+                continue
+            asked += 1
+            words = question.text.lower().rstrip("?").split()
+            colours = [colour for colour in COLOURS if colour in words]
+            (thing,) = [t for t in picture.objects if t.label in words and (not colours or t.colour in colours)]
+            across, down = thing.centre
+            row, column = ("top", "", "bottom")[int(down * 3)], ("left", "", "right")[int(across * 3)]
+            assert question.answer.lower() == (f"{row} {column}".strip() or "centre") + "."
+    assert asked > 20
+
+
 def test_digits_are_large_enough_and_look_different() -> None:
     num = 0
     for one in samples("image", 150, None):

@@ -1,15 +1,20 @@
 """The bench of whole runs on a GPU: what it says without one, and how figures are judged."""
 
+import argparse
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from mmrt.bench.client import BenchError
+from mmrt.bench.gpu.mps import multi_process_service
 from mmrt.bench.gpu.report import format_table
 from mmrt.bench.gpu.serve import COLUMNS, main
 from mmrt.bench.gpu.whole_runs import SECTIONS, Figure
+from mmrt.bench.own_run import OwnRun
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -56,6 +61,50 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
         ("answers", "ended early"),
     ]
     assert [figure.verdict for figure in figures] == ["", "FAILED", "", "", ""]
+
+
+CONTROL = """#!/bin/sh
+echo "$* $CUDA_MPS_PIPE_DIRECTORY $(cat)" >> {said}
+echo not today >&2
+exit {status}
+"""
+
+
+@pytest.fixture
+def mps_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Put a program in the daemon's place that ends with this status; where it writes what it was told."""
+
+    def place(status: int) -> Path:
+        program, said = tmp_path / "bin" / "nvidia-cuda-mps-control", tmp_path / "said"
+        program.parent.mkdir()
+        program.write_text(CONTROL.format(said=said, status=status))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return said
+
+    return place
+
+
+def test_the_multi_process_service_ends_with_what_it_was_started_for(mps_control: Callable[[int], Path]) -> None:
+    said = mps_control(0)
+    with pytest.raises(KeyboardInterrupt), multi_process_service() as environment:
+        home = environment["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(home).is_dir()
+        raise KeyboardInterrupt
+    assert said.read_text().splitlines() == [f"-d {home} ", f" {home} quit"] and not Path(home).exists()
+
+
+def test_a_multi_process_service_that_does_not_start_is_an_error(mps_control: Callable[[int], Path]) -> None:
+    mps_control(1)
+    with pytest.raises(BenchError, match="nvidia-cuda-mps-control ended with status 1: not today"), multi_process_service():
+        pass
+
+
+def test_where_there_is_no_multi_process_service_its_section_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for device, why in (("cpu", "the service is for CUDA"), ("cuda", "there is no nvidia-cuda-mps-control")):
+        (figure,) = SECTIONS["mps"](OwnRun(tmp_path, tmp_path / "run"), argparse.Namespace(device=device))
+        assert (figure.note, figure.verdict) == (why, "")
 
 
 @pytest.mark.slow

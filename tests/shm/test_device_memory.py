@@ -90,6 +90,37 @@ def test_too_much_is_refused() -> None:
         DeviceMemory.allocate(0, 1 << 50)
 
 
+TRESPASSER = """
+import sys, torch
+from pathlib import Path
+from mmrt.shm.descriptors import fetch_descriptors
+from mmrt.shm.device_memory import DeviceMemory
+
+torch.cuda.init()
+weights = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["weights"], writable=False), device="cuda:0")
+print(int(weights.sum()), flush=True)
+weights.fill_(1)
+torch.cuda.synchronize()
+"""
+
+
+def test_who_may_only_read_cannot_write(tmp_path: Path) -> None:
+    from mmrt.shm.device_memory import DeviceMemory
+
+    torch.cuda.init()
+    memory = DeviceMemory.allocate(0, 100)
+    whole = torch.as_tensor(memory, device="cuda:0")
+    whole.fill_(5)
+    torch.cuda.synchronize()
+    with DescriptorServer(tmp_path / "device", {"weights": memory.descriptor}) as server:
+        command = [sys.executable, "-c", TRESPASSER, str(tmp_path / "device")]
+        trespasser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert select.select([server.fd], [], [], 60)[0] and server.serve() == 1
+        out, errors = trespasser.communicate(timeout=60)
+    assert out == "500\n" and trespasser.returncode == 1 and "CUDA error" in errors
+    assert whole.tolist() == [5] * 100
+
+
 WRITER = """
 import sys, torch
 from pathlib import Path
