@@ -1,19 +1,14 @@
 """What every actor process has: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
 
-``run_actor(NAME)`` is what ``mmrt actor NAME`` and the zygote call. An actor's module has ``main(actor)``: load and map everything
-(standby), ``become_active`` (wait for the role lock, which proves every older generation gone), then work until ``ending``. Where a
-layout lets actors share a process, each is in a thread of its own (``shared_process``).
+An actor's module has ``main(actor)``: load and map everything (standby), ``become_active`` (wait for the role lock, which proves every
+older generation gone), then work until ``ending``. ``process`` calls it.
 """
 
 import asyncio
 import ctypes
-import faulthandler
-import importlib
 import logging
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,9 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..models.config import ModelConfig, load_model_config
-from ..models.errors import CheckpointError
-from ..runtime.config import ACTORS, STAGES, TORCH_ACTORS, RuntimeConfig, read_environment
-from ..runtime.errors import ConfigError, RunError, UserError
+from ..runtime.config import ACTORS, STAGES, RuntimeConfig, read_environment
 from ..runtime.fate import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
 from ..runtime.flight import Kind
 from ..runtime.flight_dumps import save_crash
@@ -33,9 +26,7 @@ from ..runtime.layout import MemoryLayout, read_layout
 from ..runtime.lifeline import Lifeline
 from ..runtime.messages import Hello, ToActor, ToController, Welcome
 from ..runtime.notify import Notifier
-from ..runtime.run import join_run
 from ..runtime.transport import ActorSocket
-from ..shm.errors import ShmError
 from ..shm.flight_recorder import FlightRecorder, FlightWriter
 from ..shm.role_lock import RoleLock, next_generation
 from ..shm.run_directory import RunDirectory
@@ -52,7 +43,6 @@ POLL_S = 0.01
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
 HELLO_S = 1.0
-_THREADS = threading.Lock()
 
 
 class Ending(Exception):
@@ -79,7 +69,7 @@ class Actor:
         self.status: ActorStatus | None = None
         self.session: DebugSession | None = None
         self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
-        self.failure: Exception | None = None  # that ended ``main``, and nothing explained
+        self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.follows_a_death = False  # the generation before did not end in order, whatever it was at; known once active
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
@@ -255,75 +245,6 @@ class Actor:
             log.warning("the flight recorders cannot be saved: %s", error)
 
 
-def run_actor(name: str, session: "DebugSession | None" = None) -> int:
-    """The whole life of an actor process, in a terminal if there is a ``session``.
-
-    Returns its exit status: 0 only when it was told to end.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
-    faulthandler.enable(all_threads=False)  # where a crash comes from; of several actors, from which
-    os.umask(0o077)
-    name_thread(name)
-    if session is None and not sys.stdin.isatty():
-        sys.breakpointhook = _passing_by(name)
-    environment = read_environment()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
-    lifeline = Lifeline(environment.lifeline_fd)
-    try:
-        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
-        together = actor.config.processes.get(name)
-        if together is None:
-            layout, process = actor.config.actors.layout, actor.config.process_of(name)
-            raise ConfigError(f"{name} lives in the process of {process}: actors.layout = {layout!r}")
-        if session is not None and len(together) > 1:
-            raise ConfigError(
-                f"{name} cannot be debugged in a process that is {', '.join(together)}: actors.layout can give it its own"
-            )
-        guests = [Actor(guest, join_run(guest, environment), Lifeline(lifeline.fd), None) for guest in together if guest != name]
-    except (UserError, CheckpointError, ShmError) as error:
-        return _complain(error)
-    if guests:
-        from .shared_process import run_together
-
-        for one in together:
-            importlib.import_module(f"..{one}", __name__)
-        return run_together([*guests, actor], Lifeline(lifeline.fd), _live)
-    actor.catch_signals()
-    return _live(actor, session)
-
-
-def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
-    """From the actor's first import to its last word. Returns the exit status."""
-    name = actor.name
-    if name in TORCH_ACTORS:
-        import torch
-
-        with _THREADS:  # a number for all of the process, which a thread takes over once
-            torch.set_num_threads(actor.config.actor(name).threads)
-            torch.get_num_threads()
-        torch.set_grad_enabled(False)
-    main: Callable[[Actor], None] = importlib.import_module(f"..{name}", __name__).main
-    status = 0
-    try:
-        if session is None:
-            main(actor)
-        else:
-            actor.session = session
-            session.run(main, actor)
-        status = 0 if actor.ending else 1
-    except Ending:
-        pass
-    except (UserError, CheckpointError, ShmError) as error:
-        status = _complain(error)
-    except Exception as error:
-        log.exception("%s failed", name)
-        actor.failure = error
-        status = 1
-    finally:
-        actor.close()
-    return status
-
-
 def command(name: str) -> str:
     """What ps, top and pkill call a process or a thread."""
     return f"mmrt-{name}"[:MAX_NAME_BYTES]
@@ -332,23 +253,3 @@ def command(name: str) -> str:
 def name_thread(name: str) -> None:
     """Give the calling thread the name of an actor; the main thread's is the process's."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, command(name).encode(), 0, 0, 0)
-
-
-def _passing_by(name: str) -> Callable[..., None]:
-    """What ``breakpoint()`` does where nobody can answer: say once for each place that it was passed."""
-    places: set[tuple[str, int]] = set()
-
-    def hook(*_: object, **__: object) -> None:
-        frame = sys._getframe(1)
-        place = frame.f_code.co_filename, frame.f_lineno
-        if place not in places:
-            places.add(place)
-            log.warning("breakpoint() at %s:%d is passed by: mmrt debug %s stops there", *place, name)
-
-    return hook
-
-
-def _complain(error: Exception) -> int:
-    """Log a failure that its message explains. Returns the exit status: 2, never tried again, where a new start cannot help."""
-    log.error("%s", error)
-    return 1 if isinstance(error, RunError | ShmError) else 2

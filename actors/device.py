@@ -92,6 +92,6 @@ def raise_if_fatal(error: Exception) -> None:
         raise error
 
 
-def is_lost(error: Exception) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Whether it is the device's, which refuses this process from now on: whoever waits for it next sees it, whoever is to blame."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)

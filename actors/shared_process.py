@@ -2,7 +2,7 @@
 
 To whoever has started it they are one: warm when all are, serving when all serve, and alive while none hangs. When one of them fails
 the process ends at once, before the others stumble over what it has left, and they are told that it was not their work. Called by
-``base``.
+``process``.
 """
 
 import logging
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # how long one actor's Python may keep the others from theirs
 TURN_S = 0.5
 LATE_S = 1.0  # a turn later than this means that this process was stopped or starved
+_last_words = threading.Lock()  # of the actor that ends the process: taken once, and never given back
 
 
 class Chorus:
@@ -109,11 +110,18 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
     signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
     for actor in actors:
         actor.notifier = Voice(chorus, actor.name)
-    threads = [threading.Thread(target=_be, args=(actor, actors, live, signalling), name=actor.name, daemon=True) for actor in actors]
-    for thread in threads:
-        thread.start()
+    ended: list[str] = []
+
+    def be(actor: Actor) -> None:
+        _be(actor, actors, live)
+        ended.append(actor.name)
+        with suppress(BlockingIOError):
+            os.write(signalling, b"\0")
+
+    for actor in actors:
+        threading.Thread(target=be, args=(actor,), name=actor.name, daemon=True).start()
     last_s = time.monotonic()
-    while any(thread.is_alive() for thread in threads):
+    while len(ended) < len(actors):
         select.select([signalled], [], [], TURN_S)
         with suppress(BlockingIOError):
             os.read(signalled, 512)
@@ -126,25 +134,29 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
     return 0
 
 
-def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int], signalling: int) -> None:
-    """One thread: called like the actor, as nice as it."""
+def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> None:
+    """The life of one actor: called like it, as nice as it. Returns if it was told to end."""
     name_thread(actor.name)
-    with suppress(OSError):  # one that is nice already may not become less so
+    with suppress(OSError):  # who is nice already may not become less so, but for root
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
     try:
         status = live(actor)
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too, would end this thread alone
         log.exception("%s failed", actor.name)
         actor.failure, status = error, 1
     if status:
+        _last_words.acquire()
         if actor.failure is None or not is_lost(actor.failure):
-            for other in actors:
-                if other is not actor:
-                    write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, bystander=True))
+            _excuse_others(actor, actors, status)
         log.error("%s has failed: the process that it shares ends", actor.name)
         os._exit(status)
-    with suppress(BlockingIOError):
-        os.write(signalling, b"\0")
+
+
+def _excuse_others(culprit: Actor, actors: Sequence[Actor], status: int) -> None:
+    """Leave word that it was not their work. Those that have not taken over yet leave none: what is there is about the one before."""
+    for other in actors:
+        if other is not culprit and other.status is not None:
+            write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, bystander=True))
 
 
 def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
@@ -155,6 +167,8 @@ def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
         if actor.status is not None and actor.status.step_deadline_ns:
             chorus.beat(actor.name)
         elif actor.name in silent:
+            _last_words.acquire()
+            _excuse_others(actor, actors, -signal.SIGKILL)
             log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
             os.kill(os.getpid(), signal.SIGKILL)
     if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):

@@ -141,11 +141,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return section
 
     def process_of(self, actor: str) -> str:
-        """What the process is called that the actor lives in: as the last of its stages."""
-        for stages in self.actors.layout.split("+"):
-            if actor in (names := [STAGES[stage] for stage in stages]):
-                return names[-1]
-        return actor
+        """What the process is called that the actor lives in."""
+        return process_in(self.actors.layout, actor)
 
     @property
     def processes(self) -> dict[str, tuple[str, ...]]:
@@ -155,6 +152,14 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             process = self.process_of(actor)
             found[process] = (*found.get(process, ()), actor)
         return found
+
+
+def process_in(layout: str, actor: str) -> str:
+    """What a process of this layout is called that the actor lives in: as the last of its stages."""
+    for stages in layout.split("+"):
+        if actor in (names := [STAGES[stage] for stage in stages if stage in STAGES]):
+            return names[-1]
+    return actor
 
 
 MPS_PIPE = Path("/tmp/nvidia-mps")

@@ -51,7 +51,7 @@ class Debugger(pdb.Pdb):
 
 
 class DebugSession:
-    """What an actor's process is told to do differently when it runs in a terminal. ``actors/base.py`` calls the methods."""
+    """What an actor's process is told to do differently when it runs in a terminal. ``actors/`` calls the methods."""
 
     def __init__(self, name: str, commands: Sequence[str], *, stops_first: bool) -> None:
         self._name = name
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--command", action="append", default=[])
     parser.add_argument("--no-pdb", action="store_true")
     options = parser.parse_args(argv)
-    run_actor = importlib.import_module("mmrt.actors.base").run_actor
+    run_actor = importlib.import_module("mmrt.actors.process").run_actor
     session = DebugSession(options.actor, options.command, stops_first=not options.no_pdb)
     try:
         status: int = run_actor(options.actor, session)

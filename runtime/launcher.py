@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # -P: the working directory is no place to import from.
 PYTHON = (sys.executable, "-P", "-u")
-ACTOR_ENTRY = "mmrt.actors.base:run_actor"
+ACTOR_ENTRY = "mmrt.actors.process:run_actor"
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
 TOWER_MODULES = {

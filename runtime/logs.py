@@ -20,6 +20,7 @@ NUM_OLD_FILES = 3
 MAX_LINE_BYTES = 16 << 10
 NUM_TAIL_LINES = 40
 _READ_BYTES = 1 << 16
+_LAYOUT = "layout"
 
 
 def timestamp() -> str:
@@ -78,12 +79,15 @@ def _open_private(path: Path) -> FileIO:
 
 
 class LogFiles:
-    """The log files of one run by name, each opened when there is something to write."""
+    """The log files of one run by name, each opened when there is something to write; and which ``layout`` it had."""
 
-    def __init__(self, directory: Path, on_error: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, layout: str, on_error: Callable[[str], None]) -> None:
         self._directory = directory
         self._on_error = on_error
         self._files: dict[str, LogFile] = {}
+        with contextlib.suppress(OSError):  # what cannot be written is said of the logs
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (directory / _LAYOUT).write_text(layout)
 
     def write(self, name: str, lines: Sequence[str]) -> None:
         if name not in self._files:
@@ -93,6 +97,14 @@ class LogFiles:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def read_layout_of_logs(directory: Path) -> str:
+    """The layout of the run that logged there last; empty where nobody has."""
+    try:
+        return (directory / _LAYOUT).read_text()
+    except OSError:
+        return ""
 
 
 class LogPump:

@@ -23,9 +23,10 @@ SUPERVISOR_ROOTS = (f"{PACKAGE}.runtime.supervisor", f"{PACKAGE}.runtime.cli.up"
 
 
 def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
-    """The modules that a process of these actors starts from: ``actors/base.py`` imports each actor's by its name."""
+    """The modules that a process of these actors starts from: ``actors/process.py`` imports each by its name."""
     entry = () if is_forked else (f"{PACKAGE}.runtime.cli.main",)
-    return (*entry, f"{PACKAGE}.actors.base", *(f"{PACKAGE}.actors.{name}" for name in names))
+    shared = ("shared_process",) if len(names) > 1 else ()
+    return (*entry, *(f"{PACKAGE}.actors.{module}" for module in ("process", *shared, *names)))
 
 
 class Reloader:

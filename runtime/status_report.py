@@ -14,7 +14,7 @@ from ..shm.errors import ShmError
 from ..shm.role_lock import RoleLock
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorTable, ControllerStats
-from .config import ACTORS
+from .config import ACTORS, convert_config
 from .layout import read_layout
 from .processes import cpu_seconds, pss_bytes
 from .report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport, endpoint
@@ -31,7 +31,8 @@ class ActorWords(msgspec.Struct, frozen=True):
     pid: int = 0
     generation: int = 0
     started_s: float = 0.0
-    step_deadline_s: float = 0.0  # CLOCK_MONOTONIC; 0: no step is running
+    step_start_s: float = 0.0  # CLOCK_MONOTONIC, as all here
+    step_deadline_s: float = 0.0  # 0: no step is running
     queue_depth: int = 0
     steps: int = 0
     crashes: int = 0  # of late, of unknown work
@@ -62,6 +63,7 @@ class StatusTables:
             pid=row.pid,
             generation=row.generation,
             started_s=row.started_ns / 1e9,
+            step_start_s=row.step_start_ns / 1e9,
             step_deadline_s=row.step_deadline_ns / 1e9,
             queue_depth=row.queue_depth,
             steps=row.steps,
@@ -204,7 +206,8 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
             if pid:
                 meter.percent(pid)
         time.sleep(_CPU_SAMPLE_S)
-        actors = [_observe(name, holders[name], tables.actor(name), meter) for name in ACTORS]
+        config = convert_config(run.info["config"])
+        actors = [_observe(name, config.process_of(name), holders[name], tables.actor(name), meter) for name in ACTORS]
         pools, requests = tables.pools_and_requests()
     finally:
         tables.close()
@@ -224,7 +227,8 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
     )
 
 
-def _observe(name: str, holder: int | None, words: ActorWords, meter: CpuMeter) -> ActorReport:
+def _observe(name: str, process: str, holder: int | None, words: ActorWords, meter: CpuMeter) -> ActorReport:
+    """``process``: the actor that its process is called after, with which memory and processor stand."""
     if not holder:
         return ActorReport(name=name, state="absent")
     return ActorReport(
@@ -234,8 +238,9 @@ def _observe(name: str, holder: int | None, words: ActorWords, meter: CpuMeter) 
         pid=holder,
         generation=words.generation,
         uptime_s=time.monotonic() - words.started_s if words.pid == holder else 0.0,
-        memory_bytes=pss_bytes(holder),
-        cpu_percent=meter.percent(holder),
+        status="" if process == name else f"in the process of {process}",
+        memory_bytes=pss_bytes(holder) if process == name else None,
+        cpu_percent=meter.percent(holder) if process == name else None,
         queue_depth=words.queue_depth,
         steps=words.steps,
     )

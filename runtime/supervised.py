@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,6 +47,13 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     def roles(self) -> tuple[str, ...]:
         """The actors that its process is."""
         return (*self.guests, self.name)
+
+
+class Step(NamedTuple):
+    """What an actor is in the middle of, as it has declared; CLOCK_MONOTONIC."""
+
+    start_s: float
+    deadline_s: float
 
 
 class Host(Protocol):
@@ -288,15 +295,15 @@ class SupervisedActor:
             instance.beat_s = now_s
             instance.excused_until_s = now_s + self.spec.watchdog_s
 
-    def check(self, now_s: float, deadlines: Mapping[int, Mapping[str, float]]) -> None:
+    def check(self, now_s: float, steps_of: Mapping[int, Mapping[str, Step]]) -> None:
         """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.
 
-        ``deadlines``: of each process, what its actors have declared in their status words for the steps that they are in.
+        ``steps_of``: for each process, the steps that its actors are in.
         """
         for instance in self.instances:
             if instance.is_guest or not instance.process.alive or now_s < instance.extended_until_s:
                 continue
-            steps = deadlines.get(instance.process.pid, {})
+            steps = steps_of.get(instance.process.pid, {})
             if steps or instance.active.is_set():
                 self._check_active(instance, now_s, steps)
             if instance.active.is_set():
@@ -308,12 +315,14 @@ class SupervisedActor:
             if now_s > instance.waiting_since_s + self.spec.ready_timeout_s:
                 instance.kill(f"not ready within {self.spec.ready_timeout_s:g} s")
 
-    def _check_active(self, instance: Instance, now_s: float, steps: Mapping[str, float]) -> None:
+    def _check_active(self, instance: Instance, now_s: float, steps: Mapping[str, Step]) -> None:
         if steps:
             instance.beat_s = now_s
-            first_s = min(steps.values())
+            first_s = min(step.deadline_s for step in steps.values())
             if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
-                instance.culprits = [actor for actor, deadline_s in steps.items() if deadline_s < now_s]
+                # A longer step of another actor that is older may be what holds this one up; a younger one cannot be.
+                youngest_s = max(step.start_s for step in steps.values() if step.deadline_s < now_s)
+                instance.culprits = [actor for actor, step in steps.items() if step.start_s <= youngest_s]
                 instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")

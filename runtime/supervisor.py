@@ -32,7 +32,7 @@ from .restart_policy import RestartPolicy
 from .roster import Roster
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
-from .supervised import ActorSpec, Instance, SupervisedActor
+from .supervised import ActorSpec, Instance, Step, SupervisedActor
 
 TICK_S = 0.5
 NO_LIMIT = 1 << 40
@@ -107,7 +107,7 @@ class Supervisor:
         self._gone = asyncio.Event()
         self._drain_s = settings.drain_s
         self._forced = False
-        self._logs = LogFiles(log_directory, reporter.message)
+        self._logs = LogFiles(log_directory, config.actors.layout, reporter.message)
         self._log_directory = log_directory
         self._meter = CpuMeter()
         self._roster = Roster()
@@ -253,7 +253,7 @@ class Supervisor:
             for actor in self.actors.values():
                 if late:
                     actor.excuse(now_s)
-                actor.check(now_s, {} if late else {one.process.pid: self._deadlines(actor, one) for one in actor.instances})
+                actor.check(now_s, {} if late else {one.process.pid: self._steps_of(actor, one) for one in actor.instances})
             self._starter.reap_strangers()
 
     def _words_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, ActorWords]:
@@ -261,9 +261,9 @@ class Supervisor:
         words = {role: self._tables.actor(role) for role in actor.spec.roles}
         return {role: one for role, one in words.items() if one.pid == instance.process.pid}
 
-    def _deadlines(self, actor: SupervisedActor, instance: Instance) -> dict[str, float]:
+    def _steps_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, Step]:
         words = self._words_of(actor, instance)
-        return {role: one.step_deadline_s for role, one in words.items() if one.step_deadline_s}
+        return {role: Step(one.step_start_s, one.step_deadline_s) for role, one in words.items() if one.step_deadline_s}
 
     async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
         """Host: start the process of an actor."""
@@ -284,7 +284,7 @@ class Supervisor:
         process = instance.process
         assert process.returncode is not None
         words = self._words_of(actor, instance)
-        culprits = instance.culprits or crashed_in(words, instance.tail)
+        culprits = instance.culprits or crashed_in(actor.spec.roles, instance.tail)
         note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_guest)
         blamed = leave_notes(self._run.path, note, words, culprits)
         instance.died_in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
@@ -292,7 +292,7 @@ class Supervisor:
         reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
         if reason and whose:
             self.say(reason)
-        generations = {role: words[role].generation if role in words else instance.generation for role in actor.spec.roles}
+        generations = {role: its.generation for role, its in words.items()} or {actor.name: instance.generation}
         try:
             saved = self._black_box.ended(generations, process.pid, process.returncode, reason)
         except OSError as error:

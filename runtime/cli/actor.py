@@ -23,5 +23,5 @@ def run(name: str) -> int:
     """Run the actor to its end. Returns its exit status."""
     if name not in ACTORS:
         raise ConfigError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
-    status: int = importlib.import_module("mmrt.actors.base").run_actor(name)
+    status: int = importlib.import_module("mmrt.actors.process").run_actor(name)
     return status

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from ...shm.run_directory import RunDirectory
-from ..config import ACTORS, read_environment
+from ..config import ACTORS, process_in, read_environment
 from ..errors import RunError
-from ..logs import LogReader
-from .options import DEFAULT_RUN, RunName, log_directory, processes_of, run_path
+from ..logs import LogReader, read_layout_of_logs
+from .options import DEFAULT_RUN, RunName, log_directory, run_path
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         directory = log_directory(path, environment)
         if not directory.is_dir():
             raise RunError(f"no logs in {directory}")
-        reader = LogReader(directory, () if actor is None else processes_of(path, [actor]))
+        reader = LogReader(directory, () if actor is None else [process_in(read_layout_of_logs(directory), actor)])
         palette = Palette(sys.stdout, environment)
         for name, line in reader.last(lines):
             print(palette.line(name, line))

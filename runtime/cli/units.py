@@ -33,9 +33,12 @@ def register(app: typer.Typer) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (out / name).write_text(text)
+            others = sorted({file.name for file in out.glob("mmrt-*.s*")} - set(files))
         except OSError as error:
             raise RunError(f"cannot write units to {out}: {error.strerror}") from None
         print(f"{len(files)} files in {out.absolute()}. To use them:")
+        if others:
+            print(f"  first remove what is of another layout: {' '.join(others)}")
         names = f"{out}/mmrt.target {out}/mmrt-*.s*"
         print(f"  mkdir -p ~/.config/systemd/user && cp {names} ~/.config/systemd/user/ && systemctl --user daemon-reload")
         print(f"  systemctl --user start {TARGET}")

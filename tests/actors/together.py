@@ -23,7 +23,7 @@ class Threaded:
         self.notifier = Notifier(address, name, 4)
         self.run = SimpleNamespace(path=Path(address).parent)
         self.failure: Exception | None = None
-        self.status = SimpleNamespace(step_deadline_ns=0)
+        self.status = None if sys.argv[1] == "cold" and name != "encoder" else SimpleNamespace(step_deadline_ns=0)
         self.told = threading.Event()
 
     def end(self) -> None:
@@ -34,11 +34,13 @@ def live(actor: Any) -> int:
     behaviour = sys.argv[1] if actor.name == "encoder" else ""
     actor.notifier.ready("standby")
     time.sleep(0.2 if behaviour else 0.0)
-    actor.notifier.active()
     if behaviour in ("step", "overdue"):
         actor.status.step_deadline_ns = time.monotonic_ns() + (1 if behaviour == "overdue" else 60_000_000_000)
-    if behaviour == "fail":
+    actor.notifier.active()
+    if behaviour in ("fail", "cold"):
         return 7
+    if behaviour == "exit":
+        sys.exit(3)
     if behaviour in ("raise", "lose"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered" if behaviour == "lose" else "on purpose")
     while not actor.told.wait(0.1):

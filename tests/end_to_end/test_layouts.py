@@ -4,6 +4,7 @@ The package is a copy in which certain pictures end the process that encodes the
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -67,15 +68,20 @@ def test_a_restart_is_one_of_all_of_them(together: Server) -> None:
 def test_killed_while_it_streams_and_encodes(together: Server) -> None:
     content = [image_part(picture(1, 56, 56)), text("What is it?")]
     expected = together.chat(PROMPT, **LONG)[1], together.chat(content)[1]
-    with Streams(together, 3) as streams:
+    with Streams(together, 3) as streams, ThreadPoolExecutor() as pool:
+        answers = [pool.submit(together.chat, content) for _ in range(4)]
         together.kill("prefill")
-        assert together.chat(content)[1] == expected[1]
+        assert [answer.result()[1] for answer in answers] == [expected[1]] * 4
     assert streams.errors == [] and streams.ids == [expected[0]] * 3
 
 
 @pytest.mark.parametrize("width", [SEGFAULT, RAISE, HANG], ids=["segmentation fault", "no memory", "hang"])
-def test_a_picture_that_kills_all_of_them_is_told_from_the_others_work(together: Server, width: int) -> None:
-    before = starts(together)
+def test_a_picture_that_kills_all_of_them_is_told_from_the_others_work(
+    together: Server, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "client", together.client.with_options(timeout=180))
+    assert together.chat([image_part(picture(1, 84, 56)), text("And this?")])[0], "how long a step may take has been measured"
+    before, blamed = starts(together), blamed_on_encoder(together)
     with (
         Background(together, 3),
         pytest.raises(openai.APIError, match="ended the encoder process 2 times and is given up"),
@@ -84,6 +90,11 @@ def test_a_picture_that_kills_all_of_them_is_told_from_the_others_work(together:
     together.wait(lambda status: bool(status["ready"]), "ready")
     after = starts(together)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == dict.fromkeys(TOGETHER, 2)
+    assert blamed_on_encoder(together) == blamed + 2
+
+
+def blamed_on_encoder(server: Server) -> int:
+    return server.mmrt("logs", "supervisor", "-n", "1000").stdout.count(", in what encoder did")
 
 
 def test_code_of_one_that_is_broken_replaces_none(together: Server, source: Path) -> None:
@@ -105,7 +116,10 @@ def test_what_needs_a_process_of_its_own_is_refused(together: Server) -> None:
     assert together.chat(PROMPT)[0]
 
 
-def test_logs_of_one_are_those_of_its_process(together: Server) -> None:
+def test_logs_of_one_are_those_of_its_process_also_after_the_run(together: Server) -> None:
+    """The last test of this run."""
+    assert together.mmrt("logs", "encoder").stdout == together.mmrt("logs", "decode").stdout != ""
+    together.down()
     assert together.mmrt("logs", "encoder").stdout == together.mmrt("logs", "decode").stdout != ""
 
 

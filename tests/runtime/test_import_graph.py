@@ -99,4 +99,7 @@ def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str
     assert importers("runtime.state") == {"controller"}
     assert importers("actors.base") == importers("runtime.messages") == set(ACTORS)
     assert importers("runtime.supervisor") == set()
+    assert importers("actors.device") == {"memory", "video", "encoder", "prefill", "decode"}
+    shared = closure(actor_roots(["encoder", "decode"], is_forked=True), graph)
+    assert "mmrt.actors.shared_process" in shared and importers("actors.shared_process") == set()
     assert "mmrt.runtime.supervised" in closure(SUPERVISOR_ROOTS, graph)

@@ -9,7 +9,7 @@ import pytest
 from mmrt.runtime.notify import Notification
 from mmrt.runtime.processes import Process
 from mmrt.runtime.restart_policy import RestartPolicy
-from mmrt.runtime.supervised import ActorSpec, Instance, SupervisedActor
+from mmrt.runtime.supervised import ActorSpec, Instance, Step, SupervisedActor
 
 SPEC = ActorSpec(name="decode", command=("x",), requires=frozenset({"memory"}), ready_timeout_s=10.0, watchdog_s=3.0)
 
@@ -60,7 +60,11 @@ class World:
 
     def killed(self, at_s: float, deadline_s: float = 0.0) -> str:
         """Why the process is killed at this time, "" if it is not."""
-        self.actor.check(at_s, {self.instance.process.pid: {"decode": deadline_s, "prefill": deadline_s + 5} if deadline_s else {}})
+        steps = {"decode": Step(deadline_s - 3, deadline_s), "prefill": Step(deadline_s - 2, deadline_s + 5)}
+        return self.killed_in(at_s, steps if deadline_s else {})
+
+    def killed_in(self, at_s: float, steps: dict[str, Step]) -> str:
+        self.actor.check(at_s, {self.instance.process.pid: steps})
         return self.instance.killed_because
 
 
@@ -115,6 +119,18 @@ def test_a_step_may_take_as_long_as_it_has_declared_and_no_longer() -> None:
         assert not world.killed(61.5), "the step is over, and the silence since is short"
         assert not world.killed(62.0, deadline_s=70.0)
         assert world.killed(70.5, deadline_s=70.0) == "hang: a step is 0.5 s past its deadline"
+        assert world.instance.culprits == ["decode"]
+
+
+def test_an_older_step_of_the_same_process_is_suspected_too() -> None:
+    """It may be what holds up the one that is overdue."""
+
+    @run
+    def _(world: World) -> None:
+        world.tell(1.0, active=True)
+        steps = {"encoder": Step(10.0, 300.0), "decode": Step(40.0, 70.0), "prefill": Step(60.0, 90.0)}
+        assert not world.killed_in(69.0, steps) and world.killed_in(70.5, steps)
+        assert world.instance.culprits == ["encoder", "decode"]
 
 
 def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
