@@ -4,11 +4,14 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
+from ...runtime.config import Layout
 from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
 
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 SOAK_MINUTES = 30.0
 SOAK_INTERVAL_S = 10.0
 SOAK_CANCEL_SHARE = 0.01
@@ -35,6 +38,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet_every: int
     max_tokens: int
     model: str
+    layout: Layout
     json: Path | None
     out: Path | None
     kinds: list[Kind]
@@ -48,6 +52,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that say which cells there are: with others an index means another fault."""
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
+        words += [f"--layout {self.layout} "] if self.layout != LAYOUTS[0] else []
         return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
 
     @property
@@ -83,6 +88,7 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
         quiet_every=given.quiet_every,
         max_tokens=given.max_tokens,
         model=given.model,
+        layout=given.layout,
         json=given.json,
         out=given.out,
         kinds=["kill"] if soak else given.kinds or list(KINDS),
@@ -125,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
+    add("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="which stages share a process (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
     add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")
     return parser

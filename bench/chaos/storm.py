@@ -54,7 +54,7 @@ class Storm:
         self._findings = Findings(self.report, say)
         self._options = options
         self._run = run
-        self._model = model
+        self._config = storm_config(model, options.layout)
         self._fault_file = fault_file
         self._tmpfs = tmpfs
         self._limits = Limits()
@@ -173,9 +173,9 @@ class Storm:
         return max(found, key=PHASES.index)
 
     def _check_bystanders(self, fault: Fault, before: dict[str, int]) -> None:
-        """Nobody else has died of it."""
-        may_die = {fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set()
-        may_die.add(fault.second)
+        """Nobody else has died of it, but who shares a process."""
+        hit = {fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set())
+        may_die = {name for actors in self._config.processes.values() if hit & {*actors} for name in actors}
         for name, generation in before.items():
             if self._view.generation(name) != generation and name not in may_die and fault.cell.kind != "enospc":
                 self._note(f"{name} was replaced as well: generation {generation}, now {self._view.generation(name)}")
@@ -251,12 +251,12 @@ class Storm:
     async def _reconnect(self) -> None:
         """Connections that are kept alive would count as descriptors."""
         await self._load.disconnect()
-        self._load.connect(self._url, self._model.name)
+        self._load.connect(self._url, Path(self._config.model.path).name)
 
     # ------------------------------------------------------------------------------------------------- up and down
 
     async def _up(self) -> None:
-        await asyncio.to_thread(self._run.up, storm_config(self._model))
+        await asyncio.to_thread(self._run.up, self._config)
         self._is_up = True
         report = await asyncio.to_thread(self._run.report)
         assert report.supervisor_pid is not None
@@ -265,7 +265,7 @@ class Storm:
         if self._tmpfs is not None:
             self._tmpfs.limit(ENOSPC_SPARE_BYTES)
         self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._restart)
-        self._load.connect(self._url, self._model.name)
+        self._load.connect(self._url, Path(self._config.model.path).name)
         self._watching = asyncio.create_task(self._truth.watch(self._url, self._view))
 
     async def _restart(self, actor: str) -> str:

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from ...runtime.config import (
+    ActorsSection,
+    Layout,
     MediaSection,
     MemorySection,
     ModelSection,
@@ -16,11 +18,12 @@ DRAIN_S = 6.0
 WATCHDOG_S = 6.0
 
 
-def storm_config(model: Path) -> RuntimeConfig:
+def storm_config(model: Path, layout: Layout) -> RuntimeConfig:
     """Few rows and small budgets, so that every phase is there to be hit; a supervisor that never gives up."""
     return RuntimeConfig(
         model=ModelSection(path=str(model), dtype="float32", max_context=4096),
         server=ServerSection(port=0),
+        actors=ActorsSection(layout=layout),
         media=MediaSection(item_timeout_s=5.0),
         memory=MemorySection(max_sequences=6, kv_tokens=16384, media_mib=8, patch_mib=16, embedding_tokens=4096),
         scheduling=SchedulingSection(prefill_budget_tokens=64, encode_budget_tokens=256),

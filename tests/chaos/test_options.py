@@ -27,7 +27,7 @@ def test_a_replay_takes_its_seed_and_one_fault() -> None:
 
 def test_filters_are_part_of_a_fault_s_name() -> None:
     assert parse_options([]).filters == ""
-    arguments = ["--kinds", "kill,stop", "--phases", "idle", "--pairs", "0.5"]
+    arguments = ["--kinds", "kill,stop", "--phases", "idle", "--layout", "EPD", "--pairs", "0.5"]
     assert parse_options(arguments).filters == " ".join(arguments) + " "
     assert parse_options([*parse_options(arguments).filters.split(), "--seed", "3"]).storm_cells == parse_options(arguments).storm_cells
 
@@ -52,6 +52,7 @@ def test_filters_are_part_of_a_fault_s_name() -> None:
         (["--quiet-every", "0"], "at least 1"),
         (["--replay", "12"], "'12' is not SEED:INDEX"),
         (["--soak", "--kinds", "stop"], "do not go with it"),
+        (["--layout", "DPE"], "invalid choice: 'DPE'"),
         (["--wat"], "--wat"),
     ],
 )

@@ -50,6 +50,14 @@ def test_one_fault_again(storm: Storm) -> None:
     assert [hit["name"] for hit in report["hits"]] == ["1:3", "1:3"]
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["EPD", "E+PD"])
+def test_stages_that_share_a_process(storm: Storm, layout: str) -> None:
+    report = storm("--layout", layout, "--faults", "60", "--actors", "encoder,prefill,decode,controller", timeout_s=880)
+    assert len(report["hits"]) == 61 and report["problems"] == []
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Sockets have short names, pytest's directories long ones."""
