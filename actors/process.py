@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..models.errors import CheckpointError
+from ..runtime.bus_faults import exit_when_told
 from ..runtime.config import TORCH_ACTORS, read_environment
 from ..runtime.errors import ConfigError, RunError, UserError
 from ..runtime.lifeline import Lifeline
@@ -40,7 +41,10 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     faulthandler.enable(all_threads=False)  # where a crash comes from; of several actors, from which
     os.umask(0o077)
     name_thread(name)
+    if session is None and not sys.stdin.isatty():
+        sys.breakpointhook = _passing_by(f"mmrt debug {name} stops there")
     environment = read_environment()
+    exit_when_told(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
     lifeline = Lifeline(environment.lifeline_fd)
     try:
@@ -56,9 +60,8 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         guests = [Actor(guest, join_run(guest, environment), Lifeline(lifeline.fd), None) for guest in together if guest != name]
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)
-    if session is None and not sys.stdin.isatty():
-        sys.breakpointhook = _passing_by(_ALONE if guests else f"mmrt debug {name} stops there")
     if guests:
+        sys.breakpointhook = _passing_by(_ALONE)
         for one in together:
             importlib.import_module(f"..{one}", __name__)
         # By its name, like an actor's own module: who is alone in a process does not depend on it (runtime/reload.py).

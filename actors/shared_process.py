@@ -63,6 +63,10 @@ class Chorus:
         for name in list(self._beats):
             self.beat(name)
 
+    def heard_s(self, name: str) -> float:
+        """When its loop has last turned, monotonic seconds."""
+        return self._beats[name]
+
     def silent(self, since_s: float) -> list[str]:
         """Who serves and was not heard of after ``since_s``, monotonic seconds."""
         return [name for name, beat_s in list(self._beats.items()) if beat_s < since_s]
@@ -168,7 +172,10 @@ def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
             chorus.beat(actor.name)
         elif actor.name in silent:
             _last_words.acquire()
-            _excuse_others(actor, actors, -signal.SIGKILL)
+            # What was under way before may be what holds it up.
+            since_ns = 1e9 * chorus.heard_s(actor.name)
+            later = [one for one in actors if one.status is not None and one.status.step_start_ns > since_ns]
+            _excuse_others(actor, later, -signal.SIGKILL)
             log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
             os.kill(os.getpid(), signal.SIGKILL)
     if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):

@@ -10,14 +10,13 @@ import os
 import random
 import signal
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from .config import ACTORS, read_environment
+from .config import ACTORS, Environment, read_environment
 
 _FILE = struct.Struct("=8s6Q")  # magic, episode, mask of actors, lost and late per million, longest delay in us, seed
 _MAGIC = b"mmrtflt1"
@@ -133,14 +132,12 @@ class BusFaults:
 
 
 def bus_faults(actor: str) -> BusFaults | None:
-    """The faults that this process shall suffer, None without MMRT_FAULTS. With it, EXIT_SIGNAL makes it exit with status 0."""
+    """The faults that this process shall suffer, None without MMRT_FAULTS."""
     path = read_environment().fault_file
-    if path is None or actor not in ACTORS:
-        return None
-    if threading.current_thread() is threading.main_thread():  # a process of several actors has no such exit
-        signal.signal(EXIT_SIGNAL, _exit_0)
-    return BusFaults(path, actor)
+    return None if path is None or actor not in ACTORS else BusFaults(path, actor)
 
 
-def _exit_0(*_: object) -> None:
-    os._exit(0)
+def exit_when_told(environment: Environment) -> None:
+    """With MMRT_FAULTS, EXIT_SIGNAL makes this process exit with status 0. For its main thread."""
+    if environment.fault_file is not None:
+        signal.signal(EXIT_SIGNAL, lambda *_: os._exit(0))

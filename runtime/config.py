@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,7 @@ Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
 Layout = Literal["E+P+D", "EP+D", "ED+P", "E+PD", "EPD"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
@@ -157,7 +158,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def process_in(layout: str, actor: str) -> str:
     """What a process of this layout is called that the actor lives in: as the last of its stages."""
     for stages in layout.split("+"):
-        if actor in (names := [STAGES[stage] for stage in stages if stage in STAGES]):
+        if actor in (names := [STAGES[stage] for stage in stages]):
             return names[-1]
     return actor
 

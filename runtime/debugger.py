@@ -51,7 +51,7 @@ class Debugger(pdb.Pdb):
 
 
 class DebugSession:
-    """What an actor's process is told to do differently when it runs in a terminal. ``actors/`` calls the methods."""
+    """What an actor's process is told to do differently when it runs in a terminal. ``actors/`` has the calls."""
 
     def __init__(self, name: str, commands: Sequence[str], *, stops_first: bool) -> None:
         self._name = name

@@ -2,7 +2,7 @@
 
 The supervisor alone holds the write end of one pipe; every actor inherits the read end, whose number stands in
 MMRT_LIFELINE_FD. When the supervisor dies, however it dies, the kernel closes the write end and the read end becomes readable
-(POLLHUP). Used by ``actors/base.py`` in every actor, ``sweep`` by the zygote as guardian. Under systemd there is no lifeline:
+(POLLHUP). Used by ``actors/process.py`` in every actor, ``sweep`` by the zygote as guardian. Under systemd there is no lifeline:
 the manager stops what it started.
 """
 

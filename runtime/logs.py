@@ -1,7 +1,7 @@
 """Logs: what actors print, from their pipes to the terminal and to size-rotated files, and back out for ``mmrt logs``.
 
-``LogPump`` (one per process) and ``LogFile`` (one per actor) run in the supervisor; ``LogReader`` in the command line. A log
-file is ``<state>/mmrt/<run>/<actor>.log``; each line is a UTC timestamp, a space and what the actor printed.
+``LogPump`` (one per process) and ``LogFile`` (one per name of a process) run in the supervisor; ``LogReader`` in the command line. A
+log file is ``<state>/mmrt/<run>/<process>.log``; each line is a UTC timestamp, a space and what the actor printed.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
+
+from .config import LAYOUTS
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3
@@ -79,15 +81,18 @@ def _open_private(path: Path) -> FileIO:
 
 
 class LogFiles:
-    """The log files of one run by name, each opened when there is something to write; and which ``layout`` it had."""
+    """The log files of one run by name, each opened when there is something to write."""
 
-    def __init__(self, directory: Path, layout: str, on_error: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, on_error: Callable[[str], None]) -> None:
         self._directory = directory
         self._on_error = on_error
         self._files: dict[str, LogFile] = {}
+
+    def begin(self, layout: str) -> None:
+        """Note the layout of the run that logs from now on."""
         with contextlib.suppress(OSError):  # what cannot be written is said of the logs
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (directory / _LAYOUT).write_text(layout)
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self._directory / _LAYOUT).write_text(layout)
 
     def write(self, name: str, lines: Sequence[str]) -> None:
         if name not in self._files:
@@ -100,11 +105,12 @@ class LogFiles:
 
 
 def read_layout_of_logs(directory: Path) -> str:
-    """The layout of the run that logged there last; empty where nobody has."""
+    """The layout of the run that logged there last; the default where none is noted."""
     try:
-        return (directory / _LAYOUT).read_text()
+        layout = (directory / _LAYOUT).read_text()
     except OSError:
-        return ""
+        layout = ""
+    return layout if layout in LAYOUTS else LAYOUTS[0]
 
 
 class LogPump:

@@ -320,9 +320,8 @@ class SupervisedActor:
             instance.beat_s = now_s
             first_s = min(step.deadline_s for step in steps.values())
             if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
-                # A longer step of another actor that is older may be what holds this one up; a younger one cannot be.
-                youngest_s = max(step.start_s for step in steps.values() if step.deadline_s < now_s)
-                instance.culprits = [actor for actor, step in steps.items() if step.start_s <= youngest_s]
+                # Whatever was under way at the deadline may be what held the other up.
+                instance.culprits = [actor for actor, step in steps.items() if step.start_s < first_s]
                 instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")

@@ -107,7 +107,7 @@ class Supervisor:
         self._gone = asyncio.Event()
         self._drain_s = settings.drain_s
         self._forced = False
-        self._logs = LogFiles(log_directory, config.actors.layout, reporter.message)
+        self._logs = LogFiles(log_directory, reporter.message)
         self._log_directory = log_directory
         self._meter = CpuMeter()
         self._roster = Roster()
@@ -121,6 +121,7 @@ class Supervisor:
         Raises: RunError if a run is up already in this directory, or the directory cannot be used.
         """
         self._run = self._create_run()
+        self._logs.begin(self._config.actors.layout)
         self._tables = StatusTables(self._run)
         self._black_box = BlackBox(self._run, self._log_directory)
         self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
@@ -292,7 +293,8 @@ class Supervisor:
         reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
         if reason and whose:
             self.say(reason)
-        generations = {role: its.generation for role, its in words.items()} or {actor.name: instance.generation}
+        generations = {role: its.generation for role, its in words.items()}
+        generations.setdefault(actor.name, instance.generation)
         try:
             saved = self._black_box.ended(generations, process.pid, process.returncode, reason)
         except OSError as error:

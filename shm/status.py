@@ -198,6 +198,11 @@ class ActorStatus:
         words[_DEADLINE] = now_ns + int(deadline_s * 1e9)
 
     @property
+    def step_start_ns(self) -> int:
+        """When the last step began; CLOCK_MONOTONIC."""
+        return int(self._words[_START])
+
+    @property
     def step_deadline_ns(self) -> int:
         """Until when the step has to end that has been declared, CLOCK_MONOTONIC; 0: there is none."""
         return int(self._words[_DEADLINE])

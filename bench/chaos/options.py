@@ -4,14 +4,12 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
-from ...runtime.config import Layout
+from ...runtime.config import LAYOUTS, Layout
 from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
 
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 SOAK_MINUTES = 30.0
 SOAK_INTERVAL_S = 10.0
 SOAK_CANCEL_SHARE = 0.01
@@ -49,7 +47,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> str:
-        """The options that say which cells there are: with others an index means another fault."""
+        """The options that ask for the same storm again: with others an index means another fault, or hits another run."""
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
         words += [f"--layout {self.layout} "] if self.layout != LAYOUTS[0] else []

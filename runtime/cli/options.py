@@ -1,15 +1,12 @@
 """What several commands share: which run is meant, and which configuration."""
 
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...shm.errors import MissingError
 from ...shm.run_directory import RunDirectory
-from ..config import Environment, RuntimeConfig, convert_config, load_config
+from ..config import Environment, RuntimeConfig, load_config
 
 RunName = Annotated[
     str, typer.Option("--run", metavar="NAME", help="Name of the run; $MMRT_RUN_DIR, if set, is its directory instead.")
@@ -23,13 +20,6 @@ def run_path(name: str) -> Path:
     if not name or "/" in name or name in (".", ".."):
         raise typer.BadParameter(f"{name!r} is not a name", param_hint="--run")
     return RunDirectory.default_path(name)
-
-
-def processes_of(run: Path, actors: Sequence[str]) -> list[str]:
-    """Those that the actors live in, each once; the actors themselves where no run is up."""
-    with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
-        actors = [convert_config(directory.info["config"]).process_of(actor) for actor in actors]
-    return list(dict.fromkeys(actors))
 
 
 def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -9,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from ..config import ACTORS
+from ...shm.errors import MissingError
+from ...shm.run_directory import RunDirectory
+from ..config import ACTORS, convert_config
 from ..control import RestartReply, RestartRequest, call
 from ..errors import RunError
-from .options import DEFAULT_RUN, RunName, processes_of, run_path
+from .options import DEFAULT_RUN, RunName, run_path
 
 # A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
 ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
@@ -33,7 +36,7 @@ def register(app: typer.Typer) -> None:
         """
         path, names = run_path(run), check_names(actors or [], everything)
         failed = False
-        names = processes_of(path, names)
+        names = _processes_of(path, names)
         for name, reply in _one_after_another(path, names) if everything else _at_once(path, names):
             failed |= not _tell(name, reply)
         if failed:
@@ -102,3 +105,10 @@ def _tell(name: str, reply: RestartReply | RunError) -> bool:
             print(f"{name} | {line}", file=sys.stderr)
     print(f"error: {reply if isinstance(reply, RunError) else reply.message}", file=sys.stderr)
     return False
+
+
+def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
+    """Those that the actors live in, each once; the actors themselves where no run is up."""
+    with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
+        actors = [convert_config(directory.info["config"]).process_of(actor) for actor in actors]
+    return list(dict.fromkeys(actors))

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..config import read_environment
+from ..config import ACTORS, read_environment
 from ..errors import RunError
 from ..run import model_path
-from ..units import TARGET, unit_files
+from ..units import TARGET, service_name, unit_files
 from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, run_path
 
 
@@ -33,12 +33,12 @@ def register(app: typer.Typer) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (out / name).write_text(text)
-            others = sorted({file.name for file in out.glob("mmrt-*.s*")} - set(files))
+            others = [name for name in map(service_name, ACTORS) if name not in files and (out / name).exists()]
         except OSError as error:
             raise RunError(f"cannot write units to {out}: {error.strerror}") from None
         print(f"{len(files)} files in {out.absolute()}. To use them:")
         if others:
-            print(f"  first remove what is of another layout: {' '.join(others)}")
+            print(f"  (of another layout, and to be removed wherever they are: {' '.join(others)})")
         names = f"{out}/mmrt.target {out}/mmrt-*.s*"
         print(f"  mkdir -p ~/.config/systemd/user && cp {names} ~/.config/systemd/user/ && systemctl --user daemon-reload")
         print(f"  systemctl --user start {TARGET}")

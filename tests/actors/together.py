@@ -23,7 +23,9 @@ class Threaded:
         self.notifier = Notifier(address, name, 4)
         self.run = SimpleNamespace(path=Path(address).parent)
         self.failure: Exception | None = None
-        self.status = None if sys.argv[1] == "cold" and name != "encoder" else SimpleNamespace(step_deadline_ns=0)
+        self.status = (
+            None if sys.argv[1] == "cold" and name != "encoder" else SimpleNamespace(step_deadline_ns=0, step_start_ns=1 << 62)
+        )
         self.told = threading.Event()
 
     def end(self) -> None:

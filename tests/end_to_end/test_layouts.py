@@ -65,7 +65,7 @@ def test_a_restart_is_one_of_all_of_them(together: Server) -> None:
     assert len({after[name] for name in TOGETHER}) == 1
 
 
-def test_killed_while_it_streams_and_encodes(together: Server) -> None:
+def test_killed_while_it_streams_and_pictures_come(together: Server) -> None:
     content = [image_part(picture(1, 56, 56)), text("What is it?")]
     expected = together.chat(PROMPT, **LONG)[1], together.chat(content)[1]
     with Streams(together, 3) as streams, ThreadPoolExecutor() as pool:

@@ -1,7 +1,6 @@
 """Lost and late messages, on purpose and only then."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -92,7 +91,6 @@ def test_it_is_off_without_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_bus_with_faults(file: FaultFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(EXIT_SIGNAL)
     monkeypatch.setenv("MMRT_FAULTS", str(file.path))
     controller, actor = ControllerSocket(tmp_path), ActorSocket(tmp_path, "decode", 1)
     try:
@@ -118,11 +116,13 @@ def test_the_bus_with_faults(file: FaultFile, tmp_path: Path, monkeypatch: pytes
     finally:
         actor.close()
         controller.close()
-        signal.signal(EXIT_SIGNAL, before)
 
 
 def test_exit_0_out_of_the_blue(file: FaultFile) -> None:
-    code = "import signal; from mmrt.runtime.bus_faults import bus_faults; bus_faults('decode'); print(1, flush=True); signal.pause()"
+    code = (
+        "import signal; from mmrt.runtime.bus_faults import exit_when_told; from mmrt.runtime.config import read_environment;"
+        "exit_when_told(read_environment()); print(1, flush=True); signal.pause()"
+    )
     environment = {**os.environ, "MMRT_FAULTS": str(file.path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"1\n"
