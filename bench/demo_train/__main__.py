@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .export import export
 from .loop import BegunOtherwiseError, train
 from .recipe import RECIPE, load_recipe
+from .warm_start import begin_with
 
 
 def main(
@@ -20,6 +21,8 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: as many as torch takes.", min=0)] = 0,
     compiled: Annotated[bool, typer.Option("--compile", help="A minute more to start, then faster; needs a C++ compiler.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    weights: Annotated[Path | None, typer.Option(help="A checkpoint to begin with, at step --first.")] = None,
+    first: Annotated[int, typer.Option(help="How many of the recipe's steps --weights have behind them.", min=0)] = 0,
 ) -> None:
     """Train the demo model and write its checkpoint."""
     if threads:
@@ -38,8 +41,10 @@ def main(
             bar.update(task, completed=step, total=steps, description=f"loss {loss:.3f}; hardest: {text}")
 
         try:
+            if weights is not None:
+                begin_with(weights, first, checked, out / "work", workers=workers, device=device)
             network = train(checked, out / "work", workers=workers, device=device, progress=show, compiled=compiled)
-        except BegunOtherwiseError as error:
+        except (BegunOtherwiseError, OSError, ValueError) as error:
             sys.exit(f"error: {error}")
     export(network, out / "work", out)
     print(f"wrote {out}")

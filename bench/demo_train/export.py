@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from .loop import CURVE
 from .network import Network
 
-_COPIED = (
+FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
@@ -26,7 +26,7 @@ _CURVE_SIZE = (900, 360)
 def export(network: Network, work: Path, out: Path) -> None:
     """Write the checkpoint into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in _COPIED:
+    for name in FILES:
         shutil.copyfile(work / name, out / name)
     weights = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})

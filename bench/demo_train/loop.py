@@ -198,8 +198,8 @@ def train(
                 raise FloatingPointError(f"the loss of step {step} is {loss}")
             if now_s - saved_s > SAVE_EVERY_S:
                 saved_s = now_s
-                _save(learner, step + 1, work / STATE)
-    _save(learner, recipe.steps, work / STATE)
+                save(learner, step + 1, work / STATE)
+    save(learner, recipe.steps, work / STATE)
     return learner.network
 
 
@@ -237,7 +237,8 @@ def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:
     return {task: round(sum(ones) / len(ones), 4) for task, ones in sums.items()}
 
 
-def _save(learner: Learner, step: int, file: Path) -> None:
+def save(learner: Learner, step: int, file: Path) -> None:
+    """Write what is needed to go on with ``step``."""
     partial = file.with_suffix(".partial")
     optimizers = [optimizer.state_dict() for optimizer, _ in learner.optimizers]
     modules = {name: module.state_dict() for name, module in learner.modules.items()}

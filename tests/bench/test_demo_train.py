@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from mmrt.bench.demo_data import TASKS, Clip, Picture, Placed, Sound, sample
 from mmrt.bench.demo_data.kinds import Note, Question
+from mmrt.bench.demo_train import loop, warm_start
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
 from mmrt.bench.demo_train.grounding import (
@@ -36,6 +38,7 @@ from mmrt.bench.demo_train.muon import Muon
 from mmrt.bench.demo_train.prompts import TokenRow
 from mmrt.bench.demo_train.recipe import LEAST_HEADS, LEAST_LAYERS, RECIPE, Augment, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
+from mmrt.bench.demo_train.warm_start import begin_with
 from mmrt.models.config import load_model_config
 from mmrt.models.tokenizer import Tokenizer
 
@@ -229,7 +232,8 @@ def test_towers_learn_from_crowds(prepared: Prepared) -> None:
     assert int((batch.vision.hints[..., 3] > 0).sum()) >= 2 * 6, "six things or more in each of two pictures"
 
 
-def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "fast_dtype", lambda _: torch.float32)  # both in the same one, whatever is measured
     recipe = small_recipe(mixture={"text": 1.0}, steps=6)
     steps: list[int] = []
 
@@ -241,16 +245,13 @@ def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path) ->
         if step == 3:
             raise Interrupted
 
-    import mmrt.bench.demo_train.loop as loop
-
     whole = train(recipe, tmp_path / "whole", workers=0, device="cpu", progress=lambda *_: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY_S", 0.0)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts", workers=0, device="cpu", progress=interrupt)
-        with (tmp_path / "parts" / CURVE).open("a") as curve:
-            curve.write('{"step": 3, "lo')  # killed in the middle of a line
-        parts = train(recipe, tmp_path / "parts", workers=0, device="cpu", progress=lambda *_: None)
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "parts", workers=0, device="cpu", progress=interrupt)
+    with (tmp_path / "parts" / CURVE).open("a") as curve:
+        curve.write('{"step": 3, "lo')  # killed in the middle of a line
+    parts = train(recipe, tmp_path / "parts", workers=0, device="cpu", progress=lambda *_: None)
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(parts.state_dict()[name], value, msg=name)
     lines = [json.loads(line) for line in (tmp_path / "parts" / CURVE).read_text().splitlines()]
@@ -266,6 +267,30 @@ def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_p
     (tmp_path / STATE).unlink()  # killed before it was first saved
     with pytest.raises(BegunOtherwiseError, match="another recipe"):
         train(msgspec.structs.replace(recipe, steps=5), tmp_path, workers=0, device="cpu", progress=lambda *_: None)
+
+
+def test_training_may_begin_with_the_weights_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as they were before the first step, and their tokenizer comes with them."""
+    monkeypatch.setattr(warm_start, "HEAD_STEPS", 2)
+    recipe, out = small_recipe(mixture={"text": 1.0}, steps=6), tmp_path / "out"
+    export(train(recipe, tmp_path / "before", workers=0, device="cpu", progress=lambda *_: None), tmp_path / "before", out)
+    (out / "tokenizer.json").write_text((out / "tokenizer.json").read_text() + "\n")
+    longer = msgspec.structs.replace(recipe, steps=8)
+    begin_with(out, 6, longer, tmp_path / "after", workers=0, device="cpu")
+    state = torch.load(tmp_path / "after" / STATE, weights_only=True)
+    assert state["step"] == 6
+    for name, value in load_file(out / "model.safetensors").items():
+        assert torch.equal(state["network"][name], value.float()), name
+    train(longer, tmp_path / "after", workers=0, device="cpu", progress=lambda *_: None)
+    lines = [json.loads(line) for line in (tmp_path / "after" / CURVE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [6, 7] and (tmp_path / "after" / "tokenizer.json").read_text().endswith("\n")
+    begin_with(out, 6, longer, tmp_path / "after", workers=0, device="cpu")
+    assert torch.load(tmp_path / "after" / STATE, weights_only=True)["step"] == 8, "what has begun goes on"
+
+
+def test_training_cannot_begin_behind_its_end(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step 4 is none of the recipe's 4"):
+        begin_with(tmp_path, 4, small_recipe(), tmp_path / "work", workers=0, device="cpu")
 
 
 def test_muon_does_what_torchs_does() -> None:
