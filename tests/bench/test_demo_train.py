@@ -269,22 +269,24 @@ def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_p
         train(msgspec.structs.replace(recipe, steps=5), tmp_path, workers=0, device="cpu", progress=lambda *_: None)
 
 
-def test_training_may_begin_with_the_weights_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_may_begin_with_the_weights_of_a_checkpoint(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are as they were before the first step, and their tokenizer comes with them."""
     monkeypatch.setattr(warm_start, "HEAD_STEPS", 2)
-    recipe, out = small_recipe(mixture={"text": 1.0}, steps=6), tmp_path / "out"
-    export(train(recipe, tmp_path / "before", workers=0, device="cpu", progress=lambda *_: None), tmp_path / "before", out)
+    recipe, out = small_recipe(mixture={"text": 1.0}, steps=8), tmp_path / "out"
+    (prepared.path / CURVE).write_text('{"loss": 1.0}\n' * 8)
+    export(prepared.learner.network, prepared.path, out)
     (out / "tokenizer.json").write_text((out / "tokenizer.json").read_text() + "\n")
-    longer = msgspec.structs.replace(recipe, steps=8)
-    begin_with(out, 6, longer, tmp_path / "after", workers=0, device="cpu")
+    begin_with(out, 6, recipe, tmp_path / "after", workers=0, device="cpu")
     state = torch.load(tmp_path / "after" / STATE, weights_only=True)
     assert state["step"] == 6
     for name, value in load_file(out / "model.safetensors").items():
         assert torch.equal(state["network"][name], value.float()), name
-    train(longer, tmp_path / "after", workers=0, device="cpu", progress=lambda *_: None)
+    train(recipe, tmp_path / "after", workers=0, device="cpu", progress=lambda *_: None)
     lines = [json.loads(line) for line in (tmp_path / "after" / CURVE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [6, 7] and (tmp_path / "after" / "tokenizer.json").read_text().endswith("\n")
-    begin_with(out, 6, longer, tmp_path / "after", workers=0, device="cpu")
+    begin_with(out, 6, recipe, tmp_path / "after", workers=0, device="cpu")
     assert torch.load(tmp_path / "after" / STATE, weights_only=True)["step"] == 8, "what has begun goes on"
 
 
