@@ -49,6 +49,8 @@ def answer(server: Server, question: str, *names: str) -> str:
         ("What colour is the circle?", "Red."),
         ("Is there a blue triangle?", "Yes."),
         ("What shape is yellow?", "A star."),
+        ("Where is the star?", "Bottom right."),
+        ("Where is the red circle?", "Top left."),
         ("Is there a green square?", "Yes."),
         ("Is there a pink heart?", "No."),
     ],
