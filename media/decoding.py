@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from .decoding_job import Job, Outputs
-from .dispatch import Absent, Dispatch, Request, Run, State
+from .dispatch import Absent, Dispatch, Request, Run, State, is_next
 from .engines import CPU, Convert, Engine, EngineError, FrameNotDelivered, Output, choose_kind, cpu_engines, decoder_bytes, upright_rgb
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
@@ -214,7 +214,8 @@ class DecodingPool:
                     is_parked = run.state is State.PARKED
                     if is_parked:
                         self._parked[run] = outputs
-                    self._has_output.notify_all()
+                    if is_next(run):
+                        self._has_output.notify_all()
                 if not goes_on:
                     break
             else:

@@ -198,6 +198,11 @@ class Dispatch:
         return frame
 
 
+def is_next(run: Run) -> bool:
+    """Whether what this run has delivered may be what its taker gets next. One that has got nothing yet may get any."""
+    return run.request.last is None or not run.request.runs or run is run.request.runs[0]
+
+
 def _runs(request: Request, segments: Sequence[Segment]) -> list[Run]:
     return [Run(request, segment, segment.start, segment.stop) for segment in segments]
 
