@@ -135,6 +135,8 @@ def sound_questions(rng: Rng, sound: Sound, pitch: str) -> list[Question]:
     if sound.kind == "beeps":
         questions.append(ask("beeps", sentence(NUMBERS[sound.count])))
         questions.append(ask("sound_describe", sentence(counted(sound.count, "beep"))))
+        if chance(rng, 0.3):
+            questions.append(ask("tone_noise", "A tone.", naming="noise"))
         return questions
     if chance(rng, 0.25):
         questions.append(ask("audio_absent", "I hear no beeps.", phrase="beeps"))

@@ -40,7 +40,8 @@ def begin_with(weights: Path, first: int, recipe: Recipe, work: Path, *, workers
     optimizer = torch.optim.AdamW(heads, lr=_HEAD_RATE, weight_decay=0.0)
     steps = range(first, min(first + HEAD_STEPS, recipe.steps))
     for batch in DataLoader(Batches(recipe, config, Tokenizer.load(work)), batch_size=None, sampler=steps, num_workers=workers):
-        loss, _ = learner.loss(batch.to(learner.device))
+        with torch.enable_grad():
+            loss, _ = learner.loss(batch.to(learner.device))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.media.dispatch import Absent, Dispatch, Request, Run, State
+from mmrt.media.dispatch import Absent, Dispatch, Request, Run, State, is_next
 from mmrt.media.errors import MediaError
 from mmrt.media.segments import Group, Segment
 
@@ -336,3 +336,28 @@ def _deliver(dispatch: Dispatch, run: Run, running: list[Run]) -> None:
         dispatch.finish(run)
     dispatch.leave(run)
     running.remove(run)
+
+
+@given(st.lists(st.integers(0, 1), max_size=60), st.sets(st.integers(0, 8), max_size=8))
+def test_a_taker_that_waits_is_told_of_whatever_it_may_take(turns: list[int], lost: set[int]):
+    """Two engines in any order, some frames never delivered: where nobody is told there is nothing to be had."""
+    dispatch = Dispatch(8, 1 << 20)
+    request = add(dispatch, 3, 3, 3)
+    busy: list[Run | None] = [None, None]
+    num_taken = len(taken(dispatch, request))
+    for engine in [*turns, *(0, 1) * 12]:
+        run = busy[engine] = busy[engine] or dispatch.next_run("cpu")
+        if run is None:
+            continue
+        position = next((due for due in range(run.due, run.stop) if due not in lost), None)
+        if position is not None:
+            assert dispatch.deliver(run, position, frame(position))
+            if not is_next(run):
+                assert dispatch.take(request) is Absent.PENDING
+                continue
+        else:
+            dispatch.finish(run)
+            dispatch.leave(run)
+            busy[engine] = None
+        num_taken += len(taken(dispatch, request))
+    assert num_taken == 9
