@@ -135,7 +135,7 @@ def sound_questions(rng: Rng, sound: Sound, pitch: str) -> list[Question]:
     if sound.kind == "beeps":
         questions.append(ask("beeps", sentence(NUMBERS[sound.count])))
         questions.append(ask("sound_describe", sentence(counted(sound.count, "beep"))))
-        if chance(rng, 0.3):
+        if chance(rng, 0.15):
             questions.append(ask("tone_noise", "A tone.", naming="noise"))
         return questions
     if chance(rng, 0.25):
@@ -144,7 +144,7 @@ def sound_questions(rng: Rng, sound: Sound, pitch: str) -> list[Question]:
     if sound.kind == "glide":
         change = "rising" if sound.frequencies_hz[1] > sound.frequencies_hz[0] else "falling"
     kind = sentence(f"a {pitch} tone" if pitch else f"a {change} tone")
-    if chance(rng, 0.3):
+    if chance(rng, 0.2):
         questions.append(ask("tone_noise", "A tone."))
     if sound.kind == "glide" or chance(rng, 0.45):
         questions.append(ask("glide", sentence(change)))
