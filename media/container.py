@@ -11,6 +11,7 @@ import av
 import av.error
 import av.logging
 import av.stream
+import av.subtitles.stream  # or ``av.open`` imports it when the first file comes
 
 from .errors import MediaError, MediaMemoryError
 from .formats import refuse
@@ -26,6 +27,12 @@ _VIDEO_CODECS = frozenset(
 _AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
 # FFmpeg tries the decoders of all streams already when it opens a file.
 _TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name in av.codecs_available if name.startswith("pcm_")}))
+# Format -> codecs whose files say in their head and in every packet all that we ask. H.264 in Matroska may be that of an AVI, without
+# time stamps for frames that are out of order.
+_SELF_EXPLAINED = {
+    "mov": frozenset(("h264", "hevc", "vp9", "av1", "libdav1d")),
+    "matroska": frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d")),
+}
 _ACCEPTED = {
     "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4, animated GIF and WebP",
     "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
@@ -57,8 +64,35 @@ def broken(kind: str) -> MediaError:
     return MediaError(f"the {kind} is broken: its data cannot be read")
 
 
-def open_container(reader: Reader, kind: Literal["video", "audio"], limits: MediaLimits, budget: TimeBudget) -> Any:
-    """An open PyAV container over the reader's bytes; the caller closes it.
+def open_video(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> tuple[Any, Any]:
+    """An open container, which the caller closes, and its video stream.
+
+    FFmpeg decodes a picture of each file that it opens (13 ms for H.264 at 720p, 26 ms for VP9), in case the head does not say what is
+    in it. Formats that do are spared that.
+
+    Raises: MediaError as ``open_container`` and ``pick_stream`` do.
+    """
+    container = open_container(reader, "video", limits, budget, is_probed=False)
+    if not _is_self_explained(container):
+        container.close()
+        container = open_container(reader, "video", limits, budget)
+    try:
+        return container, pick_stream(container, "video")
+    except MediaError:
+        container.close()
+        raise
+
+
+def _is_self_explained(container: Any) -> bool:
+    streams = streams_of(container, "video")
+    codecs = _SELF_EXPLAINED.get(container.format.name.partition(",")[0], frozenset())
+    return bool(streams) and _codec(streams[0]) in codecs and bool(streams[0].average_rate)
+
+
+def open_container(
+    reader: Reader, kind: Literal["video", "audio"], limits: MediaLimits, budget: TimeBudget, is_probed: bool = True
+) -> Any:
+    """An open PyAV container over the reader's bytes; the caller closes it. ``is_probed``: FFmpeg may try decoders to learn more.
 
     Raises: MediaError, 422 when it is empty, of another kind, of a format that is not on the list, or broken, 400 for limits.
     """
@@ -68,7 +102,7 @@ def open_container(reader: Reader, kind: Literal["video", "audio"], limits: Medi
     options = {
         "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
         "protocol_whitelist": "none",
-        "codec_whitelist": _TRIED_CODECS,
+        "codec_whitelist": _TRIED_CODECS if is_probed else "none",
         **limits.codec_options,
     }
     try:
@@ -97,7 +131,7 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
         other = "; it holds sound: send it as input_audio or audio_url" if container.streams.audio else ""
         raise MediaError(f"the file holds no {kind} stream{other if kind == 'video' else ''}")
     stream = streams[0]
-    name = stream.codec_context.name if stream.codec_context is not None else "unknown"
+    name = _codec(stream)
     allowed = name in _VIDEO_CODECS if kind == "video" else name in _AUDIO_CODECS or name.startswith("pcm_")
     if not allowed:
         raise MediaError(f"the {kind} codec {name} is not supported (supported: {_ACCEPTED[kind]})")
@@ -106,6 +140,10 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
             unwanted.discard = av.stream.Discard.all
     stream.codec_context.thread_count = 1
     return stream
+
+
+def _codec(stream: Any) -> str:
+    return stream.codec_context.name if stream.codec_context is not None else "unknown"
 
 
 def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:

@@ -7,12 +7,12 @@ import io
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import webp
-from .container import demux, open_container, pick_stream
+from .container import demux, open_video
 from .limits import MediaLimits, Reader, TimeBudget
 from .segments import Group
 from .video_info import PacketIndex, VideoInfo
@@ -32,15 +32,12 @@ class Bitstream:
     def opened(self) -> Iterator[tuple[Any, Any]]:
         """An open container and its video stream, with a position of its own. Its codec context outlives it. Any thread.
 
-        Raises: MediaError as ``open_container`` and ``pick_stream`` do.
+        Raises: MediaError as ``open_video`` does.
         """
-        container = open_container(_SharedReader(self.reader, self._reading), "video", self.limits, self.budget)
-        try:
-            stream = pick_stream(container, "video")
+        container, stream = open_video(_SharedReader(self.reader, self._reading), self.limits, self.budget)
+        with closing(container):
             stream.codec_context.options = self.limits.codec_options
             yield container, stream
-        finally:
-            container.close()
 
     def packets(self) -> Generator[Any, None, None]:
         """The video's packets in file order; of an animated WebP the numbers of its frames. Any thread. Raises: MediaError."""

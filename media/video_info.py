@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream
+from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .webp import CODEC, Animation, WebpDecoder, read_animation
@@ -50,8 +50,8 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
     """
     if (animation := read_animation(reader, limits, budget)) is not None:
         return _animated(animation, reader, limits)
-    with closing(open_container(reader, "video", limits, budget)) as container:
-        stream = pick_stream(container, "video")
+    container, stream = open_video(reader, limits, budget)
+    with closing(container):
         check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
         walk = _Walk(stream, limits)
         for packet in demux(container, stream, limits, budget):
@@ -114,7 +114,7 @@ class _Walk:
         if not self._pts:
             raise MediaError("the video has no frames")
         if self._frame is None:
-            self._try(None)
+            self._frame = self._decode(None)
         if self._frame is None:
             raise MediaError("no frame of the video can be decoded")
         if not self.num_shown:
@@ -122,11 +122,19 @@ class _Walk:
         return self._frame
 
     def _try(self, packet: Any) -> None:
+        """Feed it. The first key frame is asked for at once, without those that a decoder waits for to put frames in order."""
+        self._frame = self._decode(packet)
+        if self._frame is None and packet.is_keyframe and len(self._keys) == 1:
+            self._frame = self._decode(None)
+            self._context.flush_buffers()
+            if self._frame is None:
+                self._frame = self._decode(packet)
+
+    def _decode(self, packet: Any) -> Any:
         try:
-            frames = ffmpeg(self._context.decode, packet)
+            return next(iter(ffmpeg(self._context.decode, packet)), None)
         except BrokenData:
-            return
-        self._frame = next(iter(frames), None)
+            return None
 
     @property
     def num_shown(self) -> int:
@@ -143,7 +151,7 @@ class _Walk:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         keys = np.array(self._keys if self._keys[0] == 0 else [0, *self._keys], dtype=np.int64)
-        if len(np.unique(pts)) != len(pts) or np.any(np.diff(pts[keys]) <= 0):
+        if np.any(np.diff(np.sort(pts)) == 0) or np.any(np.diff(pts[keys]) <= 0):
             return None
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
             return None  # AVI has no time stamps of its own: packets are numbered as they lie, whatever order frames come out in

@@ -100,6 +100,10 @@ class BackgroundSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_
     nice: Nice = 5
 
 
+class VideoSection(BackgroundSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nice: Nice = 8
+
+
 class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Decoding goes first: the niceness of the others is what keeps its steps short while they work (design: processor shares)."""
 
@@ -107,7 +111,7 @@ class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     decode: ActorSection = ActorSection()
     prefill: BackgroundSection = BackgroundSection()
     encoder: BackgroundSection = BackgroundSection()
-    video: BackgroundSection = BackgroundSection()
+    video: VideoSection = VideoSection()
     memory: ActorSection = ActorSection()
 
 

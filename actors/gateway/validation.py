@@ -28,6 +28,7 @@ MAX_USER_CHARS = 512
 _INT64 = 1 << 63
 # A JSON of nothing but brackets and commas would cost fifty times its size in objects.
 MAX_ELEMENTS = 1_000_000
+_WINDOW_BYTES = 1 << 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +119,7 @@ HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 
 def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """Parse JSON. Raises RequestError for anything but an object: bad syntax, bad UTF-8, nesting too deep, NaN, 1e999."""
-    if len(body) > MAX_ELEMENTS and sum(map(body.count, (b",", b"[", b"{"))) > MAX_ELEMENTS:
+    if len(body) > MAX_ELEMENTS and _num_marks(body) > MAX_ELEMENTS:
         raise RequestError(f"the body has more than {MAX_ELEMENTS} elements")
     try:
         value = msgspec.json.decode(body)
@@ -131,6 +132,14 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {kind_of(value)}")
     return value
+
+
+def _num_marks(body: bytes | bytearray) -> int:
+    """Commas and opening brackets, those in strings too. A large body is base64 nearly all over, which has none: ``find`` passes over
+    it thirty times as fast as ``count``.
+    """
+    windows = [(at, at + _WINDOW_BYTES) for at in range(0, len(body), _WINDOW_BYTES)]
+    return sum(body.count(mark, *window) for mark in (b",", b"[", b"{") for window in windows if body.find(mark, *window) >= 0)
 
 
 def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..architecture import AudioRules, Item, ItemLike, MediaKind, ModelConfig, Segment, SpanLike, VisionRules
 from ..errors import UnsupportedMediaError
 
-MAX_SEGMENT_PATCHES = 1024  # patch rows per video segment, unless one temporal patch has more: 256 tokens, a small chunk of prefill
+MAX_SEGMENT_PATCHES = 512  # patch rows per video segment, unless one temporal patch has more: 128 tokens, half the least prefill plan
 MAX_SEGMENT_MEL_FRAMES = 3000
 MEL_FRAMES_PER_TOKEN = 4
 MAX_ASPECT_RATIO = 200

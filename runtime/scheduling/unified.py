@@ -52,7 +52,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
 
 
 def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
-    """Gather decoded segments while embedding pages can be had and n_e < alpha; may overshoot by one: no image is split (US7)."""
+    """Gather decoded segments while embedding pages can be had, n_e <= alpha. A larger one goes by itself: no image is split (US7)."""
     batch: list[SegmentChoice] = []
     num_rows = 0
     num_free = view.num_free_embedding_pages
@@ -65,7 +65,7 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
                 break  # in order: a later segment must not hold the pages that an earlier one needs
             if segment.stage != SegmentStage.DECODED:
                 continue
-            if num_rows >= limits.encode_rows or len(batch) >= MAX_PARTS:
+            if batch and (num_rows + segment.num_rows > limits.encode_rows or len(batch) >= MAX_PARTS):
                 return tuple(batch)
             need = segment.embedding_pages
             if not _may_take(view.num_embedding_pages, num_free, held, need, request.has_kv):

@@ -58,7 +58,7 @@ def model(tiny: tuple[ModelConfig, Weights]) -> ModelConfig:
     """One that is given nearly all frames, of such a size that segments hold several temporal patches."""
     rules = tiny[0].vision_rules
     assert rules is not None
-    rules = msgspec.structs.replace(rules, fps=24, video_min_pixels=50_000, video_max_pixels=60_000)
+    rules = msgspec.structs.replace(rules, fps=24, video_min_pixels=25_000, video_max_pixels=30_000)
     return msgspec.structs.replace(tiny[0], vision_rules=rules)
 
 

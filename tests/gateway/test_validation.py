@@ -260,6 +260,14 @@ def test_bodies_that_are_no_json_object(data: bytes, text: str) -> None:
     assert error.status == 400 and text in error.message
 
 
+@pytest.mark.parametrize("num_marks", [MAX_ELEMENTS, MAX_ELEMENTS + 1])
+def test_elements_are_counted_wherever_they_lie(num_marks: int) -> None:
+    """A mark at each end of what is looked at in one go, and far apart; the limit itself is allowed."""
+    few = b"[" + b"x" * 65534 + b",{" + b"x" * 200_000
+    message = refusal(few + b"," * (num_marks - 3)).message
+    assert ("more than 1000000 elements" in message) == (num_marks > MAX_ELEMENTS)
+
+
 def test_replies_may_be_sent_back_verbatim() -> None:
     reply = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
     request = read(body(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "a"}, reply]))

@@ -3,7 +3,9 @@
 import io
 import struct
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import av
 import av.stream
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrt.media import container
 from mmrt.media.errors import MediaError
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
@@ -56,10 +59,38 @@ def assert_exact(data: bytes) -> VideoInfo:
     info = analyse(io.BytesIO(data), LIMITS)
     assert info.num_frames == len(reference)
     assert (info.height, info.width) == reference[0].shape[:2]
+    with patch.object(container, "_SELF_EXPLAINED", {}):
+        assert_same(info, analyse(io.BytesIO(data), LIMITS))
     for wanted in (range(len(reference)), range(0, len(reference), 5), [len(reference) - 1]):
         for num_engines in (1, 2, 3):
             assert_frames(decode_on(num_engines, data, wanted), [reference[index] for index in wanted])
     return info
+
+
+def assert_same(info: VideoInfo, other: VideoInfo) -> None:
+    """What the head says of a file is what FFmpeg finds when it probes it."""
+    assert replace(info, index=None) == replace(other, index=None)
+    assert (info.index is None) == (other.index is None)
+    if info.index is not None and other.index is not None:
+        for field in fields(info.index):
+            assert np.array_equal(getattr(info.index, field.name), getattr(other.index, field.name)), field.name
+
+
+@pytest.mark.parametrize(
+    ("clip", "is_probed"),
+    [
+        ({}, [False]),
+        ({"codec": "libx265", "options": X265 | {"x265-params": "log-level=none"}}, [False]),
+        (VP9 | {"options": FAST}, [False]),
+        ({"container": "matroska"}, [False, True]),  # H.264 in it may lack time stamps
+        ({"container": "mpegts"}, [False, True]),
+        ({"codec": "mpeg4"}, [False, True]),
+    ],
+)
+def test_no_picture_is_decoded_to_learn_what_the_head_says(clip, is_probed):
+    with patch.object(container, "open_container", wraps=container.open_container) as opening:
+        analyse(io.BytesIO(encode_video(num_frames=3, **clip)), LIMITS)
+    assert [call.kwargs.get("is_probed", True) for call in opening.call_args_list] == is_probed
 
 
 @pytest.mark.parametrize("name", CASES)

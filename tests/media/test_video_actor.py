@@ -145,7 +145,7 @@ def test_a_video_in_segments(bench, video, decode_sequentially):
     bench.new_worker(fps=24)
     plan, shape = bench.analyse("video", video, options=MediaOptions(max_pixels=30_000))
     t, h, w = shape.grid
-    assert t == 24 and [part.grid[0] for part in shape.segments] == [5, 5, 5, 5, 4]
+    assert t == 24 and [part.grid[0] for part in shape.segments] == 12 * [2]
     expected = np.concatenate(list(video_rows(decode_sequentially(video), 14 * h, 14 * w, VisionRules())))
     assert np.array_equal(bench.all_rows(plan, shape), expected)
 

@@ -179,10 +179,10 @@ def test_a_request_without_kv_pages_is_passed_over_but_encoded() -> None:
     assert step.encode == ((1, 0, 0),) and [chunk.key for chunk in step.prefill] == [2]
 
 
-def test_encoding_may_overshoot_by_one_image_only() -> None:
-    step = plan(request(1, decoded=4, rows=10), alpha=15)
-    assert len(step.encode) == 2
+def test_encoding_keeps_to_its_budget_but_for_a_larger_image_by_itself() -> None:
+    assert len(plan(request(1, decoded=4, rows=10), alpha=19).encode) == 1
     assert len(plan(request(1, decoded=4, rows=10), alpha=20).encode) == 2
+    assert len(plan(request(1, decoded=4, rows=10), alpha=1 << 20).encode) == 4
     assert len(plan(request(1, decoded=4, rows=1000), alpha=1).encode) == 1
 
 
