@@ -4,6 +4,7 @@ FFmpeg never gets a name or an address, only a Python reader: playlist formats a
 a file cannot make it open another (an ffconcat text did, see tests).
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -25,14 +26,13 @@ _VIDEO_CODECS = frozenset(
     "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv gif".split()
 )
 _AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
-# FFmpeg tries the decoders of all streams already when it opens a file.
+# FFmpeg tries the decoders of all streams already when it opens a file that is probed.
 _TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name in av.codecs_available if name.startswith("pcm_")}))
-# Format -> codecs whose files say in their head and in every packet all that we ask. H.264 in Matroska may be that of an AVI, without
-# time stamps for frames that are out of order.
-_SELF_EXPLAINED = {
-    "mov": frozenset(("h264", "hevc", "vp9", "av1", "libdav1d")),
-    "matroska": frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d")),
-}
+# How files of these formats begin, and the codecs of which head and packets say all that we ask. H.264 in Matroska may be that of an
+# AVI, without time stamps for frames that are out of order.
+_MOV_OR_MATROSKA = re.compile(rb".{4}(ftyp|moov|mdat|wide|free)|\x1aE\xdf\xa3", re.DOTALL)
+_WEB_CODECS = frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d"))
+_SELF_EXPLAINED = {"mov": _WEB_CODECS | {"h264", "hevc"}, "matroska": _WEB_CODECS}
 _ACCEPTED = {
     "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4, animated GIF and WebP",
     "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
@@ -67,13 +67,15 @@ def broken(kind: str) -> MediaError:
 def open_video(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> tuple[Any, Any]:
     """An open container, which the caller closes, and its video stream.
 
-    FFmpeg decodes a picture of each file that it opens (13 ms for H.264 at 720p, 26 ms for VP9), in case the head does not say what is
-    in it. Formats that do are spared that.
+    FFmpeg probes a file that it opens, in case its head does not say what is in it: it decodes a picture or more (13 ms for H.264 at
+    720p, 26 ms for VP9). Files that do say it are spared that.
 
     Raises: MediaError as ``open_container`` and ``pick_stream`` do.
     """
-    container = open_container(reader, "video", limits, budget, is_probed=False)
-    if not _is_self_explained(container):
+    reader.seek(0)
+    is_probed = _MOV_OR_MATROSKA.match(reader.read(8) or b"") is None
+    container = open_container(reader, "video", limits, budget, is_probed)
+    if not is_probed and not _is_self_explained(container):
         container.close()
         container = open_container(reader, "video", limits, budget)
     try:
@@ -84,9 +86,13 @@ def open_video(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> tuple
 
 
 def _is_self_explained(container: Any) -> bool:
-    streams = streams_of(container, "video")
+    """H.264 need not say how far its frames are out of order: then FFmpeg takes it from the head, if that has a table of all times."""
     codecs = _SELF_EXPLAINED.get(container.format.name.partition(",")[0], frozenset())
-    return bool(streams) and _codec(streams[0]) in codecs and bool(streams[0].average_rate)
+    for stream in streams_of(container, "video")[:1]:
+        context, codec = stream.codec_context, _codec(stream)
+        is_ordered = codec != "h264" or (stream.frames and context.has_b_frames)
+        return bool(codec in codecs and is_ordered and context.width and context.height and stream.average_rate)
+    return False
 
 
 def open_container(

@@ -199,7 +199,7 @@ class Dispatch:
 
 
 def is_next(run: Run) -> bool:
-    """Whether what this run has delivered may be what its taker gets next. One that has got nothing yet may get any."""
+    """Whether what this run has delivered may be what its taker gets next. A taker that has got nothing yet may get any frame."""
     return run.request.last is None or not run.request.runs or run is run.request.runs[0]
 
 

@@ -95,7 +95,7 @@ class Engine(Protocol):
 
 
 class CpuEngine:
-    """A processor core. A decoder is one PyAV codec context; opening it reads the file's head, some 16 ms."""
+    """A processor core. A decoder is one PyAV codec context; opening it reads the file's head."""
 
     kind = CPU
 

@@ -37,7 +37,7 @@ from .scheduling.types import (
 
 MAX_ROUNDS = 8
 STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
-WINDOW = 16  # segments of one request that a policy sees: enough to keep video and encoder busy
+WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
 
 # ------------------------------------------------------------------------------------------------------------ planning
 

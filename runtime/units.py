@@ -23,7 +23,7 @@ CPU_WEIGHTS: Mapping[str, int] = {
     "memory": 100,
     "prefill": 100,
     "encoder": 30,
-    "video": 30,
+    "video": 15,
 }
 
 

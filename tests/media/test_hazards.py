@@ -3,6 +3,7 @@
 import io
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from itertools import pairwise
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from PIL import Image
 
 from mmrt.media import container
 from mmrt.media.errors import MediaError
-from mmrt.media.limits import MediaLimits
+from mmrt.media.limits import UNLIMITED, MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import VideoInfo, analyse
 from mmrt.tests.media.conftest import assert_frames, decode_all, decode_on, encode_video, picture
@@ -24,6 +25,7 @@ LIMITS = MediaLimits()
 X265 = {"preset": "ultrafast"}
 VP9 = {"codec": "libvpx-vp9", "container": "webm"}
 FAST = {"deadline": "good", "cpu-used": "8"}
+FRAGMENTED = "frag_keyframe+empty_moov"
 HDR = "log-level=none:colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"
 
 CASES: dict[str, dict] = {
@@ -83,14 +85,54 @@ def assert_same(info: VideoInfo, other: VideoInfo) -> None:
         ({"codec": "libx265", "options": X265 | {"x265-params": "log-level=none"}}, [False]),
         (VP9 | {"options": FAST}, [False]),
         ({"container": "matroska"}, [False, True]),  # H.264 in it may lack time stamps
-        ({"container": "mpegts"}, [False, True]),
+        ({"container_options": {"movflags": FRAGMENTED}}, [False, True]),  # nor does the head tell their order
+        ({"options": {"bf": "0"}}, [False, True]),
         ({"codec": "mpeg4"}, [False, True]),
+        ({"container": "mpegts"}, [True]),
     ],
 )
 def test_no_picture_is_decoded_to_learn_what_the_head_says(clip, is_probed):
-    with patch.object(container, "open_container", wraps=container.open_container) as opening:
-        analyse(io.BytesIO(encode_video(num_frames=3, **clip)), LIMITS)
-    assert [call.kwargs.get("is_probed", True) for call in opening.call_args_list] == is_probed
+    data = encode_video(num_frames=12, **({"options": {"bf": "3"}} | clip))
+    with patch.object(container.av, "open", wraps=av.open) as opening:
+        opened, stream = container.open_video(io.BytesIO(data), LIMITS, UNLIMITED)
+    with closing(opened):
+        assert [call.kwargs["options"]["codec_whitelist"] != "none" for call in opening.call_args_list] == is_probed
+        assert (stream.codec_context.pix_fmt is not None) == is_probed[-1]
+
+
+@pytest.mark.parametrize("flags", [{}, {"movflags": FRAGMENTED}])
+def test_h264_that_does_not_say_how_far_frames_are_out_of_order(flags):
+    """Some encoders leave it out. A decoder that guesses too little gives frames too early and drops others."""
+    options = {"bf": "3", "x264-params": "b-pyramid=normal:keyint=12:b-adapt=0"}
+    data = encode_video(num_frames=48, options=options, container_options=flags)
+    assert_exact(without_reorder_depth(data))
+
+
+def test_a_head_without_a_size(h264):
+    at = h264.index(b"avc1", h264.index(b"stsd")) + 28
+    assert struct.unpack_from(">HH", h264, at) == (96, 64)
+    assert_exact(h264[:at] + bytes(4) + h264[at + 4 :])
+
+
+def without_reorder_depth(data: bytes) -> bytes:
+    """The same H.264 in MP4 with bitstream_restriction_flag cleared in its SPS: the bit that ends it follows at once."""
+    begin = data.index(b"avcC") + 4 + 8
+    end = begin + int.from_bytes(data[begin - 2 : begin])
+    bits = "".join(f"{byte:08b}" for byte in data[begin:end])
+    flag = max(at for at in range(len(bits)) if is_restriction(bits, at))
+    bits = (bits[:flag] + "01").ljust(len(bits), "0")
+    return data[:begin] + int(bits, 2).to_bytes(end - begin) + data[end:]
+
+
+def is_restriction(bits: str, at: int) -> bool:
+    """Whether two flags that are set, twice 0, four more numbers and the last bit that is set are here."""
+    if bits[at : at + 4] != "1111":
+        return False
+    rest = bits[at + 4 :].rstrip("0")
+    for _ in range(4):
+        zeros = len(rest) - len(rest.lstrip("0"))
+        rest = rest[2 * zeros + 1 :]
+    return rest == "1"
 
 
 @pytest.mark.parametrize("name", CASES)
