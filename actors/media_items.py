@@ -15,7 +15,7 @@ from ..media.decoding import DecodingPool, analyse_bitstream
 from ..media.dispatch import Request
 from ..media.engines import upright_rgb
 from ..media.errors import MediaError
-from ..media.image import decode_image
+from ..media.image import JpegDecoder, decode_image
 from ..media.limits import MediaLimits, Reader, TimeBudget
 from ..media.mel import LogMel, Waveform
 from ..media.preprocess import patch_rows, resize, temporal_rows
@@ -44,10 +44,12 @@ class OpenItem(Protocol):
 class OpenImage:
     """A picture at its target size."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget) -> None:
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, jpeg_decoder: JpegDecoder | None = None
+    ) -> None:
         assert config.vision_rules is not None
         self._rules = config.vision_rules
-        frame = decode_image(reader, limits, budget)
+        frame = decode_image(reader, limits, budget, jpeg_decoder)
         self.item = family_of(config).image_item(config, *frame.shape[:2])
         _, h, w = self.item.grid
         self._planes = np.ascontiguousarray(resize(frame, h * self._rules.patch_size, w * self._rules.patch_size))
@@ -179,8 +181,9 @@ def open_item(
     pool: DecodingPool,
     use_audio_in_video: bool = False,
     ahead: bool = True,
+    jpeg_decoder: JpegDecoder | None = None,
 ) -> OpenItem:
-    """Analyse an item; videos are decoded by the pool, ``ahead`` of what is asked for.
+    """Analyse an item; videos are decoded by the pool, ``ahead`` of what is asked for, JPEGs by the decoder if it takes them.
 
     Raises: MediaError, or UnsupportedMediaError if the model cannot take it.
     """
@@ -190,7 +193,7 @@ def open_item(
             raise MediaError(f"this model takes no {needed}", 400)
     match kind:
         case "image":
-            return OpenImage(reader, config, limits, budget)
+            return OpenImage(reader, config, limits, budget, jpeg_decoder)
         case "audio":
             return OpenAudio(reader, config, limits, budget)
         case "video" if use_audio_in_video:

@@ -3,9 +3,9 @@
 A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
 sequences in the batch. Called by the decode actor only.
 
-Where launching does not wait for the result, on CUDA, a step is launched as soon as the ids of the one before are here, and before
-these are committed and told: the device computes meanwhile. It is launched for the same members only: no id is thrown away but that of
-a row which is taken out meanwhile.
+Where launching does not wait for the result, on CUDA, a step is prepared but for its ids while the one before is computed, and launched
+as soon as these are here, before they are committed and told. It is launched for the same members only: no id is thrown away but that
+of a row which is taken out meanwhile.
 
 Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
-from ..models.sampler import Sampler
+from ..models.sampler import Sampler, SamplingRows
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
 from ..shm.errors import StaleRow
 from ..shm.sequence_table import EndCode, SequenceTable
@@ -35,6 +35,16 @@ class Outcome:
 
     rows: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step is computed from besides ids: positions and lengths [B], block tables [B, pages], how to sample."""
+
+    positions: Tensor
+    lengths: Tensor
+    block_tables: Tensor
+    sampling: SamplingRows
 
 
 class RunningSet:
@@ -122,7 +132,7 @@ class RunningSet:
             batch = self._current_batch()
             if not batch.members:
                 return Outcome()
-            self._launch(batch)
+            self._launch(batch, self._prepare(batch))
         return self._land(may_launch=self._launches_ahead)
 
     def settle(self) -> Outcome:
@@ -147,7 +157,8 @@ class RunningSet:
             return Outcome([row], [self._give_up(member)])
 
     def _advance_one(self, member: Member) -> Outcome:
-        self._launch(self._begin([member]))
+        batch = self._begin([member])
+        self._launch(batch, self._prepare(batch))
         outcome = self._land(may_launch=False)
         self._keep_counts()
         return outcome
@@ -189,23 +200,24 @@ class RunningSet:
             outcome.ended.append(self._give_up(member))
         return outcome
 
-    def _launch(self, batch: Batch) -> None:
+    def _launch(self, batch: Batch, step: _Step) -> None:
         try:
-            self._launched = self._forward(batch)
+            self._launched = self._forward(batch, step)
         except Exception:
             self._completion.wait()  # what has been launched still writes pages, which may be somebody else's soon
             raise
 
     def _land(self, *, may_launch: bool) -> Outcome:
-        """Wait for the ids of the launched step, launch the next if all go on, then commit the ids."""
+        """Prepare the next step, wait for the ids of the launched one, launch the next if all go on, then commit the ids."""
         assert self._batch is not None and self._launched is not None
         batch, launched, self._launched = self._batch, self._launched, None
+        following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
         tokens_N = launched.cpu().numpy()
         end_N = batch.ends(tokens_N, self._eos)
         batch.advance(tokens_N)
         try:
-            if may_launch and not end_N.any() and self._is_current(batch):
-                self._launch(batch)
+            if following is not None and not end_N.any():
+                self._launch(batch, following)
         finally:
             self._table.commit(batch.row_N, batch.generation_N, tokens_N)
         ended: list[tuple[int, int, EndCode]] = []
@@ -238,8 +250,8 @@ class RunningSet:
         self._sampler.remember(self._batch.histories)
         return self._batch
 
-    def _is_current(self, batch: Batch) -> bool:
-        return batch.fits(self._table, self._page_tokens) and not any(map(self._has_pages, self._waiting))
+    def _is_current(self, batch: Batch, ahead: int = 0) -> bool:
+        return batch.fits(self._table, self._page_tokens, ahead) and not any(map(self._has_pages, self._waiting))
 
     def _has_pages(self, member: Member) -> bool:
         definition = member.definition
@@ -256,17 +268,22 @@ class RunningSet:
                 member.count = count
             self._batch = None
 
-    def _forward(self, batch: Batch) -> Tensor:
-        length_B = np.concatenate((batch.length_N, batch.companion_length_P))
+    def _prepare(self, batch: Batch, ahead: int = 0) -> _Step:
+        """The batch's next step, or the one ``ahead`` of it."""
+        length_B = np.concatenate((batch.length_N, batch.companion_length_P)) + ahead
         position_B = length_B - 1
         position_B[: len(batch.members)] += batch.delta_N
-        logits_BV = self._model.decode(
-            torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P))),
+        return _Step(
             torch.from_numpy(position_B).expand(3, -1),
             torch.from_numpy(length_B),
             torch.from_numpy(self._block_tables(batch, length_B)),
+            replace(batch.sampling, index=batch.count_N + ahead),
         )
-        return self._sampler.sample(logits_BV, replace(batch.sampling, index=batch.count_N), batch.pairs, batch.penalties)
+
+    def _forward(self, batch: Batch, step: _Step) -> Tensor:
+        ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
+        logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
+        return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties)
 
     def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from ..media.decoding import DECODER_BYTES, DecodingPool
 from ..media.engines import Engine, cpu_engines
 from ..media.errors import MediaError
+from ..media.image import JpegDecoder
 from ..media.limits import MediaLimits, TimeBudget
 from ..media.segments import MAX_THREADS
 from ..models.config import Item, MediaKind, ModelConfig
@@ -65,8 +66,8 @@ def main(actor: Actor) -> None:
         readable=[] if environment.fault_file is None else [environment.fault_file],
     )
     rows = SequenceTable.attach(actor.run, writable=False)
-    engines = _engines(actor.config)
-    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines)
+    engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
+    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines, jpegs)
     num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
     step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
 
@@ -84,13 +85,13 @@ def main(actor: Actor) -> None:
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
-    """Whether videos are decoded by the video units of GPUs, too."""
-    return config.model.on_cuda and config.media.gpu_decoding
+    """Whether videos or JPEGs are decoded by units of GPUs, too."""
+    return config.model.on_cuda and (config.media.gpu_decoding or config.media.gpu_jpegs)
 
 
 def _engines(config: RuntimeConfig) -> list[Engine]:
     """All processors, and before them the video units of all visible GPUs."""
-    if not _uses_gpu(config):
+    if not (config.model.on_cuda and config.media.gpu_decoding):
         return cpu_engines()
     from ..media.nvdec import nvdec_engines
 
@@ -98,6 +99,18 @@ def _engines(config: RuntimeConfig) -> list[Engine]:
     if not units:
         log.warning("media.gpu_decoding is set, and no GPU's video units can be used: the processor decodes")
     return [*units, *cpu_engines()]
+
+
+def _jpeg_decoder(config: RuntimeConfig) -> JpegDecoder | None:
+    """The JPEG units of the GPU, where they are asked for."""
+    if not (config.model.on_cuda and config.media.gpu_jpegs):
+        return None
+    from ..media.nvjpg import nvjpg_decoder
+
+    decoder = nvjpg_decoder()
+    if decoder is None:
+        log.warning("media.gpu_jpegs is set, and no GPU's JPEG units can be used: the processor decodes")
+    return decoder
 
 
 @dataclass
@@ -121,6 +134,7 @@ class VideoWorker:
         media_config: MediaSection,
         cache_bytes: int = CACHE_BYTES,
         engines: Sequence[Engine] | None = None,
+        jpeg_decoder: JpegDecoder | None = None,
     ) -> None:
         self._media = media_pool
         self._patches = patch_pool
@@ -130,6 +144,7 @@ class VideoWorker:
         self._cache_bytes = cache_bytes
         self._open: OrderedDict[Key, _Entry] = OrderedDict()
         self._ahead = True
+        self._jpeg_decoder = jpeg_decoder
         engines = engines or cpu_engines()
         self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
 
@@ -186,7 +201,9 @@ class VideoWorker:
             budget = TimeBudget(self._timeout_s)
             with budget.running():
                 sound = plan.media.options.use_audio_in_video
-                opened = open_item(plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead)
+                opened = open_item(
+                    plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead, self._jpeg_decoder
+                )
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)

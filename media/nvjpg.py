@@ -5,7 +5,7 @@ in where it is installed, and a toy elsewhere. Import it only where CUDA is: it 
 which the package's extra ``nvjpeg`` brings.
 
 JPEG leaves the rounding of the inverse transform and the filter of the chroma to decoders, so **pixels may differ from the processor's
-by a few levels of 255**, and a run that uses the units is no longer bit for bit transformers'. Nothing chooses them by itself. The
+by a few levels of 255**, and a run that uses the units is no longer bit for bit transformers': ``media.gpu_jpegs`` asks for them. The
 units take baseline JPEGs only; whatever else is asked of them, and whatever fails there, the processor decodes.
 
 Called by ``image.decode_image``'s users: ``decode_image(reader, limits, budget, nvjpg_decoder())``.

@@ -30,32 +30,40 @@ def bucket_of(num_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Where a graph reads a step from, and the host's twin that a step is put together in. numbers int64 [5, B]: three rows of
+    """Where a graph reads a step from, and the host's twins that a step is put together in. numbers int64 [5, B]: three rows of
     positions (at the start, which is aligned whatever B is), ids, lengths. tables int32 [B, most pages]."""
 
     numbers: Tensor
     tables: Tensor
     host_numbers: Tensor
+    host_tables: Tensor
 
     @classmethod
     def allocate(cls, num_rows: int, max_pages: int, device: torch.device) -> "StepInputs":
         """All rows are padding."""
+        pinned = device.type == "cuda"
         return cls(
             numbers=torch.zeros(5, num_rows, dtype=torch.int64, device=device),
             tables=torch.zeros(num_rows, max_pages, dtype=torch.int32, device=device),
-            host_numbers=torch.zeros(5, num_rows, dtype=torch.int64, pin_memory=device.type == "cuda"),
+            host_numbers=torch.zeros(5, num_rows, dtype=torch.int64, pin_memory=pinned),
+            host_tables=torch.zeros(num_rows, max_pages, dtype=torch.int32, pin_memory=pinned),
         )
 
     def fill(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> None:
         """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows behind them become padding.
 
-        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have.
+        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have. Tables are sent when there are
+        new pages in them, once in a page's worth of steps for each row.
         """
         num_rows, host = ids.shape[0], self.host_numbers
         host[:3, :num_rows], host[3, :num_rows], host[4, :num_rows] = positions, ids, lengths
         host[:, num_rows:] = 0
         self.numbers.copy_(host, non_blocking=True)
-        self.tables[:num_rows, : block_tables.shape[1]].copy_(block_tables.to(torch.int32), non_blocking=True)
+        tables = block_tables.to(torch.int32)
+        known = self.host_tables[:num_rows, : tables.shape[1]]
+        if not torch.equal(known, tables):
+            known.copy_(tables)
+            self.tables[:num_rows].copy_(self.host_tables[:num_rows], non_blocking=True)
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What ``Decoder.decode`` is called with, at addresses that stay."""

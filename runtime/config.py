@@ -72,6 +72,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_audio_s: Seconds = 600.0
     item_timeout_s: Seconds = 60.0
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
+    gpu_jpegs: bool = False  # by the JPEG units of the GPU, likewise: pixels differ by a few levels
 
 
 class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

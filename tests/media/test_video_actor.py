@@ -14,16 +14,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from mmrt.actors import video as video_actor
-from mmrt.actors.video import VideoWorker
+from mmrt.actors.video import VideoWorker, _jpeg_decoder
 from mmrt.media.audio import decode_audio
 from mmrt.media.limits import MediaLimits
 from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
-from mmrt.runtime.config import MediaSection
+from mmrt.runtime.config import MediaSection, parse_config
 from mmrt.runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, MediaItem, MediaOptions, PageRun, Plan
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -118,9 +119,9 @@ def picture(make_picture) -> np.ndarray:
     return make_picture(0, 150, 211)
 
 
-def encoded(image: Image.Image) -> bytes:
+def encoded(image: Image.Image, format: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    image.save(buffer, format)
     return buffer.getvalue()
 
 
@@ -138,6 +139,39 @@ def test_an_image(bench, png, picture):
     plan, shape = bench.analyse("image", png)
     assert (shape.kind, shape.grid, shape.num_tokens, len(shape.segments)) == ("image", (1, 10, 16), 40, 1)
     assert np.array_equal(bench.all_rows(plan, shape), image_rows(picture, 140, 224, VisionRules()))
+
+
+def test_a_unit_for_jpegs_comes_before_the_processor(bench, picture, png):
+    """What it takes has its pixels; what it refuses the processor decodes."""
+    asked: list[tuple[int, int]] = []
+    grey = np.full_like(picture, 77)
+
+    def unit(data: bytes, width: int, height: int) -> np.ndarray | None:
+        asked.append((width, height))
+        return grey if len(asked) == 1 else None
+
+    jpeg = encoded(Image.fromarray(picture), "JPEG")
+    bench.worker.close()
+    bench.worker = VideoWorker(bench.media, bench.patch, MODEL, MediaSection(), jpeg_decoder=unit)
+    for row, pixels in enumerate((grey, simplejpeg.decode_jpeg(jpeg))):
+        plan, shape = bench.analyse("image", jpeg, row=row)
+        assert np.array_equal(bench.all_rows(plan, shape), image_rows(pixels, 140, 224, VisionRules()))
+    assert asked == 2 * [(picture.shape[1], picture.shape[0])]
+    bench.analyse("image", png, row=2)
+    assert len(asked) == 2, "it is for JPEGs alone"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ('[media]\ngpu_jpegs = true\n[model]\ndevice = "cpu"', type(None)),
+        ('[model]\ndevice = "cuda"', type(None)),
+        ('[media]\ngpu_jpegs = true\n[model]\ndevice = "cuda"', str),
+    ],
+)
+def test_units_for_jpegs_are_used_where_they_are_asked_for(monkeypatch, config, kind):
+    monkeypatch.setattr("mmrt.media.nvjpg.nvjpg_decoder", lambda: "unit")
+    assert isinstance(_jpeg_decoder(parse_config(config)), kind)
 
 
 def test_a_video_in_segments(bench, video, decode_sequentially):

@@ -25,4 +25,8 @@ def test_a_step_leaves_nothing_of_the_one_before() -> None:
     assert ids.tolist() == [8, 0, 0, 0] and lengths.tolist() == [9, 0, 0, 0]
     assert positions.T.tolist() == [[1, 2, 3], [0] * 3, [0] * 3, [0] * 3]
     assert tables[0, :2].tolist() == [2, 4] and tables.dtype == torch.int32
+    inputs.tables.fill_(-1)
+    for page, sent in ((4, [-1, -1]), (5, [2, 5]), (4, [2, 4])):
+        inputs.fill(torch.tensor([8]), torch.tensor([1, 2, 3]).view(3, 1), torch.tensor([9]), torch.tensor([[2, page]]))
+        assert inputs.tables[0, :2].tolist() == sent, "only what is new is sent"
     assert [now.data_ptr() for now in inputs.arguments()] == [then.data_ptr() for then in before], "a graph has fixed addresses"
