@@ -126,7 +126,8 @@ class DeviceStore:
     def allocate(self, name: str, num_bytes: int) -> torch.Tensor:
         """Zeros, uint8 [num_bytes]. Raises: DeviceError."""
         self._memories[name] = memory = self._allocate(self._device.index, num_bytes)
-        return tensor_over(memory, self._device).zero_()
+        memory.clear()
+        return tensor_over(memory, self._device)
 
     def descriptors(self) -> dict[str, Descriptor]:
         """What others map, once everything that was written has arrived."""

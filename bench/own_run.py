@@ -30,11 +30,15 @@ class OwnRunError(Exception):
 
 
 class OwnRun:
-    """``mmrt`` commands on one run directory. ``home`` holds its configuration and logs; ``extra`` is for its environment."""
+    """``mmrt`` commands on one run directory. ``home`` holds its configuration and logs; ``extra`` is for its environment.
+
+    ``config``: of the run that ``up`` has started; None once it is down.
+    """
 
     def __init__(self, home: Path, run: Path, extra: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.run = run
+        self.config: RuntimeConfig | None = None
         state = home / "state"
         state.mkdir(exist_ok=True)
         own = {"MMRT_RUN_DIR": str(run), "XDG_STATE_HOME": str(state), **(extra or {})}
@@ -71,10 +75,13 @@ class OwnRun:
         """Start the run with this configuration; seconds until it is ready. Raises: OwnRunError."""
         file = self.home / "config.toml"
         file.write_text(to_toml(config))
-        return self.command("up", "--detach", "--config", str(file))[0]
+        ready_s = self.command("up", "--detach", "--config", str(file))[0]
+        self.config = config
+        return ready_s
 
     def down(self) -> float:
         """End it at once; seconds. Raises: OwnRunError if anything of it is left."""
+        self.config = None
         return self.command("down", "--drain", "0")[0]
 
     def report(self) -> RunReport:

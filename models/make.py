@@ -5,7 +5,7 @@ Nothing is downloaded. The command line calls it, and ``mmrt up`` when no model 
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,8 @@ from .make_config import SHAPES, Shape, write_configs, write_json
 from .make_tokenizer import Family, write_tokenizer
 
 _SHARD_BYTES = 2_000_000_000
+_REPEATED_FROM = 1 << 30  # values: of so many, a block is repeated, since drawing 8 billion takes minutes
+_BLOCK = (1 << 24) - 3  # values; a prime: no row of a matrix begins where another does
 _LOGIT_STD = 3.0  # of the language model's logits: near-ties are rare
 _TIED_EMBEDDING_STD = 0.05  # small, or a tied model repeats its input: the residual stream begins with it
 _SHARP = 1.5  # gain of projections that make attention choose and the MLP weigh; more of it, and bfloat16 errors grow
@@ -55,15 +57,16 @@ def _write_weights(
 ) -> None:
     sources = [source for spec in tensor_specs(config) for source in spec.sources]
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-    total = sum(math.prod(source.shape) for source in sources) * dtype.itemsize
+    num_values = sum(math.prod(source.shape) for source in sources)
+    total = num_values * dtype.itemsize
     shards = list(_shards(sources, dtype.itemsize))
-    generator = torch.Generator().manual_seed(seed)
+    normals = _Normals(seed, dtype, repeated=num_values >= _REPEATED_FROM)
     weight_map: dict[str, str] = {}
     done = 0
     for number, shard in enumerate(shards, 1):
         tensors: dict[str, torch.Tensor] = {}
         for source in shard:
-            tensors[_checkpoint_name(source.name)] = _random(source, config, control_ids, dtype, generator)
+            tensors[_checkpoint_name(source.name)] = _random(source, config, control_ids, normals)
             done += math.prod(source.shape) * dtype.itemsize
             if progress is not None:
                 progress(done, total)
@@ -95,12 +98,32 @@ def _checkpoint_name(name: str) -> str:
     return name
 
 
-def _random(
-    source: Source, config: ModelConfig, control_ids: list[int], dtype: torch.dtype, generator: torch.Generator
-) -> torch.Tensor:
+class _Normals:
+    """Normal values, one tensor's behind the other's; ``repeated``: pieces of one block that goes round and round."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, repeated: bool) -> None:
+        self._dtype = dtype
+        self._generator = torch.Generator().manual_seed(seed)
+        self._block = torch.empty(_BLOCK, dtype=dtype).normal_(generator=self._generator) if repeated else None
+        self._place = 0
+
+    def draw(self, shape: Sequence[int], mean: float, std: float) -> torch.Tensor:
+        values = torch.empty(shape, dtype=self._dtype)
+        if self._block is None:
+            return values.normal_(mean, std, generator=self._generator)
+        rest = values.view(-1)
+        while len(rest):
+            piece = self._block[self._place : self._place + len(rest)]
+            torch.mul(piece, std, out=rest[: len(piece)])
+            rest = rest[len(piece) :]
+            self._place = (self._place + len(piece)) % len(self._block)
+        return values.add_(mean) if mean else values
+
+
+def _random(source: Source, config: ModelConfig, control_ids: list[int], normals: _Normals) -> torch.Tensor:
     """Values under which a random model's text depends on all of its prompt and does not fall into one token."""
     mean, std = _distribution(source, config)
-    values = torch.empty(source.shape, dtype=dtype).normal_(mean, std, generator=generator)
+    values = normals.draw(source.shape, mean, std)
     last = source.name == "lm_head.weight" or (source.name == "language.embed_tokens.weight" and config.language.tie_embeddings)
     if last:  # control tokens other than the two that end a turn are never said: their logits are 0 among many random ones
         values[[token for token in control_ids if token not in config.eos_token_ids]] = 0

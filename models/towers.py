@@ -1,10 +1,10 @@
 """Vision and audio towers: patch and mel rows in, embedding rows out. The only module that imports transformers, when it is used.
 
 The encoder actor calls it. Modules are built on the meta device and take views of the shared weights: no private copy of any. They
-compute where the weights lie; on CUDA the vision tower attends by a kernel of ours (``triton_vision``).
+compute where the weights lie; on CUDA the vision tower is ours in place of transformers' (``triton_vision``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class Towers:
     """The model's towers. ``weights`` are the views whose names start with ``vision.`` and ``audio.``, all on one device."""
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], device: torch.device = CPU) -> None:
-        """Raises: CheckpointError if the weights are not those of the towers."""
+        """Raises: CheckpointError if the weights are not those of the towers, or the device's kernels do not do what the towers do."""
         dtype = torch_dtype(config.dtype)
         vision = audio = None
         if config.vision is not None and config.vision_rules is not None:
@@ -79,61 +79,38 @@ class _VisionTower:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._dtype, self._device = dtype, device
-        self._merge = config.merge_size**2
+        self._config, self._dtype, self._device = config, dtype, device
         frame = rules.temporal_patch_size * rules.patch_size**2
         self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
-        fields = {
-            "depth": config.depth,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_heads": config.num_heads,
-            "in_channels": config.in_channels,
-            "patch_size": config.patch_size,
-            "temporal_patch_size": config.temporal_patch_size,
-            "spatial_merge_size": config.merge_size,
-            "window_size": config.window_size,
-            "out_hidden_size": config.out_hidden_size,
-            "fullatt_block_indexes": list(config.full_attention_blocks),
-            "hidden_act": config.hidden_act,
-        }
-        if family == "qwen2_5_omni":
-            from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configs
-            from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
-
-            rotate = omni.apply_rotary_pos_emb_vision
-            self._module = _build(
-                omni.Qwen2_5OmniVisionEncoder, omni_configs.Qwen2_5OmniVisionEncoderConfig(**fields), "vision.", weights, device
-            )
-        else:
-            from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as vl_configs
-            from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as vl
-
-            rotate = vl.apply_rotary_pos_emb_vision
-            self._module = _build(
-                vl.Qwen2_5_VisionTransformerPretrainedModel, vl_configs.Qwen2_5_VLVisionConfig(**fields), "vision.", weights, device
-            )
+        self._kernels: Callable[..., Tensor] | None = None
         if device.type == "cuda":
-            from .triton_vision import attend_by_kernel  # the only way to Triton: nothing of it is loaded on the CPU
+            from .triton_vision import VisionKernels  # the only way to Triton: nothing of it is loaded on the CPU
 
-            attend_by_kernel(self._module, rotate)
+            self._kernels = VisionKernels(config, weights)
+        else:
+            self._module = _vision_module(family, config, weights)
 
     def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
         rows = self._normalised([part.rows for part in parts])
         grids = torch.tensor([part.grid for part in parts])
-        output: Tensor = self._module(rows, grid_thw=grids, **self._geometry(grids)).pooler_output
-        return list(torch.split(output, (grids.prod(1) // self._merge).tolist()))
+        geometry = self._geometry(grids)
+        output: Tensor
+        if self._kernels is not None:
+            output = self._kernels(rows, **geometry)
+        else:
+            output = self._module(rows, grid_thw=grids, **geometry).pooler_output
+        return list(torch.split(output, (grids.prod(1) // self._config.merge_size**2).tolist()))
 
     def _geometry(self, grids: Tensor) -> dict[str, Any]:
-        """What the module would derive from the grids [items, 3], derived on the host and sent to the device: nothing is read back."""
+        """What transformers' module would derive from the grids [items, 3], derived on the host and sent to the device."""
         from transformers import vision_utils
 
-        module = self._module
-        windows = vision_utils.get_vision_window_index(grids, module.spatial_merge_size, module.window_size, module.patch_size)
+        config = self._config
+        windows = vision_utils.get_vision_window_index(grids, config.merge_size, config.window_size, config.patch_size)
         frames = vision_utils.get_vision_cu_seqlens(grids)
         tensors = {
-            "position_ids": vision_utils.get_vision_position_ids(grids, module.spatial_merge_size),
+            "position_ids": vision_utils.get_vision_position_ids(grids, config.merge_size),
             "window_index": windows[0],
             "cu_window_seqlens": windows[1],
             "cu_seqlens": frames,
@@ -186,6 +163,34 @@ class _AudioTower:
         borders = self._omni.get_audio_cu_seqlens(chunk_lengths)
         output: Tensor = self._module(feature_lens=lengths, cu_seqlens=borders, **sent).last_hidden_state
         return list(torch.split(output, (((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))
+
+
+def _vision_module(family: str, config: VisionConfig, weights: dict[str, Tensor]) -> Any:
+    fields = {
+        "depth": config.depth,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_heads,
+        "in_channels": config.in_channels,
+        "patch_size": config.patch_size,
+        "temporal_patch_size": config.temporal_patch_size,
+        "spatial_merge_size": config.merge_size,
+        "window_size": config.window_size,
+        "out_hidden_size": config.out_hidden_size,
+        "fullatt_block_indexes": list(config.full_attention_blocks),
+        "hidden_act": config.hidden_act,
+    }
+    if family == "qwen2_5_omni":
+        from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configs
+        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+
+        omni_fields = omni_configs.Qwen2_5OmniVisionEncoderConfig(**fields)
+        return _build(omni.Qwen2_5OmniVisionEncoder, omni_fields, "vision.", weights, CPU)
+    from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as vl_configs
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as vl
+
+    vl_fields = vl_configs.Qwen2_5_VLVisionConfig(**fields)
+    return _build(vl.Qwen2_5_VisionTransformerPretrainedModel, vl_fields, "vision.", weights, CPU)
 
 
 def _build(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor], device: torch.device) -> Any:

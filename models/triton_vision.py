@@ -1,47 +1,120 @@
-"""A vision tower's attention by Triton's kernel, in transformers' modules. Loaded for towers on CUDA devices alone: see ``towers``.
+"""The vision tower of Qwen2.5 on a CUDA device: norms and attention by Triton's kernels. Loaded for towers there alone: see ``towers``.
 
-Transformers attends one sequence after another, some hundred launches for the windows of a picture; the kernel takes them all at once.
+``VisionKernels`` does what transformers' module does, over the same weights and with the same arguments. SwiGLU is torch's, since
+``silu_mul`` takes halves of one matrix that are multiples of 16 wide: gate and up are two matrices here, of 3420 rows in the models of
+3B and 7B. So is rotation: the kernel that rotates takes heads whose half is a power of two, and these have 80.
+
+Shapes: T patches, H heads, D head size; merge_size x merge_size patches that become a token stand together.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ..triton_kernels.vision_attention import attend
+from .architecture import VisionConfig
+from .errors import CheckpointError
 
-Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Transformers' rotary embedding: of q and k [T, H, D] by cosines and sines [T, D]."""
-
-
-def attend_by_kernel(tower: Any, rotate: Rotate) -> None:
-    """Give every block of a Qwen2.5 vision tower ``KernelAttention``."""
-    for block in tower.blocks:
-        block.attn = KernelAttention(block.attn, rotate)
+_EPSILON = 1e-6
+_ROPE_THETA = 10_000.0
 
 
-class KernelAttention(torch.nn.Module):
-    """Takes the place of a block's attention, whose projections it keeps."""
+class _Linear(NamedTuple):
+    weight: Tensor
+    bias: Tensor
 
-    def __init__(self, replaced: Any, rotate: Rotate) -> None:
-        super().__init__()
-        self.replaced = replaced
-        self._rotate = rotate
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
-    def forward(
-        self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], max_seqlen: int, **_: Any
+
+class VisionKernels:
+    """The tower's forward. ``weights`` are views, never copied."""
+
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor]) -> None:
+        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for another activation than SiLU."""
+        if config.hidden_act != "silu":
+            raise CheckpointError(f"the vision tower's hidden_act is {config.hidden_act!r}, on a CUDA device it must be 'silu'")
+        self._patch_tokens = config.merge_size**2
+        self._full = frozenset(config.full_attention_blocks)
+        self._patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
+        self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
+        self._merger = [_linear(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
+        axis_dim = config.hidden_size // config.num_heads // 2
+        # As transformers', on the CPU, so that both turn by the same angles.
+        frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
+        self._frequencies = frequencies.to(self._patch_embed.device)
+
+    def __call__(
+        self,
+        rows: Tensor,
+        *,
+        position_ids: Tensor,
+        window_index: Tensor,
+        cu_window_seqlens: Tensor,
+        cu_seqlens: Tensor,
+        max_window_seqlen: int,
+        max_seqlen: int,
     ) -> Tensor:
-        """hidden_states [T, hidden]; ``cu_seqlens`` int32 [S + 1], ``max_seqlen`` the longest of its sequences, known on the host."""
-        q, k, v = self._projected(hidden_states)
-        q, k = self._rotate(q, k, *position_embeddings)
-        attended = attend(q.contiguous(), k.contiguous(), v, cu_seqlens, max_seqlen)
-        output: Tensor = self.replaced.proj(attended.flatten(1))
-        return output
+        """Embedding rows [tokens, out_hidden] of normalised ``rows`` [T, row size], in the weights' dtype.
 
-    def _projected(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values [T, H, D]: of one matrix, or of three."""
-        shape = hidden_states.shape[0], -1, self.replaced.num_heads, self.replaced.head_dim
-        if hasattr(self.replaced, "qkv"):
-            return self.replaced.qkv(hidden_states).view(shape).unbind(1)  # type: ignore[no-any-return]
-        return tuple(project(hidden_states).view(shape)[:, 0] for project in (self.replaced.q, self.replaced.k, self.replaced.v))
+        The others as transformers has them: ``position_ids`` int64 [T, 2]; ``window_index`` int64, the tokens window by window;
+        borders of windows and of frames int32, and the longest of each, known on the host. Nothing is read back from the device.
+        """
+        hidden = F.linear(self._by_window(rows, window_index), self._patch_embed)
+        rotation = self._rotation(self._by_window(position_ids, window_index))
+        normed = rms_norm(hidden, self._blocks[0].norm, _EPSILON)
+        for number, block in enumerate(self._blocks):
+            sequences = (cu_seqlens, max_seqlen) if number in self._full else (cu_window_seqlens, max_window_seqlen)
+            attended = block.attend(normed, rotation, *sequences)
+            normed = add_rms_norm(attended, hidden, block.mlp_norm, _EPSILON, out=attended)
+            active = block.swiglu(normed)
+            normed = add_rms_norm(active, hidden, block.next_norm, _EPSILON, out=active)
+        first, second = self._merger
+        tokens = second(F.gelu(first(normed.view(window_index.shape[0], -1))))
+        return torch.empty_like(tokens).index_copy_(0, window_index, tokens)
+
+    def _by_window(self, rows: Tensor, window_index: Tensor) -> Tensor:
+        return rows.view(-1, self._patch_tokens, rows.shape[1])[window_index].flatten(0, 1)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), float32 [T, 1, D] each; the first half of sin is negated. Half of a head's pairs turn by h, the others by w."""
+        angles = (positions.unsqueeze(2) * self._frequencies).flatten(1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+class _Block:
+    """One block's weights, looked up once. ``next_norm`` is that of the next block's input, or of the merger's."""
+
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], index: int) -> None:
+        prefix, following = f"vision.blocks.{index}.", f"vision.blocks.{index + 1}.norm1.weight"
+        self._head_dim = config.hidden_size // config.num_heads
+        self.norm = weights[f"{prefix}norm1.weight"]
+        self.mlp_norm = weights[f"{prefix}norm2.weight"]
+        self.next_norm = weights[following if index + 1 < config.depth else "vision.merger.ln_q.weight"]
+        self._qkv = [_linear(weights, f"{prefix}attn.{name}") for name in (("q", "k", "v") if config.split_qkv else ("qkv",))]
+        self._proj = _linear(weights, f"{prefix}attn.proj")
+        self._gate, self._up, self._down = (_linear(weights, f"{prefix}mlp.{name}_proj") for name in ("gate", "up", "down"))
+
+    def attend(self, normed: Tensor, rotation: tuple[Tensor, Tensor], cu_seqlens: Tensor, longest: int) -> Tensor:
+        """Attention within each sequence, and the output projection: [T, hidden]."""
+        heads = [project(normed).view(normed.shape[0], -1, self._head_dim) for project in self._qkv]
+        q, k, v = heads if len(heads) == 3 else heads[0].chunk(3, 1)
+        for turning in (q, k):
+            _rotate(turning, *rotation)
+        return self._proj(attend(q, k, v, cu_seqlens, longest).flatten(1))
+
+    def swiglu(self, normed: Tensor) -> Tensor:
+        return self._down(F.silu(self._gate(normed), inplace=True).mul_(self._up(normed)))
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn ``heads`` [T, H, D] in place, computing in float32."""
+    torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+
+
+def _linear(weights: dict[str, Tensor], name: str) -> _Linear:
+    return _Linear(weights[f"{name}.weight"], weights[f"{name}.bias"])

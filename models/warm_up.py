@@ -13,6 +13,7 @@ from .sampler import Sampler, SamplingRows
 from .towers import TowerInput, Towers
 
 _CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles
+_PICTURES = ((2, 2), (2, 4), (4, 4), (4, 8))  # tokens of 2 x 2 patches: the attention of each is launched with tiles of its own
 
 
 def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
@@ -23,17 +24,15 @@ def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
 
 
 def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
-    """The smallest picture, and the shortest sound."""
-    parts = []
+    """A picture of each choice of tiles; and the shortest sound, for whose tower no kernel of ours is compiled."""
     if config.vision is not None and config.vision_rules is not None:
-        rules = config.vision_rules
-        side = rules.merge_size
-        row_values = 3 * rules.temporal_patch_size * rules.patch_size**2
-        parts.append(TowerInput("image", np.zeros((side * side, row_values), np.uint8), (1, side, side)))
+        merge = config.vision.merge_size
+        for height, width in _PICTURES:
+            rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
+            towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
     if config.audio is not None and config.audio_rules is not None:
         frames = 4  # of which the tower makes one token
-        parts.append(TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0)))
-    towers.encode(parts)
+        towers.encode([TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0))])
 
 
 def warm_up_decode(model: Decoder, sampler: Sampler) -> None:

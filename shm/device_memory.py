@@ -5,6 +5,7 @@ descriptor, and is freed when the last mapping and the last descriptor are gone,
 prefill, decode and encoder attach. Imported where a model is computed on CUDA alone: needs cuda-bindings, and a driver to call.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Self
@@ -13,6 +14,8 @@ from cuda.bindings import driver
 
 from .descriptors import Descriptor
 from .errors import DeviceError
+
+log = logging.getLogger(__name__)
 
 _POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -29,16 +32,18 @@ class DeviceMemory:
         """Map an allocation; use ``allocate`` or ``attach``. The handle is given up: the mapping keeps the allocation."""
         self.ordinal = ordinal
         self.num_bytes = num_bytes
-        self._size = padded_bytes(num_bytes, _granularity(ordinal))
         self._descriptor = -1
         self._address = 0
+        self._is_mapped = False
         try:
+            self._size = padded_bytes(num_bytes, _granularity(ordinal))
             self._address = int(_call(what, driver.cuMemAddressReserve, self._size, 0, driver.CUdeviceptr(0), 0))
             _call(what, driver.cuMemMap, self._pointer, self._size, 0, handle, 0)
-            access = driver.CUmemAccessDesc()
-            access.location = _location(ordinal)
-            access.flags = _READ_WRITE if writable else _READ
-            _call(what, driver.cuMemSetAccess, self._pointer, self._size, [access], 1)
+            self._is_mapped = True
+            self._allow_access(what, writable)
+        except DeviceError:
+            self.close()
+            raise
         finally:
             driver.cuMemRelease(handle)
 
@@ -55,7 +60,11 @@ class DeviceMemory:
         except DeviceError:
             driver.cuMemRelease(handle)
             raise
-        memory = cls(ordinal, num_bytes, handle, what)
+        try:
+            memory = cls(ordinal, num_bytes, handle, what)
+        except DeviceError:
+            os.close(descriptor)
+            raise
         memory._descriptor = descriptor
         return memory
 
@@ -63,7 +72,8 @@ class DeviceMemory:
     def attach(cls, ordinal: int, descriptor: Descriptor, writable: bool = True) -> Self:
         """Memory of another process. The descriptor stays the caller's, and is needed no longer. Raises: DeviceError.
 
-        Not ``writable``: a kernel of this process that writes there faults, and what all processes read stays as it is.
+        Not ``writable``: a kernel of this process that writes there faults, and what all processes read stays as it is. Where the
+        driver refuses that, the log says so, and the memory can be written like any.
         """
         what = f"{descriptor.num_bytes} bytes of another process on device {ordinal}"
         _call("the CUDA driver", driver.cuInit, 0)
@@ -84,10 +94,30 @@ class DeviceMemory:
     def _pointer(self) -> Any:
         return driver.CUdeviceptr(self._address)
 
+    def _allow_access(self, what: str, writable: bool) -> None:
+        if not writable:
+            try:
+                return self._set_access(what, _READ)
+            except DeviceError as error:
+                log.warning("%s for reading only: mapped for writing, too", error)
+        self._set_access(what, _READ_WRITE)
+
+    def _set_access(self, what: str, flags: Any) -> None:
+        access = driver.CUmemAccessDesc()
+        access.location = _location(self.ordinal)
+        access.flags = flags
+        _call(what, driver.cuMemSetAccess, self._pointer, self._size, [access], 1)
+
+    def clear(self) -> None:
+        """Zeros everywhere, by the driver, in order with what is launched on the default stream. Needs the device's context."""
+        _call(f"clearing {self.num_bytes} bytes on device {self.ordinal}", driver.cuMemsetD8, self._pointer, 0, self.num_bytes)
+
     def close(self) -> None:
         """Unmap. Nothing may be using it: neither tensors on it nor kernels that were launched."""
-        if self._address:
+        if self._is_mapped:
             _call("unmapping", driver.cuMemUnmap, self._pointer, self._size)
+            self._is_mapped = False
+        if self._address:
             _call("unmapping", driver.cuMemAddressFree, self._pointer, self._size)
             self._address = 0
         if self._descriptor >= 0:

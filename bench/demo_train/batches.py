@@ -184,11 +184,11 @@ class Batches(Dataset[Batch]):
         mask |= np.eye(length, dtype=bool)
         config = self._config
         told = [looks(one, scene_of(one.ids, config, theirs), self._words) for one, theirs in zip(sequences, media, strict=True)]
-        flat = [
-            (slot, i, position, np.pad(target, (0, length - len(target))))
-            for i, (mine, _) in enumerate(told)
-            for slot, position, target in mine
-        ]
+        aims = [(i, *aim) for i, (mine, _) in enumerate(told) for aim in mine]
+        at, slot, position = torch.tensor([aim[:3] for aim in aims]).unbind(1)
+        target = np.zeros((len(aims), length), np.float32)
+        for row, (*_, wanted) in zip(target, aims, strict=True):
+            row[: len(wanted)] = wanted
         vision = [one for theirs in media for one in theirs if one.item.kind != "audio"]
         audio = [one for theirs in media for one in theirs if one.item.kind == "audio"]
         is_seen = torch.from_numpy((ids == config.image_token_id) | (ids == config.video_token_id))
@@ -203,7 +203,7 @@ class Batches(Dataset[Batch]):
             [task for one in sequences for task in one.tasks],
             _vision(vision, is_seen) if vision else None,
             _audio(audio, is_heard, config) if audio else None,
-            Looks(*map(torch.from_numpy, map(np.array, zip(*flat, strict=True)))),
+            Looks(slot, at, position, torch.from_numpy(target)),
             torch.from_numpy(np.concatenate([facts for _, facts in told])),
         )
 

@@ -234,7 +234,6 @@ def _compared(scene: Scene, aim: _Aim, num_here: int, num_there: int) -> tuple[i
 def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints, groups: Sequence[_Group]) -> list[Look]:
     """From every token of an answer: at words of the question, or in a list at the name last said; and at what it is about, things
     under each token: ``here`` [length], ``there`` [len(answer), length]."""
-    everywhere = np.arange(len(here))
     listed = groups if aim.is_open else ()
 
     def words(number: int) -> tuple[Ints, Ints]:
@@ -245,11 +244,18 @@ def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints, groups: Sequence[_G
         look
         for number, position in enumerate((answer - 1).tolist())
         for look in (
-            *(_look(slot, position, np.isin(everywhere, at)) for slot, at in zip((WORDS, OTHER_WORDS), words(number), strict=True)),
+            *(_look(slot, position, _among(at, len(here))) for slot, at in zip((WORDS, OTHER_WORDS), words(number), strict=True)),
             _look(THINGS, position, here, counted=True),
             _look(OTHERS, position, there[number], counted=True),
         )
     ]
+
+
+def _among(at: Ints, length: int) -> Bools:
+    """[length]: True at these positions."""
+    among = np.zeros(length, np.bool_)
+    among[at] = True
+    return among
 
 
 def _groups(scene: Scene, said: _Row, answer: Ints, meant: Bools) -> list[_Group]:

@@ -1,6 +1,6 @@
 """Section ``peers``: attention of torch, cuDNN, FlexAttention, FlashInfer and FlashAttention on the work that ours is timed with.
 
-Each is imported where it is called; one that is absent or fails is a note. torch's and FlashAttention's are given contiguous KV.
+Each is imported where it is called; one that is absent or fails is a note. Notes say where KV is contiguous, and how large pages are.
 """
 
 import importlib
@@ -22,6 +22,8 @@ _START, _CHUNK = 8192, 2048  # of extend
 _PROMPT = 8192  # of extend from the start, for what knows causal masks of squares alone
 _FRAMES, _FRAME, _VISION_HEADS, _VISION_DIM = 8, 4096, 16, 80
 _HEADS = HEADS_7B
+_PAGE_TOKENS, _FLASHINFER_BYTES = 16, 128 * 2**20
+_FLASH_3, _FLASH_3_PAGE = "flash_attn_interface", 128
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
@@ -39,12 +41,16 @@ def timings(quick: bool) -> Iterator[Timing]:
         (f"{decode}: torch SDPA", _sdpa_decode),
         (f"{decode}: FlashInfer", _flashinfer_decode),
         (f"{decode}: flash-attn", _flash_decode),
+        (f"{decode}: FlashAttention 3", _flash_3_decode),
         (f"{extend}: torch SDPA", _sdpa_extend),
         (f"extend, bf16, {_PROMPT} on 0 tokens: torch SDPA, cuDNN", _cudnn_extend),
-        (f"{extend}: flash-attn", _flash_extend),
+        (f"{extend}: FlashInfer", _flashinfer_extend),
+        (f"{extend}: flash-attn", partial(_flash_extend, "flash_attn")),
+        (f"{extend}: FlashAttention 3", partial(_flash_extend, _FLASH_3)),
         (f"{vision}: torch SDPA", _sdpa_vision),
         (f"{vision}: torch SDPA, cuDNN", _cudnn_vision),
-        (f"{vision}: flash-attn", _flash_vision),
+        (f"{vision}: flash-attn", partial(_flash_vision, "flash_attn")),
+        (f"{vision}: FlashAttention 3", partial(_flash_vision, _FLASH_3)),
     ]
     if not quick:
         peers += [
@@ -148,38 +154,71 @@ def _flash_decode(clock: Clock) -> Row:
     return _time_decode(clock, partial(attend, q, k, v, cache_seqlens=lengths), "contiguous KV")
 
 
-def _flash_extend(clock: Clock) -> Row:
-    attend = importlib.import_module("flash_attn").flash_attn_func
+def _flash_3_decode(clock: Clock) -> Row:
+    attend = importlib.import_module(_FLASH_3).flash_attn_with_kvcache
+    pages_per_row = _LENGTH // _FLASH_3_PAGE
+    num_pages = _NUM_ROWS * pages_per_row
+    kv = _random(clock, 2, num_pages, _FLASH_3_PAGE, _HEADS.num_kv_heads, _HEADS.head_dim)
+    table = torch.randperm(num_pages, device=clock.device).to(torch.int32).view(_NUM_ROWS, pages_per_row)
+    lengths = torch.full((_NUM_ROWS,), _LENGTH, dtype=torch.int32, device=clock.device)
+    q = _random(clock, _NUM_ROWS, 1, _HEADS.num_heads, _HEADS.head_dim)
+    launch = partial(attend, q, *kv.unbind(), cache_seqlens=lengths, page_table=table, causal=True)
+    return _time_decode(clock, launch, f"pages of {_FLASH_3_PAGE}")
+
+
+def _flash_extend(library: str, clock: Clock) -> Row:
+    attend = importlib.import_module(library).flash_attn_func
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _extend_tensors(clock))
     return _time_extend(clock, partial(attend, q, k, v, causal=True), "contiguous KV")
 
 
-def _flash_vision(clock: Clock) -> Row:
-    attend = importlib.import_module("flash_attn").flash_attn_func
+def _flash_vision(library: str, clock: Clock) -> Row:
+    attend = importlib.import_module(library).flash_attn_func
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _vision_tensors(clock))
     return _time_vision(clock, partial(attend, q, k, v))
 
 
 def _flashinfer_decode(clock: Clock) -> Row:
-    page_tokens = 16
-    pages_per_row = _LENGTH // page_tokens
+    pages_per_row = _LENGTH // _PAGE_TOKENS
     num_pages = _NUM_ROWS * pages_per_row
-    workspace = torch.zeros(128 * 2**20, dtype=torch.uint8, device=clock.device)
+    workspace = torch.zeros(_FLASHINFER_BYTES, dtype=torch.uint8, device=clock.device)
     wrapper = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
     wrapper.plan(
         torch.arange(_NUM_ROWS + 1, dtype=torch.int32, device=clock.device) * pages_per_row,
         torch.randperm(num_pages, device=clock.device).to(torch.int32),
-        torch.full((_NUM_ROWS,), page_tokens, dtype=torch.int32, device=clock.device),
+        torch.full((_NUM_ROWS,), _PAGE_TOKENS, dtype=torch.int32, device=clock.device),
         _HEADS.num_heads,
         _HEADS.num_kv_heads,
         _HEADS.head_dim,
-        page_tokens,
+        _PAGE_TOKENS,
         q_data_type=torch.bfloat16,
         kv_data_type=torch.bfloat16,
     )
-    cache = _random(clock, num_pages, 2, page_tokens, _HEADS.num_kv_heads, _HEADS.head_dim)
+    cache = _random(clock, num_pages, 2, _PAGE_TOKENS, _HEADS.num_kv_heads, _HEADS.head_dim)
     q = _random(clock, _NUM_ROWS, _HEADS.num_heads, _HEADS.head_dim)
-    return _time_decode(clock, partial(wrapper.run, q, cache), f"pages of {page_tokens}")
+    return _time_decode(clock, partial(wrapper.run, q, cache), f"pages of {_PAGE_TOKENS}")
+
+
+def _flashinfer_extend(clock: Clock) -> Row:
+    num_pages = (_START + _CHUNK) // _PAGE_TOKENS
+    workspace = torch.zeros(_FLASHINFER_BYTES, dtype=torch.uint8, device=clock.device)
+    wrapper = importlib.import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        torch.tensor([0, _CHUNK], dtype=torch.int32, device=clock.device),
+        torch.tensor([0, num_pages], dtype=torch.int32, device=clock.device),
+        torch.randperm(num_pages, device=clock.device).to(torch.int32),
+        torch.full((1,), _PAGE_TOKENS, dtype=torch.int32, device=clock.device),
+        _HEADS.num_heads,
+        _HEADS.num_kv_heads,
+        _HEADS.head_dim,
+        _PAGE_TOKENS,
+        causal=True,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+    )
+    cache = _random(clock, num_pages, 2, _PAGE_TOKENS, _HEADS.num_kv_heads, _HEADS.head_dim)
+    q = _random(clock, _CHUNK, _HEADS.num_heads, _HEADS.head_dim)
+    return _time_extend(clock, partial(wrapper.run, q, cache), f"pages of {_PAGE_TOKENS}, the chunk's KV among them")
 
 
 def _flex_decode(clock: Clock) -> Row:

@@ -74,15 +74,13 @@ def write_report(report: Report, directory: Path) -> Path:
     return unfinished.replace(path)
 
 
-def write_picture(report: Report, directory: Path) -> list[Path]:
-    """``gpu.png`` where matplotlib is there. Raises: OSError."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
+def write_picture(report: Report, directory: Path) -> Path:
+    """``gpu.png``. Raises: ImportError without matplotlib; OSError."""
+    from matplotlib.figure import Figure
+
     path = directory / "gpu.png"
     _draw(Figure, report).savefig(path)
-    return [path]
+    return path
 
 
 def _judgement(judged: Judged) -> dict[str, Any]:

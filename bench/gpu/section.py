@@ -35,6 +35,7 @@ MODULES = {
     "steps": "steps",
     "sharing": "sharing",
     "peers": "peers",
+    "contention": "contention",
     "sweep": "sweep",
 }
 """Sections in the order in which they run, by the modules that have their ``checks`` and ``timings``."""
@@ -84,12 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cases(section: str, device: torch.device, quick: bool) -> Iterator[Check | Timing | Row]:
-    """Checks, then timings. What goes wrong in making them is a row, and the last one."""
+    """Checks, then timings. What goes wrong in making them is a row, and the last one; what is not installed is no failure."""
     try:
         torch.manual_seed(0)
         module: Any = importlib.import_module(f".{MODULES[section]}", __package__)
         yield from module.checks(device, "device")
         yield from module.timings(quick)
+    except ModuleNotFoundError as error:
+        is_ours = (error.name or "").startswith(__package__.partition(".")[0])
+        yield _failure("the list of cases", error) if is_ours else Row(case=section, note=f"not run: {error}")
     except Exception as error:
         yield _failure("the list of cases", error)
 

@@ -4,8 +4,10 @@ Needs all that mmrt needs, where the kernels' bench needs torch and Triton alone
 """
 
 import argparse
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +18,13 @@ from ..client import BenchError
 from ..environment import Environment, read_environment
 from ..output import JSON_HELP, STANDARD_OUTPUT, open_console, write_json
 from ..own_run import OwnRun, OwnRunError, own_run
+from ..plot import PlotError
 from ..render import show_environment
+from .figures import Figure, write_picture
 from .report import format_table
-from .whole_runs import SECTIONS, Figure
+from .whole_runs import SECTIONS
 
+_DEVICE_BYTES, _DISK_BYTES = 40 * 2**30, 20 * 10**9  # for 17 GB of weights: KV, activations and three contexts beside them; the file
 COLUMNS = ("", "", "target", "", "")
 
 
@@ -39,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     console = open_console(options.json)
     figures: list[Figure] = []
+    if options.model is not None:
+        options.shape = options.model.name
+    if options.shape is None:
+        options.shape, why = choose_shape(options.device)
+        if why:
+            figures.append(Figure(section="shape", case=f"{options.shape}, not 7b", note=why, in_time=False))
     bench = ServeBench(environment=read_environment(), device=_device_name(options.device), shape=options.shape, figures=figures)
     waiting = list(options.sections)
     try:
@@ -57,7 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(options.json, bench)
     show_environment(console, bench.environment)
     print(format_table(f"{bench.shape} on {bench.device}", COLUMNS, [figure.cells() for figure in figures]), file=console.file)
+    if options.plot:
+        try:
+            write_picture(options.plot, f"{bench.shape} on {bench.device}", figures)
+        except (PlotError, OSError) as error:
+            print(f"no picture: {error}", file=console.file)
     return 1 if any(figure.verdict in ("FAILED", "MISSED") for figure in figures) else 0
+
+
+def choose_shape(device: str) -> tuple[str, str]:
+    """The 7B shape where there is room for it, else the 3B one, and why."""
+    if device == "cpu":
+        return "3b", "a processor is too slow"
+    room = {
+        "GB on the device": (torch.cuda.get_device_properties(device).total_memory, _DEVICE_BYTES),
+        f"GB in {tempfile.gettempdir()}": (shutil.disk_usage(tempfile.gettempdir()).free, _DISK_BYTES),
+    }
+    lacks = [f"{there / 1e9:.0f} {what}, {need / 1e9:.0f} are needed" for what, (there, need) in room.items() if there < need]
+    return ("3b", "; ".join(lacks)) if lacks else ("7b", "")
 
 
 def _section(section: str, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
@@ -77,12 +105,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", default="cuda", help="cuda, cuda:N; cpu tries the bench itself (%(default)s)")
     add("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
-    add("--shape", choices=("tiny", "small", "3b", "7b"), default="3b", help="of the model that is timed; 7b: 17 GB (%(default)s)")
+    add("--shape", choices=("tiny", "small", "3b", "7b"), help="of the model that is timed (7b where there is room for it, else 3b)")
     add("--model", type=Path, metavar="DIR", help="a checkpoint that is there already, instead")
     add("--requests", type=int, default=64, help="of each load (%(default)s)")
     add("--trials", type=int, default=3, help="kills of each actor (%(default)s)")
     add("--quick", action="store_true", help="few requests and one kill of each actor")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    add("--plot", type=Path, metavar="FILE", help="a picture of all figures; needs matplotlib")
     options = parser.parse_args(argv)
     if options.quick:
         options.requests, options.trials = min(options.requests, 8), 1

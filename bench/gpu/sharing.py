@@ -6,29 +6,19 @@ encode or a prefill beside it, and these by it; and how long encoding and decodi
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
-from ...triton_kernels.silu_mul import silu_mul
-from ...triton_kernels.vision_attention import attend
 from .case import Check, Size, Timing, missing_memory, num_multiprocessors
 from .counts import SHAPE_7B, Shape
 from .results import Row
-from .stack import EPSILON, DecodeStep, PrefillChunk, Stack
+from .stack import DecodeStep, PrefillChunk, Stack
 from .timing import Clock, Launch
 
 _ROWS, _TOKENS = 32, 1024  # of a decode step
 _CHUNK = 1024
-_PATCHES = 5184  # of a picture of a megapixel
-_HEADS, _HEAD_DIM, _INTERMEDIATE = 16, 80, 3424
-_LAYERS, _DISTINCT = 32, 4  # so many have weights of their own, which no L2 cache holds together
-_WINDOW, _FULL_EVERY = 64, 8
 _LONGER = 3  # what runs beside a phase outlasts it so many times
 
 
@@ -55,16 +45,16 @@ def _pair(shape: Shape, name: str, clock: Clock) -> list[Row]:
     if (row := missing_memory(num_bytes)) is not None:
         return [row]
     decode = Phase(f"decode {_ROWS} x {_TOKENS}", _decode(shape, clock.device))
-    other = Phase("encode 1 MP", Tower.make(clock.device).forward) if name == "encode" else _prefill(shape, clock.device)
+    other = _encode(shape, clock.device) if name == "encode" else _prefill(shape, clock.device)
     alone_us = [clock.time([phase.launch]).time_us for phase in (decode, other)]
     return [
-        _slowed(clock, decode, alone_us[0], other, alone_us[1]),
-        _slowed(clock, other, alone_us[1], decode, alone_us[0]),
+        slowed(clock, decode, alone_us[0], other, alone_us[1]),
+        slowed(clock, other, alone_us[1], decode, alone_us[0]),
         _two_streams(clock, decode, alone_us[0], other, alone_us[1]),
     ]
 
 
-def _slowed(clock: Clock, phase: Phase, alone_us: float, other: Phase, other_us: float) -> Row:
+def slowed(clock: Clock, phase: Phase, alone_us: float, other: Phase, other_us: float) -> Row:
     """US10's degradation factor: time beside the other over time alone."""
     num_others = math.ceil(_LONGER * alone_us / other_us)
     beside = clock.beside(phase.launch, 1, other.launch, num_others)
@@ -88,58 +78,12 @@ def _decode(shape: Shape, device: torch.device) -> Launch:
     return DecodeStep.make(stack, num_multiprocessors(device)).forward
 
 
+def _encode(shape: Shape, device: torch.device) -> Phase:
+    from .tower import Tower
+
+    return Phase("encode 1 MP", Tower.make(shape, device).forward)
+
+
 def _prefill(shape: Shape, device: torch.device) -> Phase:
     stack = Stack.make(shape, [_CHUNK], torch.bfloat16, device)
     return Phase(f"prefill {_CHUNK}", PrefillChunk.make(stack, 0, _CHUNK).forward)
-
-
-class TowerLayer(NamedTuple):
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Tower:
-    """The products and kernels of Qwen2.5-VL's vision tower over one picture, of random weights, without biases and rotation.
-
-    Most layers attend within windows, every eighth to everything.
-    """
-
-    patches: Tensor
-    norm: Tensor
-    layers: list[TowerLayer]
-    windows: Tensor
-    whole: Tensor
-
-    @classmethod
-    def make(cls, device: torch.device) -> "Tower":
-        def random(*sizes: int) -> Tensor:
-            return torch.empty(sizes, dtype=torch.bfloat16, device=device).normal_(std=0.02)
-
-        hidden = _HEADS * _HEAD_DIM
-        layers = [
-            TowerLayer(
-                random(3 * hidden, hidden), random(hidden, hidden), random(2 * _INTERMEDIATE, hidden), random(hidden, _INTERMEDIATE)
-            )
-            for _ in range(_DISTINCT)
-        ]
-        windows = torch.arange(0, _PATCHES + 1, _WINDOW, dtype=torch.int32, device=device)
-        whole = torch.tensor([0, _PATCHES], dtype=torch.int32, device=device)
-        norm = torch.ones(hidden, dtype=torch.bfloat16, device=device)
-        return cls(random(_PATCHES, hidden), norm, layers, windows, whole)
-
-    def forward(self) -> Tensor:
-        """Normed rows [patches, hidden] of all layers, without what comes before and behind them."""
-        residual = self.patches.clone()
-        normed = rms_norm(residual, self.norm, EPSILON)
-        for number in range(_LAYERS):
-            layer = self.layers[number % _DISTINCT]
-            is_full = number % _FULL_EVERY == _FULL_EVERY - 1
-            bounds, longest = (self.whole, _PATCHES) if is_full else (self.windows, _WINDOW)
-            q, k, v = F.linear(normed, layer.qkv).view(-1, 3, _HEADS, _HEAD_DIM).unbind(1)
-            attended = F.linear(attend(q, k, v, bounds, longest).flatten(1), layer.out)
-            normed = add_rms_norm(attended, residual, self.norm, EPSILON)
-            normed = add_rms_norm(F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down), residual, self.norm, EPSILON)
-        return normed

@@ -1,11 +1,13 @@
 """Section ``video``: decoding on the GPU's units, checked against the processor and timed beside one unit and all cores (FC13).
 
-Needs PyAV and PyNvVideoCodec; where they are missing, a row says so.
+Needs PyAV and PyNvVideoCodec, and for JPEGs (FC11) nvImageCodec; where they are missing, a row says so.
 """
 
+import io
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ _CODECS = ("h264", "hevc", "vp9")
 _HEIGHT, _WIDTH = 720, 1280
 _CLIP_S, _REPEATS, _QUICK_REPEATS = 10, 60, 6  # ten minutes, or one
 _CHECKED_FRAMES = 48
+_JPEG_SIDE, _JPEG_CALLS = 1024, 30
 _ENOUGH_UNITS = 7  # of which the target is
 
 
@@ -34,8 +37,9 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
 
 
 def timings(quick: bool) -> Iterator[Timing]:
-    """One frame a second of a long H.264 file: on one unit, on all of them, on all cores."""
+    """One frame a second of a long H.264 file: on one unit, on all of them, on all cores. JPEGs of a megapixel."""
     yield Timing("a long file", partial(_long_file, _QUICK_REPEATS if quick else _REPEATS))
+    yield Timing("a JPEG of a megapixel", _jpeg)
 
 
 def check(codec: str, engines: Sequence[Any], clip: Path) -> float:
@@ -77,6 +81,43 @@ def _long_file(repeats: int, clock: Clock) -> list[Row]:
     target = "video, all units over one" if len(units) >= _ENOUGH_UNITS else ""
     rows.append(Row(case="all units over one", rate=times_s[0] / times_s[1], unit="x", target=target))
     return rows
+
+
+def _jpeg(clock: Clock) -> list[Row]:
+    """From a file in memory to pixels on the host, one call after the other."""
+    del clock
+    try:
+        from ...media.image import decode_image
+        from ...media.limits import MediaLimits
+        from ...media.nvjpg import nvjpg_decoder
+        from ..samples import make_image
+    except ImportError as error:
+        return [Row(case="", note=f"not run: {error}")]
+    units, limits = nvjpg_decoder(), MediaLimits()
+    if units is None:
+        return [Row(case="", note="not run: no nvImageCodec, or no JPEG unit that it can use")]
+    jpeg = make_image(0, _JPEG_SIDE, _JPEG_SIDE, "jpeg")
+    pixels = units(jpeg, _JPEG_SIDE, _JPEG_SIDE)
+    if pixels is None:
+        return [Row(case="", note="not run: the units did not take it")]
+    expected = decode_image(io.BytesIO(jpeg), limits)
+    difference = int(np.abs(pixels.astype(int) - expected).max())
+    on_units_us = _median_us(lambda: units(jpeg, _JPEG_SIDE, _JPEG_SIDE))
+    on_processor_us = _median_us(lambda: decode_image(io.BytesIO(jpeg), limits))
+    return [
+        Row(case="a JPEG of a megapixel, JPEG units", time_us=on_units_us, note=f"differs by up to {difference} of 255"),
+        Row(case="a JPEG of a megapixel, one core", time_us=on_processor_us),
+        Row(case="JPEG units over one core", rate=on_processor_us / on_units_us, unit="x"),
+    ]
+
+
+def _median_us(decode: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(_JPEG_CALLS):
+        begun_s = time.perf_counter()
+        decode()
+        times_s.append(time.perf_counter() - begun_s)
+    return statistics.median(times_s) * 1e6
 
 
 def _decoded(clip: Path, wanted: Sequence[int], engines: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Sections of ``serve``: each brings up whole runs over checkpoints of random weights, drives them through HTTP, and gives figures.
+"""Sections of ``serve``: each drives whole runs over checkpoints of random weights through HTTP, and gives figures.
 
 ``answers`` compares a small model's greedy text with that of a run on the CPU, both in float32; ``load`` times a model of real size,
 ``stall`` its text streams while pictures come, ``restart`` kills its actors, ``transformers`` answers the same requests by that
@@ -15,26 +15,15 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import aiohttp
 import msgspec
 import torch
 
 from ...models.config import load_model_config
-from ...runtime.config import (
-    ActorSection,
-    ActorsSection,
-    Layout,
-    MemorySection,
-    ModelSection,
-    RuntimeConfig,
-    SchedulingSection,
-    ServerSection,
-    SupervisorSection,
-)
+from ...runtime.config import Layout, SchedulingSection
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
 from ..client import BenchError, find_model, open_session, stream_chat
@@ -45,56 +34,28 @@ from ..report import StallSummary, summarise_groups, summarise_stall
 from ..stall import StallPlan, run_stall
 from ..versus_transformers import measure_server, measure_transformers
 from ..workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
+from .figures import Figure
 from .mps import MPS_CONTROL, multi_process_service
+from .serving import TIMEOUT_S, checkpoint_of, end, made_of_shape, serving, target_of
 
 RESTART_TARGET_S = 3.0
 STALL_TARGET = 2.0
-_AT_MOST = ("s", "times")  # units of which less is better
-_TIMEOUT_S = 600.0
 _POLL_S = 0.005
-_STEERED = SchedulingSection()
 _UNCUT = SchedulingSection(prefill_budget_tokens=4096)  # a prompt is one chunk: cut elsewhere, its bf16 sums round differently
 _LOADS: tuple[tuple[Modality, int], ...] = (("text", 1), ("text", 32), ("image", 32))  # requests at a time
 _MEGAPIXEL = MediaShapes(image_size=(1024, 1024))
 _STREAMS = 8
+_TOKENS_BESIDE = 64  # of each answer, in both
 _PICTURE_S = 0.5  # between the pictures that come while texts stream
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of a section, or why there is none: a failure, where ``in_time``.
-
-    ``target``: at most, of seconds and of times as long; at least, of a share.
-    """
-
-    section: str
-    case: str
-    value: float | None = None
-    unit: str = ""
-    target: float | None = None
-    note: str = ""
-    in_time: bool = True
-
-    @property
-    def verdict(self) -> str:
-        if self.value is None:
-            return "FAILED" if self.in_time else ""
-        if self.target is None:
-            return ""
-        return "reached" if (self.value <= self.target if self.unit in _AT_MOST else self.value >= self.target) else "MISSED"
-
-    def cells(self) -> list[str]:
-        value = "" if self.value is None else f"{self.value:,.4g} {self.unit}"
-        target = "" if self.target is None else f"{self.target:g}"
-        return [f"{self.section}: {self.case}", value, target, self.verdict, self.note]
 
 
 def _answers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Text, and a picture with text, on the CPU and on the device."""
-    model = _made(run, "tiny" if options.shape == "tiny" else "small")
+    model = made_of_shape(run, "tiny" if options.shape == "tiny" else "small")
     plans = [*_plans("text", 12, 200, 48), *_plans("image", 4, 40, 48)]
     said = []
     for device in ("cpu", options.device):
-        with _up(run, model, device, "float32") as (url, _):
+        with serving(run, model, device, "float32") as (url, _):
             said.append(asyncio.run(_ask_all(url, plans)))
     share = statistics.mean(ours == theirs for theirs, ours in zip(*said, strict=True))
     note = f"{len(plans)} greedy answers in float32 as on the CPU"
@@ -103,8 +64,11 @@ def _answers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 def _load(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """One request at a time, then many: of text, and with pictures."""
-    model = _checkpoint(run, options)
-    with _up(run, model, options.device) as (url, ready_s):
+    begun_s = time.monotonic()
+    model = checkpoint_of(run, options)
+    if options.model is None:
+        yield Figure(section="load", case="mmrt model make", value=time.monotonic() - begun_s, unit="s")
+    with serving(run, model, options.device, anew=True) as (url, ready_s):
         yield Figure(section="load", case="mmrt up until it is ready", value=ready_s, unit="s")
         for media in dict.fromkeys(media for media, _ in _LOADS):
             first_s = asyncio.run(_first(url, _plans(media, 1, 200, 4)))
@@ -123,16 +87,17 @@ def _latencies(case: str, records: list[Record]) -> list[Figure]:
         return [Figure(section="load", case=case, note=f"{everything.num_failed} requests failed: {'; '.join(map(str, errors))}")]
     made = partial(Figure, section="load")
     figures = [made(case=f"{case}: throughput", value=everything.output_tokens_per_s, unit="tokens/s")]
-    for name, times in (("TTFT", everything.ttft), ("TBT", everything.tbt)):
-        if times is not None:
-            figures.append(made(case=f"{case}: {name}", value=1e3 * times.p50, unit="ms", note=f"P99 {1e3 * times.p99:.1f} ms"))
+    if (ttft := everything.ttft) is not None:
+        figures.append(made(case=f"{case}: TTFT", value=1e3 * ttft.p50, unit="ms", note=f"P99 {1e3 * ttft.p99:.1f} ms"))
+    if (tbt := everything.tbt) is not None:  # the median is 0 where tokens come in pairs
+        figures.append(made(case=f"{case}: TBT", value=1e3 * tbt.mean, unit="ms", note=f"the mean; P99 {1e3 * tbt.p99:.1f} ms"))
     return figures
 
 
 def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """Kill -9 an idle actor: until another is ready, until it answers, and whether it says the same."""
-    model = _checkpoint(run, options)
-    with _up(run, model, options.device, scheduling=_UNCUT) as (url, _), RunDirectory.attach(run.run) as directory:
+    model = checkpoint_of(run, options)
+    with serving(run, model, options.device, scheduling=_UNCUT) as (url, _), RunDirectory.attach(run.run) as directory:
         plans = _plans("image", 1, 200, 32)
         expected = asyncio.run(_ask_all(url, plans))
         with closing(ActorTable.attach(directory, writable=False)) as table:
@@ -144,7 +109,7 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
                     same.append(asyncio.run(_ask_all(url, plans)) == expected)
                     answered_s.append(time.monotonic() - start_s)
                 made = partial(Figure, section="restart")
-                target_s = None if actor == "encoder" else RESTART_TARGET_S
+                target_s = None if actor == "encoder" else target_of(RESTART_TARGET_S, model)
                 note = f"worst {max(ready_s):.2f} s of {options.trials}"
                 yield from (
                     made(case=f"{actor} ready again", value=statistics.median(ready_s), unit="s", target=target_s, note=note),
@@ -155,16 +120,17 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 def _stall(section: str, layout: Layout, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
-    model = _checkpoint(run, options)
+    model = checkpoint_of(run, options)
     count = max(4, options.requests // 4)
-    with _up(run, model, options.device, layout=layout) as (url, _):
+    with serving(run, model, options.device, layout=layout) as (url, _):
         stalled = asyncio.run(_stream_beside_pictures(url, count))
     made = partial(Figure, section=section)
     if stalled.alone is None or stalled.with_fresh is None or stalled.p99_ratio is None or stalled.fresh_ttft is None:
         yield made(case="pictures beside streams", note="no times between tokens, or no picture was answered")
         return
     note = f"P99 {1e3 * stalled.alone.p99:.1f} ms alone, {1e3 * stalled.with_fresh.p99:.1f} ms with {count} pictures"
-    yield made(case=f"TBT of {_STREAMS} streams with pictures", value=stalled.p99_ratio, unit="times", target=STALL_TARGET, note=note)
+    case = f"TBT of {_STREAMS} streams with pictures"
+    yield made(case=case, value=stalled.p99_ratio, unit="times", target=target_of(STALL_TARGET, model), note=note)
     yield made(case="TTFT of the pictures", value=1e3 * stalled.fresh_ttft.p50, unit="ms")
 
 
@@ -172,7 +138,7 @@ async def _stream_beside_pictures(url: str, count: int) -> StallSummary:
     """Raises: BenchError when the streams keep failing, or the picture that warms up does."""
     texts = _plans("text", 4 * _STREAMS, 200, 512)
     pictures = _plans("image", count + 1, 40, 16)
-    async with open_session(_TIMEOUT_S) as session:
+    async with open_session(TIMEOUT_S) as session:
         model = await find_model(session, url)
         bodies = {plan.seed: make_body(plan, _MEGAPIXEL, Calibration(), model) for plan in [*texts, *pictures]}
 
@@ -195,28 +161,61 @@ def _mps(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
         why = "the service is for CUDA" if options.device == "cpu" else f"there is no {MPS_CONTROL}"
         yield Figure(section="mps", case="pictures beside streams", note=why, in_time=False)
         return
+    end(run)
     with multi_process_service() as environment:
-        yield from _stall("mps", "E+P+D", OwnRun(run.home, run.run, environment), options)
+        served = OwnRun(run.home, run.run, environment)
+        try:
+            yield from _stall("mps", "E+P+D", served, options)
+        finally:
+            end(served)
 
 
 def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
-    """Tokens per second over pictures with text: all at once here, one after the other there, and one by one in both."""
-    model = _checkpoint(run, options)
-    plans = _plans("image", max(4, options.requests // 4), 40, 64)
+    """Pictures with text: all at once here, one after the other there, and one by one in both."""
+    model = checkpoint_of(run, options)
+    plans = _plans("image", max(4, options.requests // 4), 40, _TOKENS_BESIDE)
     shapes = MediaShapes()
-    with _up(run, model, options.device) as (url, _):
+    with serving(run, model, options.device) as (url, _):
         alone = measure_server(url, plans[:1], shapes)
         few = [msgspec.structs.replace(plan, seed=f"first/{plan.seed}", max_tokens=8) for plan in plans]
         measure_server(url, few, shapes)  # graphs of these batch sizes
         together = measure_server(url, plans, shapes)
+    end(run)
     dtype = load_model_config(model).dtype
-    there = measure_transformers(model, dtype, plans[:2], shapes, options.device)
+    there = _InTurn(msgspec.structs.replace(plan, max_tokens=count) for plan in plans[:2] for count in (1, _TOKENS_BESIDE))
+    measure_transformers(model, dtype, there, shapes, options.device)
     if options.device != "cpu":
         torch.cuda.empty_cache()  # later runs need the memory
-    made = partial(Figure, section="transformers", unit="tokens/s")
-    yield made(case="one request", value=alone.tokens_per_s, note=f"transformers {there.tokens_per_s:.4g} tokens/s")
-    times = together.tokens_per_s / there.tokens_per_s
-    yield made(case=f"{len(plans)} requests at once", value=together.tokens_per_s, note=f"{times:.3g} times it")
+    first_s, whole_s = (statistics.mean(there.seconds[start::2]) for start in (0, 1))
+    assert alone.ttft is not None and together.ttft is not None
+    yield from _one_request("one request", alone.num_tokens, alone.duration_s, alone.ttft.p50)
+    yield from _one_request("one request, transformers", _TOKENS_BESIDE, whole_s, first_s)
+    made = partial(Figure, section="transformers")
+    note = f"{together.tokens_per_s * whole_s / _TOKENS_BESIDE:.3g} times transformers, one by one"
+    yield made(case=f"{len(plans)} requests at once: throughput", value=together.tokens_per_s, unit="tokens/s", note=note)
+    yield made(case=f"{len(plans)} requests at once: TTFT", value=1e3 * together.ttft.p50, unit="ms")
+
+
+def _one_request(case: str, num_tokens: int, whole_s: float, first_s: float) -> Iterator[Figure]:
+    """From the time of an answer and that of its first token."""
+    made = partial(Figure, section="transformers")
+    yield made(case=f"{case}: throughput", value=num_tokens / whole_s, unit="tokens/s")
+    yield made(case=f"{case}: TTFT", value=1e3 * first_s, unit="ms", note="preparing the picture included")
+    yield made(case=f"{case}: TBT", value=1e3 * (whole_s - first_s) / max(1, num_tokens - 1), unit="ms", note="the mean")
+
+
+class _InTurn(list[RequestPlan]):
+    """Requests, and the seconds that whoever went through them last spent on each."""
+
+    seconds: Sequence[float] = ()
+
+    def __iter__(self) -> Iterator[RequestPlan]:
+        seconds: list[float] = []
+        for plan in super().__iter__():
+            begun_s = time.perf_counter()
+            yield plan
+            seconds.append(time.perf_counter() - begun_s)
+        self.seconds = seconds
 
 
 SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {
@@ -230,40 +229,6 @@ SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = 
 }
 
 
-def _checkpoint(run: OwnRun, options: argparse.Namespace) -> Path:
-    path: Path | None = options.model
-    return _made(run, options.shape) if path is None else path.absolute()
-
-
-def _made(run: OwnRun, shape: str) -> Path:
-    """A checkpoint of this shape, made when it is first asked for."""
-    path = run.home / shape
-    if not path.exists():
-        run.command("model", "make", shape, str(path))
-    return path
-
-
-@contextmanager
-def _up(
-    run: OwnRun, model: Path, device: str, dtype: str = "auto", scheduling: SchedulingSection = _STEERED, layout: Layout = "E+P+D"
-) -> Iterator[tuple[str, float]]:
-    """(where it answers, seconds until it was ready). Every death counts as a first one."""
-    threads = ActorSection(threads=max(1, (os.cpu_count() or 1) // 4))
-    config = RuntimeConfig(
-        model=ModelSection(path=str(model), device=device, dtype="float32" if dtype == "float32" else "auto"),
-        memory=MemorySection(max_sequences=64, kv_tokens=16384 if device == "cpu" else 131072),
-        server=ServerSection(port=0),
-        scheduling=scheduling,
-        actors=ActorsSection(decode=threads, layout=layout) if device == "cpu" else ActorsSection(layout=layout),
-        supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.05, backoff_max_s=0.05, ready_timeout_s=_TIMEOUT_S),
-    )
-    ready_s = run.up(config)
-    try:
-        yield run.report().endpoint, ready_s
-    finally:
-        run.down()
-
-
 def _plans(media: Modality, count: int, num_input_tokens: int, max_tokens: int) -> list[RequestPlan]:
     lengths = Lengths(input_low=num_input_tokens, input_high=num_input_tokens, max_tokens=max_tokens)
     return plan_steady({"text": 1.0} if media == "text" else {"text": 1.0, media: 1.0}, count, lengths, seed=0)
@@ -274,7 +239,7 @@ def _body(plan: RequestPlan, model: str) -> bytes:
 
 
 async def _drive(url: str, plans: Sequence[RequestPlan], concurrency: int) -> list[Record]:
-    async with open_session(_TIMEOUT_S) as session:
+    async with open_session(TIMEOUT_S) as session:
         model = await find_model(session, url)
         bodies = {plan.index: _body(plan, model) for plan in plans}
 
@@ -294,7 +259,7 @@ async def _first(url: str, plans: Sequence[RequestPlan]) -> float:
 
 async def _ask_all(url: str, plans: Sequence[RequestPlan]) -> list[str]:
     """The greedy texts, one after another. Raises: BenchError."""
-    async with open_session(_TIMEOUT_S) as session:
+    async with open_session(TIMEOUT_S) as session:
         model = await find_model(session, url)
         return [await _ask(session, url, json.loads(_body(plan, model))) for plan in plans]
 

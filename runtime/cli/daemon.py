@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -110,11 +110,18 @@ def detach(supervise: Callable[[PipeReporter], int], log_file: Path, reporter: R
     return _wait(read_end, log_file, reporter)
 
 
+def make_imports_absolute(environ: MutableMapping[str, str]) -> None:
+    """Name the directories of PYTHONPATH as seen from here: processes that the daemon starts work in another one."""
+    if path := environ.get("PYTHONPATH"):
+        environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+
+
 def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log: int) -> int:
     """In the child: one session of its own for the whole run (niceness works only inside one), then the daemon proper."""
     os.setsid()
     if os.fork():
         return 0
+    make_imports_absolute(os.environ)
     os.chdir("/")
     os.umask(0o077)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import simplejpeg
 import torch
 
 import mmrt.bench.gpu.__main__ as command
-from mmrt.bench.gpu import runner, section, sweep, timing
+from mmrt.bench.gpu import contention, runner, sampling, section, sweep, timing, video_units
 from mmrt.bench.gpu.case import Check, Timing, WrongResult, require_close
 from mmrt.bench.gpu.counts import SHAPE_3B, SHAPE_7B, attention_flops, decode_bytes, extend_flops, rotate_and_write_bytes
 from mmrt.bench.gpu.device import read_facts
@@ -22,6 +24,7 @@ from mmrt.bench.gpu.report import Report, format_report, format_table, write_pic
 from mmrt.bench.gpu.results import REFERENCE_CEILINGS, Row, find_ceilings, judge
 from mmrt.bench.gpu.runner import read_rows, run_section
 from mmrt.bench.gpu.section import execute
+from mmrt.media import nvjpg
 
 ROOT = Path(__file__).parents[2]
 H100 = {"GB/s": 2150.0, "TFLOP/s": 395.0}  # half of what targets are written for
@@ -158,10 +161,10 @@ def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypa
 
 def test_a_picture_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert write_picture(make_report(ROWS), tmp_path) == []
+    assert command._picture(make_report(ROWS), tmp_path) == "no picture: matplotlib is not installed"
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
-    (path,) = write_picture(make_report(ROWS), tmp_path)
+    path = write_picture(make_report(ROWS), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -310,18 +313,21 @@ def test_the_command_prints_its_table_last(
 
     ends_well = True
 
-    def run_whole(file: Path, quick: bool, end_s: float) -> bool:
+    def run_whole(file: Path, table: Path, quick: bool, end_s: float) -> bool:
         assert file == tmp_path / "serve.json" and quick and end_s > time.monotonic() + 100
         sections.append("whole runs")
+        table.write_text("7b on cuda\nload: TTFT  9 ms\n")
         return ends_well
 
     monkeypatch.setattr(command, "run_section", run)
     monkeypatch.setattr(command, "_run_whole", run_whole)
+    monkeypatch.setattr(command, "_what_serving_lacks", lambda: "")
     assert command.main(["--quick", "--out", str(tmp_path)]) == status
     assert sections.pop() == "whole runs"
     assert sections == [name for name in section.MODULES if name != "sweep"]
     assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
-    assert "not measured" not in capsys.readouterr().out
+    said = capsys.readouterr().out.partition("wrote ")[2]
+    assert "steps  (0 s, " in said and said.endswith("MISSED\n\n7b on cuda\nload: TTFT  9 ms\n")
     ends_well = False
     assert command.main(["--quick", "--out", str(tmp_path)]) == 1
     monkeypatch.setattr(command, "_what_serving_lacks", lambda: "No module named 'zmq'")
@@ -441,8 +447,72 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_whole_runs_are_tried_in_a_process_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert not command._run_whole(tmp_path / "serve.json", True, time.monotonic() + 60)
+    assert not command._run_whole(tmp_path / "serve.json", tmp_path / "serve.txt", True, time.monotonic() + 60)
+    assert (tmp_path / "serve.txt").read_text() == ""
     assert "sees no CUDA device" in capfd.readouterr().err
+
+
+def test_what_serving_lacks_on_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "cuda.bindings" else object())
+    assert command._what_serving_lacks() == "No module named 'cuda.bindings'"
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+    assert command._what_serving_lacks() == ""
+
+
+@pytest.mark.parametrize(("missing", "is_failure"), [("msgspec", False), ("mmrt.bench.gpu.sampling", True)])
+def test_a_section_without_what_it_imports_is_not_run(monkeypatch: pytest.MonkeyPatch, missing: str, is_failure: bool) -> None:
+    def absent(name: str, package: str) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(section, "importlib", SimpleNamespace(import_module=absent))
+    (row,) = section.cases("sampling", torch.device("cpu"), False)
+    assert isinstance(row, Row) and row.failed == is_failure and f"No module named {missing!r}" in row.note
+
+
+def test_sampling_has_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all logits, those of companions too, and of masks and counts."""
+    clock = SimpleNamespace(device=torch.device("cpu"), time=lambda launches: timing.Timed(10.0, 0.0))
+    monkeypatch.setattr(sampling, "_VOCABULARY", 1000)
+    (row,) = sampling._time(4, torch.bfloat16, {"temperature": 0.8}, False, "sampling", clock)  # type: ignore[arg-type]
+    assert (row.rate, row.unit) == (4 * 1000 * 2 / 10 / 1e3, "GB/s")
+    (row,) = sampling._time(4, torch.float32, {"guidance": 1.5}, True, "", clock)  # type: ignore[arg-type]
+    assert row.rate == pytest.approx((2 * 4 * 1000 * 4 + 4 * 1000 * 4 + 4 * 32 * 4) / 10 / 1e3)
+
+
+def test_batches_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(device=torch.device("cpu"), time=lambda launches: timing.Timed(2000.0, 0.0))
+    monkeypatch.setattr(contention, "_stack", lambda num_rows, device: object())
+    monkeypatch.setattr(contention, "_decode", lambda num_rows, stack: contention.Phase(f"decode {num_rows}", list))
+    monkeypatch.setattr(contention, "slowed", lambda clock, phase, *_: Row(case=phase.name, rate=1.5, unit="x"))
+    times_s = iter([0.0, 1.0, 99.0, 99.0])
+    monkeypatch.setattr(contention, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    rows = contention._batches((8, 32, 128), lambda stack: contention.Phase("prefill", list), clock)  # type: ignore[arg-type]
+    assert [(row.case, row.note) for row in rows] == [
+        ("decode 8", ""),
+        ("prefill", ""),
+        ("decode 32 beside prefill", "not run: no time left"),
+        ("decode 128 beside prefill", "not run: no time left"),
+    ]
+
+
+def test_a_neighbour_lives_while_it_is_needed() -> None:
+    with contention.neighbour([sys.executable, "-c", "print('ready', flush=True); input()"]):
+        pass
+    with pytest.raises(contention.NeighbourError, match="or has ended"), contention.neighbour(["true"]):
+        pass
+
+
+def test_jpegs_are_timed_where_there_are_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_units, "_JPEG_SIDE", 64)
+    case = next(case for case in video_units.timings(True) if case.name == "a JPEG of a megapixel")
+    if not torch.cuda.is_available():
+        (row,) = execute(case, object(), lambda: None)  # type: ignore[arg-type]
+        assert row.note == "not run: no nvImageCodec, or no JPEG unit that it can use" and not row.failed
+    toy = lambda data, width, height: simplejpeg.decode_jpeg(data) ^ 2  # noqa: E731
+    monkeypatch.setattr(nvjpg, "nvjpg_decoder", lambda: toy)
+    units, core, ratio = execute(case, object(), lambda: None)  # type: ignore[arg-type]
+    assert units.note == "differs by up to 2 of 255" and units.time_us and core.time_us
+    assert ratio.rate == core.time_us / units.time_us
 
 
 def test_who_does_not_end_is_killed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,18 +3,26 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mmrt.bench.client import BenchError
+from mmrt.bench.gpu import serve, serving, whole_runs
+from mmrt.bench.gpu.figures import Figure, write_picture
 from mmrt.bench.gpu.mps import multi_process_service
 from mmrt.bench.gpu.report import format_table
 from mmrt.bench.gpu.serve import COLUMNS, main
-from mmrt.bench.gpu.whole_runs import SECTIONS, Figure
+from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
+from mmrt.bench.plot import PlotError
+from mmrt.models.make_config import SHAPES
+from mmrt.runtime.config import RuntimeConfig
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -41,6 +49,92 @@ def test_verdicts(value: float | None, unit: str, target: float | None, verdict:
     assert verdict in format_table("", COLUMNS, [figure.cells()])
 
 
+@pytest.mark.parametrize(
+    ("device_gib", "disk_gb", "shape", "why"),
+    [
+        (80, 100, "7b", ""),
+        (24, 100, "3b", "26 GB on the device, 43 are needed"),
+        (80, 10, "3b", "10 GB in /tmp, 20 are needed"),
+    ],
+)
+def test_the_7b_shape_is_timed_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, device_gib: int, disk_gb: int, shape: str, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=device_gib << 30))
+    monkeypatch.setattr(serve.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(serve.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk_gb * 10**9))
+    assert serve.choose_shape("cuda") == (shape, why)
+
+
+def test_only_the_7b_shape_has_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape, target in (("7b", 3.0), ("3b", None), ("tiny", None)):
+        language = SimpleNamespace(hidden_size=SHAPES[shape].text["hidden_size"])  # type: ignore[index]
+        monkeypatch.setattr(serving, "load_model_config", lambda path, language=language: SimpleNamespace(language=language))
+        assert serving.target_of(3.0, Path("model")) == target
+
+
+class ToyRun:
+    """Counts what is started and ended."""
+
+    def __init__(self) -> None:
+        self.config: RuntimeConfig | None = None
+        self.said: list[str] = []
+
+    def up(self, config: RuntimeConfig) -> float:
+        self.config = config
+        self.said.append(f"up {config.model.dtype} {config.actors.layout}")
+        return 2.0
+
+    def down(self) -> float:
+        self.config = None
+        self.said.append("down")
+        return 0.0
+
+    def report(self) -> SimpleNamespace:
+        return SimpleNamespace(endpoint="http://there")
+
+
+def test_a_run_stays_up_for_sections_that_need_the_same() -> None:
+    run = ToyRun()
+    up: Any = serving.serving
+    for given in ({"anew": True}, {}, {"layout": "EPD"}, {"layout": "EPD", "anew": True}):
+        with up(run, Path("model"), "cuda", **given) as (url, ready_s):
+            assert url == "http://there" and ready_s == (2.0 if given else 0.0)
+    assert run.said == ["up auto E+P+D", "down", "up auto EPD", "down", "up auto EPD"]
+    with pytest.raises(KeyboardInterrupt), up(run, Path("model"), "cuda", layout="EPD"):
+        raise KeyboardInterrupt
+    assert run.said[-1] == "down" and run.config is None
+
+
+def test_requests_in_turn_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes through them, as ``measure_transformers`` does."""
+    now_s = 0.0
+    monkeypatch.setattr(whole_runs, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    requests = whole_runs._InTurn(whole_runs._plans("image", 2, 40, 64))
+    assert requests[0].max_tokens == 64
+    for seconds in (1.0, 2.5):
+        for _ in requests:
+            now_s += seconds
+    assert requests.seconds == [2.5, 2.5]
+    throughput, ttft, tbt = whole_runs._one_request("one request", 64, 6.5, 0.2)
+    assert (throughput.value, ttft.value, tbt.value) == pytest.approx((64 / 6.5, 200.0, 100.0))
+
+
+def test_a_picture_of_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = [
+        Figure(section="restart", case="decode ready again", value=2.0, unit="s", target=3.0),
+        Figure(section="load", case="TTFT", value=9.0, unit="ms"),
+        Figure(section="mps", case="mps", note="ended early", in_time=False),
+    ]
+    path = tmp_path / "serve.png"
+    for shown in (figures, figures[2:]):
+        write_picture(path, "7b on cuda", shown)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match="pip install matplotlib"):
+        write_picture(path, "7b on cuda", figures)
+
+
 def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object) -> Iterator[Figure]:
         assert [figure["section"] for figure in json.loads(file.read_text())["figures"]] == ["load", "stall"]
@@ -51,7 +145,9 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
     monkeypatch.setitem(SECTIONS, "load", lambda *_: [Figure(section="load", case="one", value=1.0)])
     monkeypatch.setitem(SECTIONS, "stall", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: out of memory")))
     monkeypatch.setitem(SECTIONS, "restart", end)
-    assert main(["--device", "cpu", "--sections", "load", "stall", "restart", "answers", "--json", str(file)]) == 1
+    sections = ["--sections", "load", "stall", "restart", "answers"]
+    assert main(["--device", "cpu", "--shape", "3b", *sections, "--json", str(file), "--plot", str(tmp_path / "serve.png")]) == 1
+    assert (tmp_path / "serve.png").exists()
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
     assert [(figure.section, figure.note) for figure in figures] == [
         ("load", ""),

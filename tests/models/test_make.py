@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmrt.models.chat_template import ChatTemplate
 from mmrt.models.config import load_model_config
@@ -67,6 +68,28 @@ def test_same_seed_same_files(checkpoints: Callable[[str], Path], tmp_path: Path
     assert (tmp_path / "other/model.safetensors").read_bytes() != (tmp_path / "again/model.safetensors").read_bytes()
     with pytest.raises(FileExistsError):
         make_checkpoint("tiny", tmp_path / "again")
+
+
+def test_a_large_checkpoint_repeats_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No matrix has two equal rows, tensors are as wide as drawn ones, and the seed decides."""
+    from mmrt.models import make
+
+    make_checkpoint("tiny", tmp_path / "drawn")
+    monkeypatch.setattr(make, "_REPEATED_FROM", 1000)
+    monkeypatch.setattr(make, "_BLOCK", 16381)
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        make_checkpoint("tiny", tmp_path / name, seed=seed)
+    one, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "same", "other"))
+    assert one == same and one != other
+    drawn = load_file(tmp_path / "drawn/model.safetensors")
+    repeated = load_file(tmp_path / "one/model.safetensors")
+    assert drawn.keys() == repeated.keys()
+    embeddings = repeated["model.embed_tokens.weight"]
+    assert embeddings.numel() > 16381 and len(embeddings.unique(dim=0)) == len(embeddings)
+    for name, tensor in repeated.items():
+        assert tensor.shape == drawn[name].shape
+        if tensor.numel() > 1000:
+            torch.testing.assert_close(tensor.std(), drawn[name].std(), rtol=0.1, atol=0)
 
 
 def test_greedy_text_has_variety(loaded: Any) -> None:

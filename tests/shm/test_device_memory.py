@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,65 @@ def test_a_standby_hands_on_what_it_was_given(tmp_path: Path) -> None:
         assert select.select([server.fd], [], [], 60)[0] and server.serve() == 1
         assert reader.communicate(timeout=60)[0] == "True\n"
     os.close(passed)
+
+
+KEEPER = """
+import select, sys
+from pathlib import Path
+from mmrt.shm.descriptors import DescriptorServer, fetch_descriptors
+
+with DescriptorServer(Path(sys.argv[2]), fetch_descriptors(Path(sys.argv[1]), 60)) as server:
+    assert "torch" not in sys.modules and "libcuda" not in Path("/proc/self/maps").read_text()
+    print("holding", flush=True)
+    while True:
+        select.select([server.fd], [], [])
+        server.serve()
+"""
+
+READER = """
+import sys, torch
+from pathlib import Path
+from mmrt.shm.descriptors import fetch_descriptors
+from mmrt.shm.device_memory import DeviceMemory
+
+torch.cuda.init()
+whole = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["kv"]), device="cuda:0")
+print(whole.numel(), int(whole.min()), int(whole.max()))
+whole.add_(1)
+torch.cuda.synchronize()
+"""
+
+
+def test_a_descriptor_in_a_process_without_cuda_keeps_memory(tmp_path: Path) -> None:
+    """Nobody else has it, nor has it mapped: twice a new process imports it, and finds what the last one wrote."""
+    owned, kept = tmp_path / "owned", tmp_path / "kept"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(owned), str(NUM_BYTES)], stdout=subprocess.PIPE, text=True)
+    keeper = None
+    try:
+        assert owner.stdout is not None and owner.stdout.readline() == "ready\n"
+        keeper = subprocess.Popen([sys.executable, "-c", KEEPER, str(owned), str(kept)], stdout=subprocess.PIPE, text=True)
+        assert keeper.stdout is not None and keeper.stdout.readline() == "holding\n"
+        owner.kill()
+        owner.wait()
+        for value in (7, 8):
+            reader = subprocess.run([sys.executable, "-c", READER, str(kept)], capture_output=True, text=True, timeout=120, check=False)
+            assert (reader.stdout, reader.returncode) == (f"{NUM_BYTES} {value} {value}\n", 0), reader.stderr
+    finally:
+        for process in (owner, keeper):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def test_cleared_memory_is_zeros() -> None:
+    from mmrt.shm.device_memory import DeviceMemory
+
+    torch.cuda.current_stream().synchronize()
+    memory = DeviceMemory.allocate(0, NUM_BYTES)
+    whole = torch.as_tensor(memory, device="cuda:0")
+    whole.fill_(5)
+    memory.clear()
+    assert not bool(whole.any())
 
 
 def test_too_much_is_refused() -> None:
@@ -161,3 +221,41 @@ def test_nothing_writes_once_a_killed_process_is_outlived(tmp_path: Path) -> Non
         time.sleep(0.5)
         assert torch.equal(whole, then)
         writer.wait()
+
+
+WATCHED_S = 1.0
+
+
+def test_how_long_a_killed_process_writes_on(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """From the moment at which its pidfd says that it is gone. Who takes its place waits for GRACE_S."""
+    from mmrt.shm.device_memory import DeviceMemory
+
+    torch.cuda.init()
+    memory = DeviceMemory.allocate(0, 1 << 30)
+    whole = torch.as_tensor(memory, device="cuda:0").view(torch.int64)
+    whole.zero_()
+    torch.cuda.synchronize()
+    ends = whole[:: whole.numel() - 1]
+    with DescriptorServer(tmp_path / "device", {"kv": memory.descriptor}) as server:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "device")], stdout=subprocess.PIPE, text=True)
+        pidfd = os.pidfd_open(writer.pid)
+        try:
+            assert select.select([server.fd], [], [], 60)[0] and server.serve() == 1
+            assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+            ends.tolist()  # what compiles or loads is behind us
+        finally:
+            writer.kill()
+        assert select.select([pidfd], [], [], 60)[0]
+        gone_s = time.monotonic()
+        found, last_s, num_looks = ends.tolist(), 0.0, 0
+        while (now_s := time.monotonic() - gone_s) < WATCHED_S:
+            if (seen := ends.tolist()) != found:
+                found, last_s = seen, now_s
+            num_looks += 1
+        os.close(pidfd)
+        writer.communicate()
+    record_property("last_write_after_pidfd_s", last_s)
+    record_property("looks", num_looks)
+    print(f"last write seen {last_s * 1e3:.2f} ms after the pidfd, {num_looks} looks in {WATCHED_S:g} s")
+    assert found[0] > 0 and num_looks > 100
+    assert last_s < GRACE_S

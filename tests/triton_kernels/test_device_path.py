@@ -1,6 +1,5 @@
 """What actors do where a run computes on CUDA, by the same code in Triton's interpreter: equal to what they do on the CPU."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,17 +14,18 @@ from mmrt.actors.prefill import PrefillWorker
 from mmrt.actors.replay import Replay
 from mmrt.actors.running_set import RunningSet
 from mmrt.actors.shared_tensors import copy_pages
-from mmrt.models.config import KvDType, ModelConfig, load_model_config
+from mmrt.models.config import DType, KvDType, ModelConfig, load_model_config
 from mmrt.models.decode_graphs import DecodeGraphs, StepInputs
+from mmrt.models.errors import CheckpointError
 from mmrt.models.lm import LanguageModel
 from mmrt.models.make import make_checkpoint
 from mmrt.models.sampler import CpuSampler, Sampler
 from mmrt.models.towers import TowerInput, Towers
 from mmrt.models.triton_operations import TritonOperations
 from mmrt.models.triton_sampler import TritonSampler
-from mmrt.models.triton_vision import attend_by_kernel
+from mmrt.models.triton_vision import VisionKernels
 from mmrt.models.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
-from mmrt.models.weights import attach_weights, write_weights
+from mmrt.models.weights import attach_weights, torch_dtype, write_weights
 from mmrt.runtime.config import RuntimeConfig, to_data
 from mmrt.runtime.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
 from mmrt.shm.errors import StalePage
@@ -58,24 +58,39 @@ def moved(weights: Weights, device: torch.device) -> Weights:
 
 
 @pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
-def test_a_vision_tower_sees_the_same_by_the_kernel(tiny: tuple[ModelConfig, Weights], device: torch.device) -> None:
-    """Two pictures, whose windows at the right and below are smaller than the others."""
-    config, weights = tiny
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 5e-2)])
+def test_a_vision_tower_sees_the_same_by_kernels(
+    tiny: tuple[ModelConfig, Weights], device: torch.device, dtype: DType, tolerance: float
+) -> None:
+    """A picture larger than a window, whose windows at the right and below are smaller than the others; a small one; and a clip."""
+    config = msgspec.structs.replace(tiny[0], dtype=dtype)
+    weights = {name: weight.to(torch_dtype(dtype)) for name, weight in tiny[1].items()}
     random = np.random.default_rng(0)
     parts = [
-        TowerInput("image", random.integers(0, 256, (height * width, 1176), dtype=np.uint8), (1, height, width))
-        for height, width in ((10, 6), (4, 4))
+        TowerInput("image", random.integers(0, 256, (t * height * width, 1176), dtype=np.uint8), (t, height, width))
+        for t, height, width in ((1, 10, 8), (1, 4, 4), (2, 2, 4))
     ]
     plain = Towers(config, weights)
     expected = plain.encode(parts)
     if device.type == "cuda":
         actual = Towers(config, moved(weights, device), device).encode(parts)
     else:
-        module = plain._towers["image"]._module  # type: ignore[union-attr]
-        attend_by_kernel(module, sys.modules[type(module).__module__].apply_rotary_pos_emb_vision)
-        actual = plain.encode(parts)
+        actual = by_kernels(plain, config, weights).encode(parts)
     for output, reference in zip(actual, expected, strict=True):
-        torch.testing.assert_close(output.cpu(), reference, rtol=0, atol=2e-5)
+        torch.testing.assert_close(output.cpu(), reference, rtol=0, atol=tolerance)
+
+
+def by_kernels(towers: Towers, config: ModelConfig, weights: Weights) -> Towers:
+    """What ``Towers`` does on a CUDA device."""
+    assert config.vision is not None
+    towers._towers["image"]._kernels = VisionKernels(config.vision, weights)  # type: ignore[union-attr]
+    return towers
+
+
+def test_a_tower_of_another_activation_is_refused(tiny: tuple[ModelConfig, Weights]) -> None:
+    assert tiny[0].vision is not None
+    with pytest.raises(CheckpointError, match="'gelu'"):
+        VisionKernels(msgspec.structs.replace(tiny[0].vision, hidden_act="gelu"), tiny[1])
 
 
 def test_embedding_rows_come_back_through_device_pages(
@@ -204,7 +219,7 @@ def test_so_does_warming_up_the_pages_of_embeddings(run: RunDirectory, tiny: tup
 
 
 @pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
-def test_the_smallest_picture_and_sound_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
+def test_the_pictures_and_the_sound_of_the_warm_up_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
     warm_up_towers(Towers(tiny[0], tiny[1]), tiny[0])
 
 

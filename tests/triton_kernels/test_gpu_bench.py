@@ -29,13 +29,15 @@ from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace
 LAUNCHES = """
 import importlib, json, torch
 from mmrt.tests.triton_kernels.launch_keys import record
-from mmrt.bench.gpu import sharing, steps
+from contextlib import nullcontext
+from mmrt.bench.gpu import contention, sharing, steps
 from mmrt.bench.gpu.section import MODULES, execute
 from mmrt.bench.gpu.timing import Beside, Timed
 
 modules = {section: importlib.import_module("mmrt.bench.gpu." + name) for section, name in MODULES.items()}
 found, rows = record(), {}
-steps.missing_memory = sharing.missing_memory = lambda num_bytes: None
+contention.missing_memory = steps.missing_memory = sharing.missing_memory = lambda num_bytes: None
+contention.neighbour = nullcontext
 
 class Clock:
     device = torch.device("meta")
@@ -261,7 +263,7 @@ def test_how_sharing_is_reckoned() -> None:
             return Beside(6000.0, 15000.0)
 
     decode, encode = sharing.Phase("decode", nothing), sharing.Phase("encode", nothing)
-    slowed = sharing._slowed(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
+    slowed = sharing.slowed(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
     assert (slowed.time_us, slowed.rate, asked.pop()) == (6000.0, 1.5, (1, 2)), "two encodes outlast three steps"
     turns = sharing._two_streams(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
     assert (turns.time_us, turns.rate, asked.pop()) == (15000.0, 1.2, (2, 1))

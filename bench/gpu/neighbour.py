@@ -1,0 +1,25 @@
+"""Encodes pictures until its input ends or it is killed: what ``contention`` has a decode step run beside, in a process of its own."""
+
+import select
+import sys
+
+import torch
+
+from .counts import SHAPE_7B
+from .timing import capture
+from .tower import Tower
+
+
+def main() -> int:
+    """Says when it has begun."""
+    tower = Tower.make(SHAPE_7B, torch.device("cuda", 0))
+    graph = capture([tower.forward])
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        graph.replay()
+        torch.cuda.synchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
