@@ -19,5 +19,5 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m mmrt.triton_kernels.ahead_of_time --brief
+	$(BIN)/python -m mmrt.triton_kernels.ahead_of_time
 check: test lint

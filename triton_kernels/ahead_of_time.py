@@ -1,10 +1,10 @@
 """Compiles kernels for GPUs that need not be there, and holds the results against written budgets.
 
-    python -m mmrt.triton_kernels.ahead_of_time [--arch 80|90|100 ...] [--brief] [OP ...]
+    python -m mmrt.triton_kernels.ahead_of_time [--arch 80|90|100 ...] [OP ...]
 
 prints a table and ends with status 1 where a budget is exceeded. An operation is a package beside this module whose module ``variants``
-has ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. ``--brief``: all variants for
-sm_90, and only each operation's first one for the others. Must not run under ``TRITON_INTERPRET=1``.
+has ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. Must not run under
+``TRITON_INTERPRET=1``.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 90, 100)
-REPRESENTATIVE = 90  # the architecture for which ``--brief`` compiles every variant
 
 # What a kernel was written for and a small change loses silently, as it stands in PTX.
 _FEATURES = {
@@ -136,12 +135,11 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return usage["REG"], usage["STACK"] + usage["LOCAL"]
 
 
-def _selected(operations: Sequence[str], architectures: Sequence[int], brief: bool) -> Iterator[tuple[str, Variant, int]]:
+def _selected(operations: Sequence[str], architectures: Sequence[int]) -> Iterator[tuple[str, Variant, int]]:
     for operation in operations:
-        for number, variant in enumerate(load_variants(operation)):
+        for variant in load_variants(operation):
             for architecture in architectures:
-                wanted = not brief or number == 0 or architecture == REPRESENTATIVE
-                if wanted and architecture in variant.budgets:
+                if architecture in variant.budgets:
                     yield operation, variant, architecture
 
 
@@ -150,13 +148,12 @@ def main() -> int:
         prog="python -m mmrt.triton_kernels.ahead_of_time", description="Compile kernels and check budgets."
     )
     parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES, help="may be repeated; all by default")
-    parser.add_argument("--brief", action="store_true", help="beside sm_90 only the first variant of each operation")
     parser.add_argument("operations", nargs="*", metavar="OP")
     options = parser.parse_args()
     unknown = set(options.operations) - set(find_operations())
     if unknown:
         parser.error(f"no variants of {', '.join(sorted(unknown))}; there are those of {', '.join(find_operations())}")
-    selected = _selected(options.operations or find_operations(), options.arch or ARCHITECTURES, options.brief)
+    selected = _selected(options.operations or find_operations(), options.arch or ARCHITECTURES)
     num_bad = 0
     print(f"{'kernel':44} {'arch':6} {'regs':>9} {'shared':>15} {'s':>5}  features")
     for operation, variant, architecture in selected:

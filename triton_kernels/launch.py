@@ -4,6 +4,8 @@ while serving."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -16,3 +18,11 @@ class Launch:
     def arguments(self) -> dict[str, int]:
         """Keyword arguments of ``kernel[grid](...)``."""
         return {**self.tiles, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability without its dot, where a table depends on it. The interpreter runs what is for sm_90."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

@@ -19,6 +19,14 @@ from mmrt.triton_kernels.paged_decode.reference import gather
 from mmrt.triton_kernels.paged_kv import PagedKV
 
 LENGTHS = [0, 1, 16, 97, 700]
+DTYPES = [  # of queries and of pages
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.int8),
+    (torch.float16, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.float8_e5m2),
+]
 
 
 def make_workspace(
@@ -46,35 +54,28 @@ def queries(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return wide.to(dtype).to(device)[:, : shape[1]]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float16, torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.int8),
-        (torch.float16, torch.float8_e4m3fn),
-        (torch.bfloat16, torch.float8_e5m2),
-    ],
-)
-def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device) -> None:
-    kv, table = make_cache(LENGTHS, 2, 32, 16, cache_dtype, device)
-    q = queries(len(LENGTHS), 6, 32, dtype=dtype, device=device)
+@pytest.mark.parametrize("head_dim", [32, 128])
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
+    kv, table = make_cache(LENGTHS, 2, head_dim, 16, cache_dtype, device)
+    q = queries(len(LENGTHS), 6, head_dim, dtype=dtype, device=device)
     expected = paged_decode_reference(q, kv, table, torch.tensor(LENGTHS))
     torch.testing.assert_close(decode(q, kv, table, LENGTHS).float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
-@settings(max_examples=12, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(
+    dtypes=st.sampled_from(DTYPES),
     lengths=st.lists(st.integers(0, 200), min_size=1, max_size=4),
     page_tokens=st.sampled_from([1, 3, 16, 20]),
     heads=st.sampled_from([(1, 1), (5, 1), (4, 2), (17, 1), (14, 2)]),
-    head_dim=st.sampled_from([16, 32, 64]),
+    head_dim=st.sampled_from(HEAD_DIMS),
     num_sms=st.integers(1, 4),
     scale=st.sampled_from([None, 0.3]),
 )
 def test_odd_sizes(
     device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
     lengths: list[int],
     page_tokens: int,
     heads: tuple[int, int],
@@ -82,12 +83,13 @@ def test_odd_sizes(
     num_sms: int,
     scale: float | None,
 ) -> None:
+    dtype, cache_dtype = dtypes
     num_heads, num_kv_heads = heads
-    kv, table = make_cache(lengths, num_kv_heads, head_dim, page_tokens, torch.float32, device)
-    q = queries(len(lengths), num_heads, head_dim, dtype=torch.float32, device=device)
+    kv, table = make_cache(lengths, num_kv_heads, head_dim, page_tokens, cache_dtype, device)
+    q = queries(len(lengths), num_heads, head_dim, dtype=dtype, device=device)
     expected = paged_decode_reference(q, kv, table, torch.tensor(lengths), scale)
     got = decode(q, kv, table, lengths, num_sms, scale=scale)
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCES[torch.float32])
+    torch.testing.assert_close(got.float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
 def test_equals_sdpa(device: torch.device) -> None:

@@ -19,6 +19,14 @@ from mmrt.triton_kernels.paged_extend import paged_extend, paged_extend_referenc
 from mmrt.triton_kernels.paged_extend.config import extend_launch
 from mmrt.triton_kernels.paged_kv import PagedKV
 
+DTYPES = [  # of queries and of pages
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.int8),
+    (torch.float16, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.float8_e5m2),
+]
 SPANS = [(37, 80), (0, 21), (64, 65), (9, 9)]
 SMALL = Launch({"BLOCK_M": 32, "TILE": 16}, num_warps=4, num_stages=2)
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -60,46 +68,43 @@ def check(
     torch.testing.assert_close(extend(q, k, v, kv, table, spans, **options).float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float16, torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.int8),
-        (torch.float16, torch.float8_e4m3fn),
-        (torch.bfloat16, torch.float8_e5m2),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device) -> None:
     check(SPANS, (6, 2), 32, 16, dtype, cache_dtype, device)
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(
+    dtypes=st.sampled_from(DTYPES),
     spans=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 40)), min_size=1, max_size=3),
     page_tokens=st.sampled_from([1, 3, 16, 20]),
     heads=st.sampled_from([(1, 1), (5, 1), (4, 2), (7, 1)]),
-    head_dim=st.sampled_from([16, 32, 64]),
-    tile=st.sampled_from([16, 32]),
+    head_dim=st.sampled_from(HEAD_DIMS),
+    tile=st.sampled_from([None, 16, 32]),
     scale=st.sampled_from([None, 0.3]),
 )
 def test_odd_sizes(
     device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
     spans: list[tuple[int, int]],
     page_tokens: int,
     heads: tuple[int, int],
     head_dim: int,
-    tile: int,
+    tile: int | None,
     scale: float | None,
 ) -> None:
-    launch = Launch({"BLOCK_M": 32, "TILE": tile}, num_warps=4, num_stages=2)
+    """``tile`` None: the table's own."""
+    launch = None if tile is None else Launch({"BLOCK_M": 32, "TILE": tile}, num_warps=4, num_stages=2)
     ranges = [(start, start + length) for start, length in spans]
-    check(ranges, heads, head_dim, page_tokens, torch.float32, torch.float32, device, launch=launch, scale=scale)
+    check(ranges, heads, head_dim, page_tokens, *dtypes, device, launch=launch, scale=scale)
 
 
-def test_the_table_s_own_launches(device: torch.device) -> None:
-    check([(70, 100), (0, 20)], (7, 1), 64, 16, torch.bfloat16, torch.bfloat16, device, launch=None)
+@pytest.mark.parametrize("spans", [[(70, 160), (0, 20)], [(70, 79), (0, 5)]], ids=["long", "short"])
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_the_table_s_own_launches(
+    dtype: torch.dtype, cache_dtype: torch.dtype, spans: list[tuple[int, int]], device: torch.device
+) -> None:
+    check(spans, (7, 1), 128, 16, dtype, cache_dtype, device, launch=None)
 
 
 def test_equals_sdpa(device: torch.device) -> None:

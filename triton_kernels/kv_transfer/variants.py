@@ -38,7 +38,11 @@ def _variant(name: str, page: str, values: str, packing: int, gather: bool, regi
 
 VARIANTS = (
     _variant("gather_int4", "bf16", "u8", 4, True, 56, 256),
+    _variant("gather_int8", "bf16", "i8", 8, True, 56, 256),
     _variant("gather_bf16", "i16", "i16", 0, True, 40, 0),
+    _variant("gather_scaled_i8", "i8", "i8", 0, True, 40, 0),
     _variant("scatter_int4", "bf16", "u8", 4, False, 56, 4608),
+    _variant("scatter_int8", "bf16", "i8", 8, False, 56, 4608),
+    _variant("scatter_bf16", "i16", "i16", 0, False, 40, 0),
     _variant("scatter_scaled_i8", "i8", "i8", 0, False, 40, 0),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..ahead_of_time import Budget, Variant
+from ..ahead_of_time import ARCHITECTURES, Budget, Variant
 from .config import CHUNK_TOKENS, MAX_ROWS, REDUCE_ITEMS, decode_launch
 from .kernel import attend_kernel, plan_kernel, reduce_kernel
 
@@ -15,7 +15,7 @@ _TYPES |= {"scale": "fp32", "num_rows": "i32", "num_items": "i32"}
 
 
 def _attend(name: str, q: str, kv: str, head_dim: int, group: int, budgets: dict[int, Budget]) -> Variant:
-    launch = decode_launch(head_dim, group, 1 if kv in ("i8", "fp8e4nv", "fp8e5") else 2)
+    launch = decode_launch(head_dim, group, {"fp32": 4, "fp16": 2, "bf16": 2}.get(kv, 1))
     constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16, **launch.tiles}
     if kv == q:
         constants |= {"k_scales_ptr": None, "v_scales_ptr": None}
@@ -23,17 +23,24 @@ def _attend(name: str, q: str, kv: str, head_dim: int, group: int, budgets: dict
     return Variant(name, attend_kernel, types, constants, _STRIDES, launch.num_warps, launch.num_stages, budgets)
 
 
-def _other(name: str, kernel: Any, constants: dict[str, Any], budget: Budget) -> Variant:
-    return Variant(name, kernel, _TYPES | {"out_ptr": "*bf16"}, constants, ("stride_ob", "stride_oh"), 4, 3, {90: budget})
+def _other(name: str, kernel: Any, constants: dict[str, Any], budgets: dict[int, Budget]) -> Variant:
+    return Variant(name, kernel, _TYPES | {"out_ptr": "*bf16"}, constants, ("stride_ob", "stride_oh"), 4, 3, budgets)
 
 
-_NEEDS = ("mma", "cp_async", "wide_loads")
-_BF16 = {80: Budget(185, 80_000, _NEEDS), 90: Budget(175, 80_000, _NEEDS), 100: Budget(172, 80_000, _NEEDS)}
+def _budgets(registers: tuple[int, ...], shared_bytes: int, *needs: str) -> dict[int, Budget]:
+    """``registers`` for sm_80, sm_90 and sm_100; the last two alone for E4M3, which needs sm_90."""
+    return {arch: Budget(count, shared_bytes, needs) for arch, count in zip(ARCHITECTURES[-len(registers) :], registers, strict=True)}
+
+
+_LOADS = ("cp_async", "wide_loads")
 VARIANTS = (
-    _attend("bf16_d128_g7", "bf16", "bf16", 128, 7, _BF16),
-    _attend("fp16_d64_g4", "fp16", "fp16", 64, 4, {90: Budget(135, 80_000, _NEEDS)}),
-    _attend("int8_d128_g7", "bf16", "i8", 128, 7, {90: Budget(150, 35_000, _NEEDS)}),
-    _attend("fp8_d128_g8", "bf16", "fp8e4nv", 128, 8, {90: Budget(150, 35_000, _NEEDS)}),
-    _other("reduce_d128", reduce_kernel, {"HEAD_DIM": 128, "BLOCK_ITEMS": REDUCE_ITEMS}, Budget(48, 2_300, ("wide_loads",))),
-    _other("plan", plan_kernel, {"CHUNK": CHUNK_TOKENS, "MAX_ROWS": MAX_ROWS}, Budget(106, 2_300)),
+    _attend("bf16_d128_g7", "bf16", "bf16", 128, 7, _budgets((185, 175, 172), 80_000, "mma", *_LOADS)),
+    _attend("bf16_d256_g8", "bf16", "bf16", 256, 8, _budgets((174, 169, 170), 83_000, "mma", *_LOADS)),
+    _attend("fp16_d64_g4", "fp16", "fp16", 64, 4, _budgets((106, 135, 136), 80_000, "mma", *_LOADS)),
+    _attend("fp32_d64_g4", "fp32", "fp32", 64, 4, _budgets((66, 183, 115), 25_000, *_LOADS)),
+    _attend("int8_d128_g7", "bf16", "i8", 128, 7, _budgets((185, 150, 156), 35_000, "mma", *_LOADS)),
+    _attend("e4m3_d128_g8", "bf16", "fp8e4nv", 128, 8, _budgets((124, 152), 35_000, "mma", *_LOADS)),
+    _attend("e5m2_d128_g8", "bf16", "fp8e5", 128, 8, _budgets((185, 141, 152), 35_000, "mma", *_LOADS)),
+    _other("reduce_d128", reduce_kernel, {"HEAD_DIM": 128, "BLOCK_ITEMS": REDUCE_ITEMS}, _budgets((48, 48, 48), 2_300, "wide_loads")),
+    _other("plan", plan_kernel, {"CHUNK": CHUNK_TOKENS, "MAX_ROWS": MAX_ROWS}, _budgets((106, 106, 106), 2_300)),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_aligned, check_device, check_tensor
-from ..launch import Launch
+from ..launch import Launch, architecture
 from ..paged_decode.op import check_shape
 from ..paged_kv import FLOATS, PagedKV
 from .config import MAX_BLOCKS, extend_launch
@@ -47,7 +47,7 @@ def plan_extend(
     group = num_heads // num_kv_heads
     check_shape(head_dim, group)
     lengths = [end - start for start, end in spans]
-    launch = launch or extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize)
+    launch = launch or extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize, architecture(device))
     step = launch.tiles["BLOCK_M"] // group
     num_blocks = sum(-(-length // step) for length in lengths)
     if num_blocks > MAX_BLOCKS:

@@ -7,13 +7,15 @@ MAX_WINDOW = 64  # tokens of a sequence that a program takes at once
 _MIN_BLOCK = 16  # rows of a product
 
 
-def sequences_launch(head_dim: int, itemsize: int) -> Launch:
-    """``itemsize``: bytes of an element; float32 has no tensor cores and takes small tiles."""
+def sequences_launch(head_dim: int, itemsize: int, architecture: int = 90) -> Launch:
+    """``itemsize``: bytes of an element; float32 has no tensor cores and takes small tiles. Two parts in three stages spill on
+    sm_100."""
     first, second = PARTS[head_dim]
     tiles = {"D0": first, "D1": second}
     if itemsize == 4:
         return Launch({**tiles, "BLOCK_M": 16, "TILE": 16}, num_warps=8, num_stages=1)
-    return Launch({**tiles, "BLOCK_M": 128, "TILE": 64}, num_warps=4 if head_dim <= 32 else 8, num_stages=3)
+    num_stages = 2 if second and architecture >= 100 else 3
+    return Launch({**tiles, "BLOCK_M": 128, "TILE": 64}, num_warps=4 if head_dim <= 32 else 8, num_stages=num_stages)
 
 
 def windows_launch(head_dim: int, itemsize: int, max_length: int) -> Launch:

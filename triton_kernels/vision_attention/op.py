@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_aligned, check_device, check_tensor
+from ..launch import architecture
 from . import config, kernel
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,7 +44,7 @@ def attend(
         launch = config.windows_launch(head_dim, q.element_size(), max_length)
         kernel.windows_kernel[(num_sequences, num_heads)](q, k, v, out, cu_seqlens, scale, *strides, **launch.arguments())
     else:
-        launch = config.sequences_launch(head_dim, q.element_size())
+        launch = config.sequences_launch(head_dim, q.element_size(), architecture(q.device))
         grid = (num_tokens // launch.tiles["BLOCK_M"] + num_sequences, num_heads)
         kernel.sequences_kernel[grid](q, k, v, out, cu_seqlens, num_sequences, scale, *strides, **launch.arguments())
     return out
