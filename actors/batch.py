@@ -90,7 +90,7 @@ class Batch:
         return inputs
 
     def fits(self, table: SequenceTable, page_tokens: int, ahead: int = 0) -> bool:
-        """Whether every sequence has a page for the token that it feeds next, or ``ahead`` of it."""
+        """Whether every sequence has a page for the token that it feeds next, or the one ``ahead`` further."""
         tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens - ahead
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
 

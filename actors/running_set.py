@@ -211,8 +211,10 @@ class RunningSet:
         """Prepare the next step, wait for the ids of the launched one, launch the next if all go on, then commit the ids."""
         assert self._batch is not None and self._launched is not None
         batch, launched, self._launched = self._batch, self._launched, None
-        following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
-        tokens_N = launched.cpu().numpy()
+        try:
+            following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
+        finally:
+            tokens_N = launched.cpu().numpy()  # also to know that nothing writes pages any more
         end_N = batch.ends(tokens_N, self._eos)
         batch.advance(tokens_N)
         try:

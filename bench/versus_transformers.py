@@ -154,19 +154,29 @@ async def _send_all(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes)
     return records
 
 
-def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes, device: str = "cpu") -> Side:
+def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes) -> Side:
     """The same pictures and words, one request after the other; preprocessing included, loading not. Raises: ValueError."""
-    reference = _Reference(checkpoint, dtype, device)
-    reference.generate(plans[0], shapes, 2)
-    start_s = time.perf_counter()
-    num_tokens = sum(reference.generate(plan, shapes, plan.max_tokens) for plan in plans)
-    duration_s = time.perf_counter() - start_s
+    answers = answers_of_transformers(checkpoint, dtype, plans, shapes)
+    num_tokens, duration_s = sum(count for count, _ in answers), sum(seconds for _, seconds in answers)
     return Side(
         duration_s=duration_s,
         num_tokens=num_tokens,
         requests_per_s=len(plans) / duration_s,
         tokens_per_s=num_tokens / duration_s,
     )
+
+
+def answers_of_transformers(
+    checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes, device: str = "cpu"
+) -> list[tuple[int, float]]:
+    """(tokens, seconds) of each request. Raises: ValueError."""
+    reference = _Reference(checkpoint, dtype, device)
+    reference.generate(plans[0], shapes, 2)
+    answers = []
+    for plan in plans:
+        start_s = time.perf_counter()
+        answers.append((reference.generate(plan, shapes, plan.max_tokens), time.perf_counter() - start_s))
+    return answers
 
 
 class _Reference:

@@ -52,8 +52,8 @@ class StepInputs:
     def fill(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> None:
         """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows behind them become padding.
 
-        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have. Tables are sent when there are
-        new pages in them, once in a page's worth of steps for each row.
+        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have. Of the tables those rows are
+        sent that have new pages, each once in a page's worth of steps.
         """
         num_rows, host = ids.shape[0], self.host_numbers
         host[:3, :num_rows], host[3, :num_rows], host[4, :num_rows] = positions, ids, lengths
@@ -61,9 +61,9 @@ class StepInputs:
         self.numbers.copy_(host, non_blocking=True)
         tables = block_tables.to(torch.int32)
         known = self.host_tables[:num_rows, : tables.shape[1]]
-        if not torch.equal(known, tables):
-            known.copy_(tables)
-            self.tables[:num_rows].copy_(self.host_tables[:num_rows], non_blocking=True)
+        for row in (known != tables).any(1).nonzero().flatten().tolist():
+            known[row] = tables[row]
+            self.tables[row, : tables.shape[1]].copy_(known[row], non_blocking=True)
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What ``Decoder.decode`` is called with, at addresses that stay."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..triton_kernels.rms_norm import add_rms_norm, rms_norm
-from ..triton_kernels.vision_attention import attend
+from ..triton_kernels.vision_attention import HEAD_DIMS, attend
 from .architecture import VisionConfig
 from .errors import CheckpointError
 
@@ -34,15 +34,21 @@ class VisionKernels:
     """The tower's forward. ``weights`` are views, never copied."""
 
     def __init__(self, config: VisionConfig, weights: dict[str, Tensor]) -> None:
-        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for another activation than SiLU."""
+        """Uses those ``weights`` whose names start with ``vision.``.
+
+        Raises: CheckpointError for another activation than SiLU, and heads of a size that the kernels do not take.
+        """
         if config.hidden_act != "silu":
             raise CheckpointError(f"the vision tower's hidden_act is {config.hidden_act!r}, on a CUDA device it must be 'silu'")
+        if (head_dim := config.hidden_size // config.num_heads) not in HEAD_DIMS:
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            raise CheckpointError(f"the vision tower's heads have a size of {head_dim}, on a CUDA device it must be one of {sizes}")
         self._patch_tokens = config.merge_size**2
         self._full = frozenset(config.full_attention_blocks)
         self._patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
         self._merger = [_linear(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
-        axis_dim = config.hidden_size // config.num_heads // 2
+        axis_dim = head_dim // 2
         # As transformers', on the CPU, so that both turn by the same angles.
         frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
         self._frequencies = frequencies.to(self._patch_embed.device)

@@ -43,16 +43,17 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
 
 
 def timings(quick: bool) -> Iterator[Timing]:
-    """All batches beside each budget; quickly: one beside one."""
+    """What no other section has, then all batches beside each budget; quickly: one beside one."""
     batches = _QUICK_BATCHES if quick else _BATCHES
+    if not quick:
+        yield Timing("encode beside prefill", _encode_beside_prefill)
+        yield Timing("decode beside encodes of another process", _beside_another_process)
     for chunk in _QUICK_CHUNKS if quick else _CHUNKS:
         yield Timing(f"decode beside prefill {chunk}", partial(_batches, batches, partial(_prefill, chunk)))
     if quick:
         return
     for num_pictures in _PICTURES:
         yield Timing(f"decode beside encode {num_pictures} MP", partial(_batches, batches, partial(_encode, num_pictures)))
-    yield Timing("encode beside prefill", _encode_beside_prefill)
-    yield Timing("decode beside encodes of another process", _beside_another_process)
 
 
 def _batches(batches: Sequence[int], make_other: MakePhase, clock: Clock) -> list[Row]:
@@ -106,6 +107,8 @@ def neighbour(command: Sequence[str] = (sys.executable, "-m", f"{__package__}.ne
             if not select.select([process.stdout], [], [], _NEIGHBOUR_LIMIT_S)[0] or process.stdout.readline() != b"ready\n":
                 raise NeighbourError(f"it was not ready within {_NEIGHBOUR_LIMIT_S:g} s, or has ended")
             yield
+            if process.poll() is not None:
+                raise NeighbourError(f"it ended meanwhile, with status {process.returncode}")
         finally:
             process.kill()
 

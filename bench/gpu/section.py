@@ -34,8 +34,8 @@ MODULES = {
     "video": "video_units",
     "steps": "steps",
     "sharing": "sharing",
-    "peers": "peers",
     "contention": "contention",
+    "peers": "peers",
     "sweep": "sweep",
 }
 """Sections in the order in which they run, by the modules that have their ``checks`` and ``timings``."""
@@ -85,15 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cases(section: str, device: torch.device, quick: bool) -> Iterator[Check | Timing | Row]:
-    """Checks, then timings. What goes wrong in making them is a row, and the last one; what is not installed is no failure."""
+    """Checks, then timings. What goes wrong in making them is a row, and the last one."""
     try:
         torch.manual_seed(0)
         module: Any = importlib.import_module(f".{MODULES[section]}", __package__)
         yield from module.checks(device, "device")
         yield from module.timings(quick)
-    except ModuleNotFoundError as error:
-        is_ours = (error.name or "").startswith(__package__.partition(".")[0])
-        yield _failure("the list of cases", error) if is_ours else Row(case=section, note=f"not run: {error}")
     except Exception as error:
         yield _failure("the list of cases", error)
 
@@ -109,7 +106,9 @@ def execute(case: Check | Timing | Row, clock: Clock | None, synchronize: Synchr
         return [replace(row, case=row.case or case.name) for row in case.run(clock)]
     except Exception as error:
         row = _failure(case.name, error)
-        return [replace(row, failed=not case.is_peer) if isinstance(case, Timing) else replace(row, case=f"check {case.name}")]
+        if isinstance(case, Check):
+            return [replace(row, case=f"check {case.name}")]
+        return [replace(row, failed=row.failed and not case.is_peer)]
 
 
 def progress(row: Row) -> str:
@@ -143,6 +142,9 @@ def _free_memory() -> bool:
 
 
 def _failure(case: str, error: Exception) -> Row:
+    """That a library of others is not installed is no failure."""
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(__package__.partition(".")[0]):
+        return Row(case=case, note=f"not run: {error}")
     text = " ".join(str(error).split())
     return Row(case=case, failed=True, note=f"{type(error).__name__}: {text[:_MOST_TEXT]}")
 

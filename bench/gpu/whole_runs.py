@@ -8,6 +8,7 @@ their processes under CUDA's multi-process service, started for it.
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from ..own_run import OwnRun
 from ..record import Record
 from ..report import StallSummary, summarise_groups, summarise_stall
 from ..stall import StallPlan, run_stall
-from ..versus_transformers import measure_server, measure_transformers
+from ..versus_transformers import answers_of_transformers, measure_server
 from ..workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
 from .figures import Figure
 from .mps import MPS_CONTROL, multi_process_service
@@ -182,11 +183,12 @@ def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
         together = measure_server(url, plans, shapes)
     end(run)
     dtype = load_model_config(model).dtype
-    there = _InTurn(msgspec.structs.replace(plan, max_tokens=count) for plan in plans[:2] for count in (1, _TOKENS_BESIDE))
-    measure_transformers(model, dtype, there, shapes, options.device)
+    asked = [msgspec.structs.replace(plan, max_tokens=count) for plan in plans[:2] for count in (1, _TOKENS_BESIDE)]
+    there = answers_of_transformers(model, dtype, asked, shapes, options.device)
     if options.device != "cpu":
+        gc.collect()
         torch.cuda.empty_cache()  # later runs need the memory
-    first_s, whole_s = (statistics.mean(there.seconds[start::2]) for start in (0, 1))
+    first_s, whole_s = (statistics.mean(seconds for _, seconds in there[start::2]) for start in (0, 1))
     assert alone.ttft is not None and together.ttft is not None
     yield from _one_request("one request", alone.num_tokens, alone.duration_s, alone.ttft.p50)
     yield from _one_request("one request, transformers", _TOKENS_BESIDE, whole_s, first_s)
@@ -202,20 +204,6 @@ def _one_request(case: str, num_tokens: int, whole_s: float, first_s: float) -> 
     yield made(case=f"{case}: throughput", value=num_tokens / whole_s, unit="tokens/s")
     yield made(case=f"{case}: TTFT", value=1e3 * first_s, unit="ms", note="preparing the picture included")
     yield made(case=f"{case}: TBT", value=1e3 * (whole_s - first_s) / max(1, num_tokens - 1), unit="ms", note="the mean")
-
-
-class _InTurn(list[RequestPlan]):
-    """Requests, and the seconds that whoever went through them last spent on each."""
-
-    seconds: Sequence[float] = ()
-
-    def __iter__(self) -> Iterator[RequestPlan]:
-        seconds: list[float] = []
-        for plan in super().__iter__():
-            begun_s = time.perf_counter()
-            yield plan
-            seconds.append(time.perf_counter() - begun_s)
-        self.seconds = seconds
 
 
 SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {

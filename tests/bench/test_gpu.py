@@ -445,6 +445,15 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
     assert done.stderr == "" and done.stdout.startswith(str(tmp_path / "mmrt"))
 
 
+@pytest.mark.parametrize(("absent", "failed"), [("msgspec", False), ("mmrt.models.nothing", True)])
+def test_what_is_not_installed_is_no_failure(absent: str, failed: bool) -> None:
+    def run(clock: timing.Clock) -> list[Row]:
+        raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+
+    (row,) = execute(Timing("a tower", run), object(), lambda: None)  # type: ignore[arg-type]
+    assert row.failed == failed and absent in row.note
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_whole_runs_are_tried_in_a_process_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not command._run_whole(tmp_path / "serve.json", tmp_path / "serve.txt", True, time.monotonic() + 60)

@@ -106,16 +106,7 @@ def test_a_run_stays_up_for_sections_that_need_the_same() -> None:
     assert run.said[-1] == "down" and run.config is None
 
 
-def test_requests_in_turn_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes through them, as ``measure_transformers`` does."""
-    now_s = 0.0
-    monkeypatch.setattr(whole_runs, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    requests = whole_runs._InTurn(whole_runs._plans("image", 2, 40, 64))
-    assert requests[0].max_tokens == 64
-    for seconds in (1.0, 2.5):
-        for _ in requests:
-            now_s += seconds
-    assert requests.seconds == [2.5, 2.5]
+def test_the_figures_of_one_request() -> None:
     throughput, ttft, tbt = whole_runs._one_request("one request", 64, 6.5, 0.2)
     assert (throughput.value, ttft.value, tbt.value) == pytest.approx((64 / 6.5, 200.0, 100.0))
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -87,10 +88,17 @@ def by_kernels(towers: Towers, config: ModelConfig, weights: Weights) -> Towers:
     return towers
 
 
-def test_a_tower_of_another_activation_is_refused(tiny: tuple[ModelConfig, Weights]) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_act": "gelu"}, "'gelu'.* it must be 'silu'"),
+        ({"hidden_size": 288, "num_heads": 4}, "size of 72.* one of 16, 32"),
+    ],
+)
+def test_a_tower_that_the_kernels_cannot_do_is_refused(tiny: tuple[ModelConfig, Weights], change: dict[str, Any], said: str) -> None:
     assert tiny[0].vision is not None
-    with pytest.raises(CheckpointError, match="'gelu'"):
-        VisionKernels(msgspec.structs.replace(tiny[0].vision, hidden_act="gelu"), tiny[1])
+    with pytest.raises(CheckpointError, match=said):
+        VisionKernels(msgspec.structs.replace(tiny[0].vision, **change), tiny[1])
 
 
 def test_embedding_rows_come_back_through_device_pages(

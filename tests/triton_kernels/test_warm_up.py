@@ -176,14 +176,7 @@ def draw(sampler: Sampler, logits: torch.Tensor, num_rows: int) -> None:
     zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
     num_pairs = len(logits) - num_rows
     pairs = Pairs(number[:num_pairs], number[:num_pairs] + num_rows, np.full(num_pairs, 1.5, np.float32)) if num_pairs else None
-    for temperature, top_k, top_p, min_p in (
-        (0, 0, 1, 0),
-        (1, 0, 1, 0),
-        (0.7, 5, 1, 0),
-        (1, 0, 0.9, 0),
-        (1, 0, 1, 0.1),
-        (2, 50, 0.5, 0.2),
-    ):
+    for temperature, top_k, top_p, min_p in DRAWS:
         rows = SamplingRows(
             temperature=ones * np.float32(temperature),
             top_k=np.full(num_rows, top_k),

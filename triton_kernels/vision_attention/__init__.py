@@ -1,5 +1,6 @@
 """Attention of vision towers: many sequences one behind the other, frames (full attention) or windows (Qwen2.5-VL)."""
 
+from .config import HEAD_DIMS
 from .op import attend
 
-__all__ = ["attend"]
+__all__ = ["HEAD_DIMS", "attend"]

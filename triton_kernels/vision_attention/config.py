@@ -3,6 +3,7 @@
 from ..launch import Launch
 
 PARTS = {16: (16, 0), 32: (32, 0), 64: (64, 0), 80: (64, 16), 128: (128, 0)}  # head size: its two parts, powers of two
+HEAD_DIMS = tuple(PARTS)
 MAX_WINDOW = 64  # tokens of a sequence that a program takes at once
 _MIN_BLOCK = 16  # rows of a product
 

@@ -54,8 +54,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int)
     check_device("q", q.device)
     check_tensor("q", q, (None, None, None), _DTYPES, q.device)
     num_tokens, num_heads, head_dim = q.shape
-    if head_dim not in config.PARTS:
-        raise ValueError(f"q has heads of {head_dim}, not one of {', '.join(map(str, config.PARTS))}")
+    if head_dim not in config.HEAD_DIMS:
+        raise ValueError(f"q has heads of {head_dim}, not one of {', '.join(map(str, config.HEAD_DIMS))}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor, q.shape, (q.dtype,), q.device)
         check_aligned(name, tensor)
