@@ -1,8 +1,8 @@
-"""The vision tower of Qwen2.5 on a CUDA device: norms and attention by Triton's kernels. Loaded for towers there alone: see ``towers``.
+"""The vision tower of Qwen2.5 on a CUDA device: norms, rotation, attention and SwiGLU by Triton's kernels. Loaded for
+towers there alone: see ``towers``.
 
-``VisionKernels`` does what transformers' module does, over the same weights and with the same arguments. SwiGLU is torch's, since
-``silu_mul`` takes halves of one matrix that are multiples of 16 wide: gate and up are two matrices here, of 3420 rows in the models of
-3B and 7B. So is rotation: the kernel that rotates takes heads whose half is a power of two, and these have 80.
+``VisionKernels`` does what transformers' module does, over the same weights and with the same arguments. Products of matrices are
+torch's, and so is the merger's GELU.
 
 Shapes: T patches, H heads, D head size; merge_size x merge_size patches that become a token stand together.
 """
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..triton_kernels.rms_norm import add_rms_norm, rms_norm
-from ..triton_kernels.vision_attention import HEAD_DIMS, attend
+from ..triton_kernels.silu_mul import silu_mul_pair
+from ..triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
 from .architecture import VisionConfig
 from .errors import CheckpointError
 
@@ -86,10 +87,9 @@ class VisionKernels:
         return rows.view(-1, self._patch_tokens, rows.shape[1])[window_index].flatten(0, 1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), float32 [T, 1, D] each; the first half of sin is negated. Half of a head's pairs turn by h, the others by w."""
+        """(cos, sin), float32 [T, D / 2] each. Half of a head's pairs turn by h, the others by w."""
         angles = (positions.unsqueeze(2) * self._frequencies).flatten(1)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+        return angles.cos(), angles.sin()
 
 
 class _Block:
@@ -109,17 +109,12 @@ class _Block:
         """Attention within each sequence, and the output projection: [T, hidden]."""
         heads = [project(normed).view(normed.shape[0], -1, self._head_dim) for project in self._qkv]
         q, k, v = heads if len(heads) == 3 else heads[0].chunk(3, 1)
-        for turning in (q, k):
-            _rotate(turning, *rotation)
+        rotate(q, k, *rotation)
         return self._proj(attend(q, k, v, cu_seqlens, longest).flatten(1))
 
     def swiglu(self, normed: Tensor) -> Tensor:
-        return self._down(F.silu(self._gate(normed), inplace=True).mul_(self._up(normed)))
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn ``heads`` [T, H, D] in place, computing in float32."""
-    torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+        gate = self._gate(normed)
+        return self._down(silu_mul_pair(gate, self._up(normed), out=gate))
 
 
 def _linear(weights: dict[str, Tensor], name: str) -> _Linear:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.rms_norm import reference as norm_reference
 from ...triton_kernels.silu_mul import reference as silu_reference
-from ...triton_kernels.silu_mul import silu_mul
+from ...triton_kernels.silu_mul import silu_mul, silu_mul_pair
 from .case import Check, Size, Timing, gigabytes_per_s, require_close, require_equal, type_name
 from .results import Row
 from .timing import Clock
@@ -28,6 +28,7 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
             yield Check(f"rms_norm, {shape}", partial(_check_norm, device, num_rows, columns, dtype))
             yield Check(f"add_rms_norm, {shape}", partial(_check_add_norm, device, num_rows, columns, dtype))
             yield Check(f"silu_mul, {shape}", partial(_check_silu, device, num_rows, columns - columns % 16, dtype))
+            yield Check(f"silu_mul of two, {shape} - 4", partial(_check_pair, device, num_rows, columns - 4, dtype))
 
 
 def timings(quick: bool) -> Iterator[Timing]:
@@ -35,6 +36,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     yield Timing("rms_norm, 32768 x 4096", partial(_norm, 32768, 4096, 1, "traffic"))
     yield Timing("add_rms_norm, 32768 x 3584", partial(_add_norm, 32768, 3584, 1, "traffic"))
     yield Timing("silu_mul, 8192 x 18944", partial(_silu, 8192, 18944, 1, "traffic"))
+    yield Timing("silu_mul of two, 5184 x 3420", partial(_pair, 5184, 3420))
     if quick:
         return
     yield Timing("add_rms_norm, 64 x 3584, in L2", partial(_add_norm, 64, 3584, _SMALL_COPIES, ""))
@@ -68,6 +70,14 @@ def _check_silu(device: torch.device, num_rows: int, columns: int, dtype: torch.
     return require_close("out", out, expected, rtol=_RELATIVE[dtype], atol=_RELATIVE[dtype] / 10)
 
 
+def _check_pair(device: torch.device, num_rows: int, columns: int, dtype: torch.dtype) -> float:
+    gate, up = _random(num_rows, columns, dtype, device) * 4, _random(num_rows, columns, dtype, device)
+    out, expected = torch.full_like(gate, torch.nan), torch.empty_like(gate)
+    silu_mul_pair(gate, up, out=out)
+    silu_reference.silu_mul_pair(gate, up, expected)
+    return require_close("out", out, expected, rtol=_RELATIVE[dtype], atol=_RELATIVE[dtype] / 10)
+
+
 def _random(num_rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(num_rows, columns, dtype=dtype, device=device)
 
@@ -90,6 +100,13 @@ def _silu(num_rows: int, columns: int, num_copies: int, target: str, clock: Cloc
     out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device=clock.device)
     timed = clock.time([partial(silu_mul, gate_up, out=out)] * num_copies)
     return [_row(3 * out.numel() * out.itemsize, timed.time_us, timed.first_s, target)]
+
+
+def _pair(num_rows: int, columns: int, clock: Clock) -> list[Row]:
+    gate, up = (_random(num_rows, columns, torch.bfloat16, clock.device) for _ in range(2))
+    timed = clock.time([partial(silu_mul_pair, gate, up, out=torch.empty_like(gate))])
+    num_bytes = 3 * gate.numel() * gate.itemsize
+    return [Row(case="", time_us=timed.time_us, rate=gigabytes_per_s(num_bytes, timed.time_us), unit="GB/s", first_s=timed.first_s)]
 
 
 def _row(num_bytes: int, time_us: float, first_s: float, target: str) -> Row:

@@ -7,8 +7,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ...triton_kernels.vision_attention import attend, reference
-from .case import Check, Size, Timing, gigabytes_per_s, require_attention, teraflops, type_name
+from ...triton_kernels.vision_attention import attend, reference, rotate
+from .case import Check, Size, Timing, gigabytes_per_s, require_attention, require_close, teraflops, type_name
 from .counts import attention_flops
 from .results import Row
 from .timing import Clock
@@ -28,6 +28,7 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
         yield Check(f"{type_name(dtype)}, windows", partial(_check, device, _WINDOWS[size], num_heads, dtype))
     for lengths in _SMALL_WINDOWS:
         yield Check(f"bf16, windows up to {lengths[0]}", partial(_check, device, lengths, num_heads, torch.bfloat16))
+    yield Check("bf16, rotation", partial(_check_rotation, device, sum(_FRAMES[size]), num_heads))
 
 
 def timings(quick: bool) -> Iterator[Timing]:
@@ -36,6 +37,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     for name, lengths in forms[: 2 if quick else None]:
         yield Timing(f"bf16, frames, {name} tokens", partial(_frames, lengths))
     yield Timing("bf16, windows, 512 x 64 tokens", _windows)
+    yield Timing("bf16, rotation, 5184 tokens", partial(_rotation, 5184))
 
 
 def make_projection(
@@ -54,6 +56,14 @@ def _check(device: torch.device, lengths: Sequence[int], num_heads: int, dtype: 
     return require_attention(out, expected)
 
 
+def _check_rotation(device: torch.device, num_tokens: int, num_heads: int) -> float:
+    (q, k, _), _ = make_projection([num_tokens], num_heads, torch.bfloat16, device)
+    cos, sin = torch.randn(2, num_tokens, HEAD_DIM // 2, device=device)
+    expected = [reference.rotate(heads, cos, sin).to(q.dtype) for heads in (q, k)]
+    rotate(q, k, cos, sin)
+    return require_close("heads", torch.stack((q, k)), torch.stack(expected), rtol=1.6e-2, atol=1.6e-3)
+
+
 def _frames(lengths: Sequence[int], clock: Clock) -> list[Row]:
     (q, k, v), bounds = make_projection(lengths, NUM_HEADS, torch.bfloat16, clock.device)
     timed = clock.time([partial(attend, q, k, v, bounds, max(lengths), out=torch.empty_like(q, memory_format=torch.contiguous_format))])
@@ -70,3 +80,11 @@ def _windows(clock: Clock) -> list[Row]:
     timed = clock.time([partial(attend, q, k, v, bounds, _WINDOW, out=torch.empty_like(q, memory_format=torch.contiguous_format))])
     rate = gigabytes_per_s(4 * q.numel() * q.itemsize, timed.time_us)
     return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note="four tensors moved")]
+
+
+def _rotation(num_tokens: int, clock: Clock) -> list[Row]:
+    (q, k, _), _ = make_projection([num_tokens], NUM_HEADS, torch.bfloat16, clock.device)
+    cos = torch.ones(num_tokens, HEAD_DIM // 2, device=clock.device)
+    timed = clock.time([partial(rotate, q, k, cos, torch.zeros_like(cos))])
+    rate = gigabytes_per_s(4 * q.numel() * q.itemsize, timed.time_us)
+    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note="queries and keys, in place")]

@@ -88,7 +88,8 @@ def _parts(kind: str, files: list[Path] | None) -> Iterator[dict[str, Any]]:
         if kind == "input_audio":
             yield {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(file.suffix.lower(), "wav")}}
         else:
-            mime = mimetypes.guess_type(file.name)[0] or f"{kind.removesuffix('_url')}/*"
+            guessed = mimetypes.guess_type(file.name)[0] or ""  # by the name alone, to which .ts is a translation
+            mime = guessed if guessed.startswith(("image/", "video/")) else f"{kind.removesuffix('_url')}/*"
             yield {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
 
 

@@ -249,7 +249,9 @@ def test_ask_streams_an_answer_about_files(endpoint: str, tmp_path: Path, capsys
     (tmp_path / "i.png").write_bytes(b"png")
     (tmp_path / "v.mp4").write_bytes(b"mp4")
     (tmp_path / "a.mp3").write_bytes(b"mp3")
+    (tmp_path / "v.ts").write_bytes(b"mp4")
     files = ["--image", f"{tmp_path}/i.png", "--video", f"{tmp_path}/v.mp4", "--audio", f"{tmp_path}/a.mp3"]
+    files += ["--video", f"{tmp_path}/v.ts"]
     options = ["--max-tokens", "7", "--temperature", "0", "--guidance-scale", "1.5", "--negative-prompt", "dog", "--system", "s"]
     assert run(["ask", "What?", "--url", f"{endpoint}/v1", "--api-key", "k", *files, *options]) == 0
     assert capsys.readouterr().out == "A cät\n"
@@ -258,9 +260,10 @@ def test_ask_streams_an_answer_about_files(endpoint: str, tmp_path: Path, capsys
     assert (asked["model"], asked["max_tokens"], asked["temperature"], asked["guidance_scale"]) == ("toy", 7, 0.0, 1.5)
     assert asked["negative_prompt"] == "dog" and asked["stream"] is True and "seed" not in asked
     assert asked["messages"][0] == {"role": "system", "content": "s"}
-    image, video, audio, text = asked["messages"][1]["content"]
+    image, video, other, audio, text = asked["messages"][1]["content"]
     assert image == {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}
     assert video == {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,bXA0"}}
+    assert other["video_url"]["url"] == "data:video/*;base64,bXA0", "to mimetypes .ts is a translation"
     assert audio == {"type": "input_audio", "input_audio": {"data": "bXAz", "format": "mp3"}}
     assert text == {"type": "text", "text": "What?"}
 

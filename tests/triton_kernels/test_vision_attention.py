@@ -1,4 +1,4 @@
-"""Vision attention against the plain reference and torch's own: frames, windows, odd lengths, heads of every size."""
+"""Vision attention against the plain reference and torch's own: frames, windows, odd lengths, heads of every size; and rotation."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.tests.triton_kernels.launch_keys import count
-from mmrt.triton_kernels.vision_attention import attend, config, reference
+from mmrt.triton_kernels.vision_attention import attend, config, reference, rotate
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LAUNCHES = """
@@ -126,9 +126,48 @@ def test_tokens_beyond_two_billion_elements(device: torch.device, max_length: in
     torch.testing.assert_close(out.float(), by_torch(*near, [2]), atol=1.6e-2, rtol=1.6e-2)
 
 
+@pytest.mark.parametrize("head_dim", sorted(config.PARTS))
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_rotation(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+    """As transformers turns heads, in place in the fused projection, of which nothing else changes; all heads in a block, and not."""
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+
+    for num_tokens, num_heads in ((1, 1), (5, 3), (2, 19)):
+        q, k, v = heads = fused(num_tokens, num_heads, head_dim, dtype, device)
+        before = [tensor.clone() for tensor in heads]
+        cos, sin = angles(num_tokens, head_dim, device)
+        rotate(q[:num_tokens], k[:num_tokens], cos, sin)
+        whole = [torch.cat((half, half), -1) for half in (cos, sin)]
+        by_transformers = apply_rotary_pos_emb_vision(before[0][:num_tokens], before[1][:num_tokens], *whole)
+        for turned, old, expected in zip((q, k), before, by_transformers, strict=False):
+            torch.testing.assert_close(turned[:num_tokens], expected, atol=TOLERANCE[dtype] / 2, rtol=TOLERANCE[dtype] / 2)
+            exact = reference.rotate(old[:num_tokens], cos, sin).to(dtype)
+            torch.testing.assert_close(turned[:num_tokens], exact, atol=TOLERANCE[dtype] / 2, rtol=TOLERANCE[dtype] / 2)
+            assert turned[num_tokens:].isnan().all()
+        torch.testing.assert_close(v, before[2], atol=0, rtol=0, equal_nan=True)
+
+
+def angles(num_tokens: int, head_dim: int, device: torch.device) -> list[torch.Tensor]:
+    """cos and sin."""
+    angle = torch.rand(num_tokens, head_dim // 2, generator=torch.Generator().manual_seed(0)) * 100
+    return [angle.cos().to(device), angle.sin().to(device)]
+
+
+def test_rotation_beyond_two_billion_elements(device: torch.device) -> None:
+    near = fused(2, 1, 32, torch.bfloat16, device)
+    far = [torch.empty(2**31 + 32, dtype=torch.bfloat16, device=device).as_strided((2, 1, 32), (2**31, 32, 1)) for _ in range(2)]
+    for to, source in zip(far, near, strict=False):
+        to.copy_(source[:2])
+    cos, sin = angles(2, 32, device)
+    rotate(far[0], far[1], cos, sin)
+    for turned, old in zip(far, near, strict=False):
+        torch.testing.assert_close(turned.float(), reference.rotate(old[:2], cos, sin), atol=1e-2, rtol=1e-2)
+
+
 def test_nothing_to_do(device: torch.device) -> None:
     nothing = torch.empty(0, 2, 64, dtype=torch.bfloat16, device=device)
     assert attend(nothing, nothing, nothing, bounds_of([0, 0], device), 1).shape == (0, 2, 64)
+    rotate(nothing, nothing, *angles(0, 64, device))
     some = torch.ones(4, 2, 64, dtype=torch.bfloat16, device=device)
     assert attend(some, some, some, bounds_of([], device), 1, out=some) is some
     assert (some == 1).all()
@@ -143,6 +182,7 @@ def _bad(device: torch.device) -> dict[str, Callable[[], object]]:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     q, bounds = zeros(4, 2, 64), bounds_of([4], device)
+    cos, sin = angles(4, 64, device)
     meta = torch.device("meta")
     return {
         "dimensions": lambda: attend(q[0], q[0], q[0], bounds, 4),
@@ -162,10 +202,17 @@ def _bad(device: torch.device) -> dict[str, Callable[[], object]]:
         "stride of bounds": lambda: attend(q, q, q, bounds.repeat(4)[::2], 4),
         "device of bounds": lambda: attend(q, q, q, bounds.to(meta), 4),
         "max_length": lambda: attend(q, q, q, bounds, 0),
+        "head size of rotation": lambda: rotate(zeros(4, 2, 96), zeros(4, 2, 96), cos, sin),
+        "shape of k in rotation": lambda: rotate(q, q[:, :1], cos, sin),
+        "stride of k in rotation": lambda: rotate(q, zeros(4, 2, 72)[:, :, :64], cos, sin),
+        "shape of cos": lambda: rotate(q, q, cos[:3], sin),
+        "dtype of cos": lambda: rotate(q, q, cos.double(), sin),
+        "stride of sin": lambda: rotate(q, q, cos, sin.T.contiguous().T),
+        "device of sin": lambda: rotate(q, q, cos, sin.to(meta)),
     }
 
 
 @pytest.mark.parametrize("what", list(_bad(torch.device("cpu"))))
 def test_what_does_not_fit_is_refused(device: torch.device, what: str) -> None:
-    with pytest.raises(ValueError, match=r"^(q|k|v|out|cu_seqlens|max_length) .*(not|multiple) "):
+    with pytest.raises(ValueError, match=r"^(q|k|v|out|cu_seqlens|max_length|cos|sin) .*(not|multiple) "):
         _bad(device)[what]()

@@ -44,7 +44,7 @@ print(json.dumps(late_variants(pathlib.Path({path!r}), {actors!r}, {kv_dtype!r},
 """
 PAGES = {"copy_rows": 0}
 KERNELS = {
-    "encoder": PAGES | {"norm_row": 0, "windows_kernel": 0, "sequences_kernel": 0},
+    "encoder": PAGES | {"norm_row": 0, "silu_mul_rows": 0, "rotate_kernel": 0, "windows_kernel": 0, "sequences_kernel": 0},
     "prefill": PAGES | {"norm_row": 0, "silu_mul_rows": 0, "rotate_and_write_heads": 0, "extend_kernel": 0},
     "decode": {"norm_row": 0, "silu_mul_rows": 0, "rotate_and_write_heads": 0, "plan_kernel": 0, "attend_kernel": 0, "reduce_kernel": 0}
     | {"prepare_kernel": 0, "measure_kernel": 0, "gather_kernel": 0, "draw_kernel": 0, "count_kernel": 0},

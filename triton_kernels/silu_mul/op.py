@@ -1,4 +1,6 @@
-"""The checked wrapper, called once per layer."""
+"""The checked wrappers, called once per layer."""
+
+from math import gcd
 
 import triton
 from torch import Tensor
@@ -18,13 +20,34 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[-1] // 2)
     _check(gate_up, out)
+    gate, up = gate_up.chunk(2, -1)
+    return _launch(gate, up, out)
+
+
+def silu_mul_pair(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``silu_mul`` of two matrices [N, I] of any width and row strides, rows dense.
+
+    out likewise, made where it is not given, and may be gate or up. Raises: ValueError.
+    """
+    if out is None:
+        out = gate.new_empty(gate.shape)
+    check_device("gate", gate.device)
+    check_tensor("gate", gate, (None, None), FLOATS, gate.device)
+    for name, tensor in (("gate", gate), ("up", up), ("out", out)):
+        check_tensor(name, tensor, gate.shape, (gate.dtype,), gate.device)
+        if tensor.stride(1) != 1:
+            raise ValueError(f"{name} has stride {tensor.stride(1)} in its last axis, not 1")
+    return _launch(gate, up, out)
+
+
+def _launch(gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
     num_rows, size = out.shape
-    if not num_rows:
+    if not out.numel():
         return out
     config = launch(size)
-    silu_mul_rows[(num_rows, triton.cdiv(size, config.tiles["BLOCK"]))](
-        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, **config.arguments()
-    )
+    strides = gate.stride(0), up.stride(0), out.stride(0)
+    grid = num_rows, triton.cdiv(size, config.tiles["BLOCK"])
+    silu_mul_rows[grid](gate, up, out, *strides, SIZE=size, STEP=gcd(ALIGNMENT, *strides), **config.arguments())
     return out
 
 

@@ -1,6 +1,6 @@
-"""Attention of vision towers: many sequences one behind the other, frames (full attention) or windows (Qwen2.5-VL)."""
+"""Attention of vision towers, many sequences one behind the other: frames (full attention) or windows (Qwen2.5-VL); and rotation."""
 
 from .config import HEAD_DIMS
-from .op import attend
+from .op import attend, rotate
 
-__all__ = ["HEAD_DIMS", "attend"]
+__all__ = ["HEAD_DIMS", "attend", "rotate"]

@@ -24,3 +24,9 @@ def windows_launch(head_dim: int, itemsize: int, max_length: int) -> Launch:
     first, second = PARTS[head_dim]
     block = max(_MIN_BLOCK, 1 << (max_length - 1).bit_length())
     return Launch({"D0": first, "D1": second, "BLOCK_M": block}, num_warps=8 if itemsize == 4 else 4, num_stages=1)
+
+
+def rotation_launch(num_heads: int, head_dim: int) -> Launch:
+    """Up to 16 heads of a token, a half of them padded to a power of two; 8 elements of each half a thread."""
+    heads, half = (1 << (size - 1).bit_length() for size in (min(num_heads, 16), head_dim // 2))
+    return Launch({"BLOCK_HEADS": heads, "BLOCK_HALF": half}, num_warps=max(1, heads * half // 256), num_stages=1)

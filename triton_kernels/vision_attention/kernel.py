@@ -193,3 +193,41 @@ def windows_kernel(
     if D1 > 0:
         v1 = _load(v_ptr, lane, stride_vt, live, D0, D1, True)
         _store(out_ptr, lane, stride_ot, live, tl.dot(p.to(v1.dtype), v1, input_precision="ieee"), D0, D1)
+
+
+@triton.jit
+def _turn(head_ptr, half, live, cosine, sine, HALF: tl.constexpr):
+    """[HEADS, HALF] twice, in place: element j of a head pairs with j + HALF."""
+    address = head_ptr[:, None] + half[None, :]
+    low = tl.load(address, mask=live, other=0.0).to(tl.float32)
+    high = tl.load(address + HALF, mask=live, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = head_ptr.dtype.element_ty
+    tl.store(address, (low * cosine - high * sine).to(dtype), mask=live)
+    tl.store(address + HALF, (high * cosine + low * sine).to(dtype), mask=live)
+
+
+@triton.jit
+def rotate_kernel(
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    stride_qt: tl.int64,
+    stride_qh: tl.int64,
+    stride_kt: tl.int64,
+    stride_kh: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Program (token, block of heads), of queries and of keys."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    half = tl.arange(0, BLOCK_HALF)
+    inside = half < HALF
+    live = (head < NUM_HEADS)[:, None] & inside[None, :]
+    cosine = tl.load(cos_ptr + token * HALF + half, mask=inside, other=0.0)[None, :]
+    sine = tl.load(sin_ptr + token * HALF + half, mask=inside, other=0.0)[None, :]
+    _turn(q_ptr + token * stride_qt + head * stride_qh, half, live, cosine, sine, HALF)
+    _turn(k_ptr + token * stride_kt + head * stride_kh, half, live, cosine, sine, HALF)

@@ -1,6 +1,8 @@
-"""The checked entrance: attention of a vision tower's block, within frames or within windows. The encoder actor's GPU path calls it."""
+"""The checked entrances: rotation, and attention within frames or within windows. The tower's forward (``models/triton_vision``) calls
+them once per block, in the encoder actor."""
 
 import torch
+import triton
 from torch import Tensor
 
 from ..checks import check_aligned, check_device, check_tensor
@@ -50,18 +52,43 @@ def attend(
     return out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int) -> tuple[int, int, int]:
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn element j of every head with j + D / 2 by the token's angle j, in place: x cos + rotate_half(x) sin in float32, rounded once
+    (RoPE: Su et al., 2021).
+
+    ``q``, ``k`` [T, H, D] as in ``attend``, apart in memory. ``cos``, ``sin`` float32 [T, D / 2], contiguous. Raises: ValueError.
+    """
+    num_tokens, num_heads, head_dim = _check_heads(q=q, k=k)
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        check_tensor(name, tensor, (num_tokens, head_dim // 2), (torch.float32,), q.device)
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {list(tensor.stride())}, not those of a contiguous tensor")
+    if not num_tokens or not num_heads:
+        return
+    launch = config.rotation_launch(num_heads, head_dim)
+    grid = num_tokens, triton.cdiv(num_heads, launch.tiles["BLOCK_HEADS"])
+    strides = [tensor.stride(i) for tensor in (q, k) for i in (0, 1)]
+    kernel.rotate_kernel[grid](q, k, cos, sin, *strides, NUM_HEADS=num_heads, HALF=head_dim // 2, **launch.arguments())
+
+
+def _check_heads(**heads: Tensor) -> tuple[int, int, int]:
+    q = heads["q"]
     check_device("q", q.device)
     check_tensor("q", q, (None, None, None), _DTYPES, q.device)
     num_tokens, num_heads, head_dim = q.shape
     if head_dim not in config.HEAD_DIMS:
         raise ValueError(f"q has heads of {head_dim}, not one of {', '.join(map(str, config.HEAD_DIMS))}")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    for name, tensor in heads.items():
         check_tensor(name, tensor, q.shape, (q.dtype,), q.device)
         check_aligned(name, tensor)
+    return num_tokens, num_heads, head_dim
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int) -> tuple[int, int, int]:
+    sizes = _check_heads(q=q, k=k, v=v)
     check_tensor("cu_seqlens", cu_seqlens, (None,), (torch.int32,), q.device)
     if not cu_seqlens.numel() or not cu_seqlens.is_contiguous():
         raise ValueError(f"cu_seqlens has {cu_seqlens.numel()} elements at stride {cu_seqlens.stride(0)}, not at least 1 at stride 1")
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}, not at least 1")
-    return num_tokens, num_heads, head_dim
+    return sizes

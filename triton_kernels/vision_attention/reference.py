@@ -13,3 +13,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) ->
         scores = torch.einsum("mhd,nhd->hmn", q[here].float(), k[here].float()) * scale
         out[here] = torch.einsum("hmn,nhd->mhd", scores.softmax(-1), v[here].float())
     return out
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As ``op.rotate`` does to queries and keys, after transformers' ``rotate_half``: [T, H, D] -> float32 [T, H, D]."""
+    low, high = heads.float().chunk(2, -1)
+    cos, sin = (torch.cat((half, half), -1).unsqueeze(1) for half in (cos, sin))
+    return heads.float() * cos + torch.cat((-high, low), -1) * sin

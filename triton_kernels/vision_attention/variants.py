@@ -35,6 +35,17 @@ def _windows(head_dim: int, max_length: int, limits: _Limits) -> Iterator[Varian
         yield _variant(f"windows_d{head_dim}_{max_length}", launch, architecture, Budget(*numbers, (product, "wide_loads")))
 
 
+def _rotation(head_dim: int, registers: int) -> Variant:
+    """Of 16 heads."""
+    launch = config.rotation_launch(16, head_dim)
+    types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "cos_ptr": "*fp32", "sin_ptr": "*fp32"} | dict.fromkeys(_STRIDES[:4], "i64")
+    constants = {"NUM_HEADS": 16, "HALF": head_dim // 2, **launch.tiles}
+    budgets = dict.fromkeys((80, 90, 100), Budget(registers, 0, ("wide_loads",)))
+    return Variant(
+        f"rotate_d{head_dim}", kernel.rotate_kernel, types, constants, _STRIDES[:4], launch.num_warps, launch.num_stages, budgets
+    )
+
+
 VARIANTS = (
     *_frames(32, {80: (238, 27_000), 90: (185, 36_000), 100: (176, 36_000)}),
     *_frames(64, {80: (206, 49_200), 90: (124, 66_000), 100: (138, 66_100)}),
@@ -45,4 +56,7 @@ VARIANTS = (
     *_windows(80, 32, {80: (71, 7_200), 90: (71, 7_200), 100: (72, 7_200)}),
     *_windows(80, 16, {80: (60, 4_700), 90: (62, 4_700), 100: (51, 4_700)}),
     *_windows(128, 64, {80: (153, 24_600), 90: (137, 32_800), 100: (106, 32_800)}),
+    _rotation(64, 48),
+    _rotation(80, 48),
+    _rotation(128, 48),
 )
