@@ -89,7 +89,7 @@ class DecodingPool:
         Each frame goes through ``convert`` in an engine's thread and comes out as an array, by default RGB uint8 [height, width, 3],
         upright.
 
-        Raises: ValueError for indices out of order or range, and once the pool is closed.
+        Raises: ValueError for indices out of order or range, and once the pool is closed; MemoryError without memory for a thread.
         """
         info = bitstream.info
         if any(a > b for a, b in itertools.pairwise(wanted)):
@@ -105,17 +105,21 @@ class DecodingPool:
         with self._lock:
             if self._is_closing:
                 raise ValueError("the decoding pool is closed")
+            self._start()
             request = self._dispatch.add(segments, list(repeats.values()), kind, num_engines)
             self._jobs[request] = job
-            if not self._threads:
-                self._start()
             self._has_work.notify_all()
         return request
 
     def _start(self) -> None:
-        for number, engine in enumerate(self._engines):
-            self._threads.append(threading.Thread(target=self._serve, args=(engine,), name=f"decode {number}", daemon=True))
-            self._threads[-1].start()
+        """A thread for every engine that has none. Raises: MemoryError if none is to be had: it lacks its stack."""
+        for engine in self._engines[len(self._threads) :]:
+            thread = threading.Thread(target=self._serve, args=(engine,), name=f"decode {len(self._threads)}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise MemoryError(f"no memory for a thread that decodes: {error}") from None
+            self._threads.append(thread)
 
     def get_decoding_output(self, request: Request, timeout_s: float | None = None) -> Output | None:
         """The next frame in order, as soon as it is there; None after the last one. Waits without the GIL. One taker per request.

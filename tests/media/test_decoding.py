@@ -274,6 +274,28 @@ def test_who_waits_for_a_cancelled_request_is_told(make_pool, video_of):
     assert not canceller.is_alive()
 
 
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_without_memory_for_a_thread_nothing_is_begun(make_pool, video_of, monkeypatch, num_started):
+    """Seen in a storm: the system refused a thread, and later requests waited for it until their time was up."""
+    pool, video = make_pool(3), video_of("closed GOP")
+    start, begun = threading.Thread.start, []
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("decode"):
+            if len(begun) == num_started:
+                raise RuntimeError("can't start new thread")
+            begun.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(MemoryError, match="no memory for a thread"):
+            decode(pool, video, [0, 1, 40])
+    assert not pool._jobs and not pool._dispatch.requests
+    assert_frames(decode(pool, video, [0, 1, 40]), expected(video, [0, 1, 40]))
+    assert sorted(thread.name for thread in pool._threads) == ["decode 0", "decode 1", "decode 2"]
+
+
 def test_a_wait_may_be_limited(make_pool, video_of):
     """Whatever else happens in the meantime: waiters of all requests are woken for any frame, and any end."""
     engine = HeldEngine()
