@@ -1,5 +1,6 @@
 """The command: ``python -m mmrt.bench.demo_train OUT``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +18,20 @@ from .warm_start import begin_with
 def main(
     out: Annotated[Path, typer.Argument(help="Where the checkpoint is written; training goes on where it was interrupted.")],
     recipe: Annotated[Path, typer.Option(help="The recipe.")] = RECIPE,
-    workers: Annotated[int, typer.Option(help="Processes that make batches.", min=0)] = 1,
-    threads: Annotated[int, typer.Option(help="Threads that compute; 0: as many as torch takes.", min=0)] = 0,
+    processes: Annotated[int, typer.Option(help="Processes that compute; 0: two on a CPU with two cores or more.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes beside each of these that make its batches.", min=0)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of each that computes; 0: the cores among the processes.", min=0)] = 0,
     compiled: Annotated[bool, typer.Option("--compile", help="A minute more to start, then faster; needs a C++ compiler.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     weights: Annotated[Path | None, typer.Option(help="A checkpoint to begin with, at step --first.")] = None,
     first: Annotated[int, typer.Option(help="How many of the recipe's steps --weights have behind them.", min=0)] = 0,
 ) -> None:
     """Train the demo model and write its checkpoint."""
-    if threads:
-        torch.set_num_threads(threads)
+    cores = len(os.sched_getaffinity(0))
+    processes = processes or (2 if device == "cpu" and cores > 1 else 1)
+    if processes > 1 and device != "cpu":
+        sys.exit(f"error: --processes {processes} with --device {device}, expected 1: several are for a CPU")
+    torch.set_num_threads(threads or max(1, cores // processes))
     try:
         checked = load_recipe(recipe)
     except (OSError, ValueError) as error:
@@ -43,7 +48,9 @@ def main(
         try:
             if weights is not None:
                 begin_with(weights, first, checked, out / "work", workers=workers, device=device)
-            network = train(checked, out / "work", workers=workers, device=device, progress=show, compiled=compiled)
+            network = train(
+                checked, out / "work", processes=processes, workers=workers, device=device, progress=show, compiled=compiled
+            )
         except (BegunOtherwiseError, OSError, ValueError) as error:
             sys.exit(f"error: {error}")
     export(network, out / "work", out)

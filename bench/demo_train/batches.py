@@ -1,6 +1,7 @@
 """Batches: samples of ``bench.demo_data`` through mmrt's own preprocessing, padded into tensors.
 
-Step k's batch depends on the seed and k alone. The training loop reads them through worker processes (``torch.utils.data``).
+Step k's batch, or a part of it, depends on the seed and k alone. The training loop reads them through worker processes
+(``torch.utils.data``).
 """
 
 from collections.abc import Sequence
@@ -87,11 +88,12 @@ def _moved(values: Any, device: torch.device) -> Any:
 
 
 class Batches(Dataset[Batch]):
-    """``batches[k]`` is the batch of step k."""
+    """``batches[k]`` is the batch of step k, or one of the ``parts`` of it, of the same medium: every ``parts``-th sample."""
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, part: int = 0, parts: int = 1) -> None:
         assert config.audio_rules is not None
         self._recipe = recipe
+        self._part, self._parts = part, parts
         self._config = config
         self._builder = PromptBuilder(config, tokenizer)
         self._log_mel = LogMel(config.audio_rules)
@@ -110,12 +112,12 @@ class Batches(Dataset[Batch]):
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
         # Sample numbers of a step are its own: no step needs to know how many samples others took.
         degraded = False if step < recipe.towers.clean_steps else None
-        numbers = range(step * 1000, step * 1000 + batch[medium])
+        numbers = range(step * 1000, step * 1000 + batch[medium])[self._part :: self._parts]
         if alone and medium == "image":
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
             samples = [sample(recipe.seed, number, medium, degraded) for number in numbers]
-        return self.collate(medium, samples, rng)
+        return self.collate(medium, samples, rng.spawn(self._parts)[self._part])
 
     def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:
         """One batch of these samples; ``rng`` decides on what is not in them: order, turns, artefacts, questions."""

@@ -5,11 +5,12 @@
 
 import json
 import math
+import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from .grounding import ANSWER_LAYER, FACTS, WORD_LAYER, missed
 from .hints import PLACES, StateHead, sound_heads, vision_heads
 from .muon import Muon
 from .network import Network
+from .processes import averaged, together
 from .recipe import Recipe
 from .skeleton import write_skeleton
 
@@ -50,6 +52,7 @@ class Learner:
         self.place_head = StateHead(hidden, PLACES).to(device)
         self.fact_head = StateHead(hidden, FACTS).to(device)
         self.modules = {"network": self.network, "hints": self.hint_heads, "place": self.place_head, "facts": self.fact_head}
+        self._parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
         self.dtype = dtype
         rules = config.vision_rules
         assert rules is not None
@@ -98,20 +101,26 @@ class Learner:
         embedded: Tensor = output[kept]
         return embedded
 
-    def step(self, number: int, batch: Batch) -> tuple[float, Tensor]:
-        """One update."""
+    def step(self, number: int, batch: Batch, processes: int = 1) -> tuple[float, Tensor]:
+        """One update, from the parts of the batch that so many processes have. The mean loss; what is right of this part."""
+        with torch.enable_grad():
+            loss, right = self.loss(batch.to(self.device), number < self.recipe.towers.steps)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if processes > 1:
+            loss = averaged(self._parameters, loss)
+        self.update(number)
+        return loss.item(), right
+
+    def update(self, number: int) -> None:
+        """What a step does with the gradients."""
         scale = rate_scale(self.recipe, number)
         for optimizer, rate in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
-        with torch.enable_grad():
-            loss, right = self.loss(batch.to(self.device), number < self.recipe.towers.steps)
-        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
         for optimizer, _ in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return loss.item(), right
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
@@ -155,37 +164,68 @@ def train(
     workers: int,
     device: str,
     progress: Callable[[int, int, float, dict[str, float]], None],
+    processes: int = 1,
     compiled: bool = False,
 ) -> Network:
     """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps.
 
-    Raises: BegunOtherwiseError if what is there is another recipe's.
+    The accuracies are those of this process's part of the batches. Raises: BegunOtherwiseError if what is there is another recipe's.
     """
     _begin(recipe, work)
-    config = load_model_config(work)
-    state = torch.load(work / STATE, weights_only=True, map_location=device) if (work / STATE).exists() else None
-    dtype = fast_dtype(torch.device(device)) if state is None else state["dtype"]
-    learner = Learner(recipe, config, torch.device(device), dtype)
-    first = 0 if state is None else _resume(learner, state)
-    if compiled:
-        for layer in (*learner.network.model.layers, *learner.network.visual.blocks):
-            layer.compile(dynamic=True)
+    saved = torch.load(work / STATE, weights_only=True, mmap=True) if (work / STATE).exists() else None
+    dtype = fast_dtype(torch.device(device)) if saved is None else saved["dtype"]
+    training = Training(recipe, work, torch.device(device), dtype, processes, workers, compiled)
+    with together(processes, _help, training):
+        return _lead(training, progress)
+
+
+class Training(NamedTuple):
+    """What its processes have in common. ``workers`` of each of them make its batches."""
+
+    recipe: Recipe
+    work: Path
+    device: torch.device
+    dtype: torch.dtype
+    processes: int
+    workers: int
+    compiled: bool
+
+    def join(self, rank: int) -> tuple[Learner, int, Iterable[Batch]]:
+        """A learner as it was last saved, the step that comes next, and this process's parts of the batches from there on."""
+        config = load_model_config(self.work)
+        learner = Learner(self.recipe, config, self.device, self.dtype)
+        file = self.work / STATE
+        first = _resume(learner, torch.load(file, weights_only=True, map_location=self.device)) if file.exists() else 0
+        if self.compiled:
+            for layer in (*learner.network.model.layers, *learner.network.visual.blocks):
+                layer.compile(dynamic=True)
+        loader = DataLoader(
+            Batches(self.recipe, config, Tokenizer.load(self.work), rank, self.processes),
+            batch_size=None,
+            sampler=range(first, self.recipe.steps),
+            num_workers=self.workers,
+            prefetch_factor=3 if self.workers else None,
+            worker_init_fn=_quiet_worker,
+        )
+        return learner, first, loader
+
+
+def _help(rank: int, training: Training) -> None:
+    learner, first, loader = training.join(rank)
+    for step, batch in enumerate(loader, first):
+        learner.step(step, batch, training.processes)
+
+
+def _lead(training: Training, progress: Callable[[int, int, float, dict[str, float]], None]) -> Network:
+    recipe, work = training.recipe, training.work
+    learner, first, loader = training.join(rank=0)
     _cut_curve(work / CURVE, first)
-    batches = Batches(recipe, config, Tokenizer.load(work))
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=range(first, recipe.steps),
-        num_workers=workers,
-        prefetch_factor=3 if workers else None,
-        worker_init_fn=_quiet_worker,
-    )
     recent_loss = 0.0
     recent: dict[str, float] = defaultdict(float)
     saved_s = began_s = time.monotonic()
     with (work / CURVE).open("a", encoding="utf-8") as curve:
         for step, batch in enumerate(loader, first):
-            loss, right = learner.step(step, batch)
+            loss, right = learner.step(step, batch, training.processes)
             accuracy = _by_task(batch.tasks, right)
             for task, share in accuracy.items():
                 recent[task] += (share - recent[task]) * (2 / AVERAGE_OVER if task in recent else 1.0)
@@ -225,7 +265,9 @@ def _cut_curve(curve: Path, first: int) -> None:
 
 
 def _quiet_worker(_: int) -> None:
+    """Batches are made while others wait."""
     torch.set_num_threads(1)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
@@ -75,12 +76,15 @@ def toy_server() -> ToyServer:
 
 @pytest.fixture
 def start_server(toy_server: ToyServer) -> Iterator[Callable[[Script], str]]:
-    """``start_server(script)`` is the URL of a server in a thread with a loop of its own, for tests of what has one too."""
+    """``start_server(script)`` is the URL of a server in a thread with a loop of its own, for tests of what has one too.
+
+    A loop of uvloop's, as the gateway's is: asyncio's never closes a connection that it has accepted right before the server closes.
+    """
 
     @contextmanager
     def running(script: Script) -> Iterator[str]:
         urls: list[str] = []
-        ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+        ready, loop, stop = threading.Event(), uvloop.new_event_loop(), asyncio.Event()
 
         async def serve() -> None:
             async with toy_server(script) as url:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,37 @@ def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, mo
     lines = [json.loads(line) for line in (tmp_path / "parts" / CURVE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]  # step 2 was done twice
     assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Their parts make up the batch: as many samples, and gradients that are the mean of the parts'."""
+    recipe = small_recipe(batch={**small_recipe().batch, "text": 3}, mixture={"text": 1.0}, steps=3)
+    learned = train(recipe, tmp_path / "two", workers=1, device="cpu", processes=2, progress=lambda *_: None)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "two" / CURVE).read_text().splitlines()]
+    config, tokenizer = load_model_config(tmp_path / "two"), Tokenizer.load(tmp_path / "two")
+    learner = Learner(recipe, config, torch.device("cpu"), torch.load(tmp_path / "two" / STATE, weights_only=True)["dtype"])
+    parts = [Batches(recipe, config, tokenizer, part, 2) for part in range(2)]
+    assert [len(part[0].ids) for part in parts] == [2, 1]
+    for step, loss in enumerate(losses):
+        expected = torch.stack([learner.loss(part[step])[0] for part in parts]).mean()
+        expected.backward()
+        assert loss == pytest.approx(expected.item(), rel=1e-4)
+        learner.update(step)
+    for name, value in learner.network.state_dict().items():
+        torch.testing.assert_close(learned.state_dict()[name], value, msg=name)
+
+
+def test_a_process_that_ends_ends_the_training(tmp_path: Path) -> None:
+    recipe = small_recipe(mixture={"text": 1.0}, steps=1000)
+
+    def kill_the_other(step: int, *_: Any) -> None:
+        if step == 2:
+            for other in multiprocessing.active_children():
+                other.kill()
+
+    with pytest.raises(RuntimeError, match=r"Connection|closed|reset"):
+        train(recipe, tmp_path, workers=0, device="cpu", processes=2, progress=kill_the_other)
+    assert multiprocessing.active_children() == []
 
 
 def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:
