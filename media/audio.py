@@ -1,8 +1,9 @@
 """Sound of any rate and channel count to one mono waveform, decoded step by step so that a small file cannot fill the memory."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import av
@@ -15,6 +16,7 @@ from .mel import Waveform
 from .webp import read_animation
 
 _TRACK, _SILENT = "sound track", "the video has no sound track"
+_GAP_S = 0.1  # FFmpeg's aresample fills gaps from here on, too; coarser times are common
 _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its square must stay finite
 
 
@@ -34,8 +36,8 @@ def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: 
 def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
     """The sound of a video, as ``decode_audio``, from the time of the video's first frame on.
 
-    What sounds before that is cut off; silence stands in front of sound that begins later. Both times are those at which the
-    container says that the streams begin, edit lists and the delay of the sound's codec included. Gaps within it are not filled.
+    What sounds before that is cut off; silence stands in front of sound that begins later, and where the file's times leave a gap.
+    They are those that the container gives, edit lists and the delay of the sound's codec included. Sound that overlaps stays whole.
 
     Raises: MediaError as ``decode_audio``; 422 for a video without sound.
     """
@@ -46,14 +48,35 @@ def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, bu
             raise MediaError(_SILENT)
         origin_s = _start_s(streams_of(container, "video"))
         frames = _decoded(container, pick_stream(container, "audio"), _TRACK, limits, budget)
-        first = next(frames, None)
-        late_s = first.time - origin_s if first is not None and first.time is not None and origin_s is not None else 0.0
-        waveform = _mono(chain([] if first is None else [first], frames), sample_rate, _TRACK)
-    num_late = round(sample_rate * late_s)
-    if num_late + len(waveform) > sample_rate * limits.max_audio_s:
+        pieces = [np.zeros(0, dtype=np.float32)]
+        num = 0
+        for time_s, stretch in _stretches(frames):
+            start = num if time_s is None or origin_s is None else round(sample_rate * (time_s - origin_s))
+            if start > sample_rate * limits.max_audio_s:
+                raise _too_long(_TRACK, limits)
+            waveform = _mono(stretch, sample_rate, _TRACK)[max(0, -start) :]
+            pieces += [np.zeros(max(0, start - num), dtype=np.float32), waveform]
+            num = max(num, start) + len(waveform)
+    if num > sample_rate * limits.max_audio_s:
         raise _too_long(_TRACK, limits)
-    silence = np.zeros(max(0, num_late), dtype=np.float32)
-    return _checked(np.concatenate((silence, waveform[max(0, -num_late) :])), _TRACK)
+    return _checked(np.concatenate(pieces), _TRACK)
+
+
+def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[Any]]]:
+    """Frames that follow each other without a gap, and when the first of them sounds, in seconds; None if that is not known."""
+    starts_s: list[float | None] = []
+    end_s = math.inf  # as the frames' samples say: many small gaps add up
+
+    def number(frame: Any) -> int:
+        nonlocal end_s
+        if not starts_s or (frame.time is not None and frame.time - end_s > _GAP_S):
+            starts_s.append(frame.time)
+            end_s = math.inf if frame.time is None else frame.time
+        end_s += frame.samples / frame.sample_rate
+        return len(starts_s) - 1
+
+    for at, stretch in groupby(frames, number):
+        yield starts_s[at], stretch
 
 
 def _start_s(streams: Sequence[Any]) -> float | None:

@@ -2,8 +2,9 @@
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 os.environ["SVT_LOG"] = "0"  # the AV1 encoder writes to stderr otherwise
@@ -135,8 +136,12 @@ def encode_film(
     sound_s: float = 0.0,
     rate: int = 16000,
     num_frames: int = 20,
+    gaps: Mapping[float, float] = MappingProxyType({}),
 ) -> bytes:
-    """``picture``s at ten per second, and samples float [n], which begin at these times."""
+    """``picture``s at ten per second, and samples float [n], which begin at these times.
+
+    ``gaps``: after how many seconds of the samples nothing comes for how many seconds.
+    """
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as output:
         pictures: Any = output.add_stream("libx264", rate=10)
@@ -150,9 +155,11 @@ def encode_film(
         output.mux(pictures.encode(None))
         whole = av.AudioFrame.from_ndarray(samples[None].astype(np.float32), format="flt", layout="mono")
         whole.sample_rate, whole.pts, whole.time_base = rate, 0, Fraction(1, rate)
-        resampler = av.AudioResampler(format=sound.format.name, layout="mono", rate=rate, frame_size=sound.codec_context.frame_size)
+        resampler = av.AudioResampler(
+            format=sound.format.name, layout="mono", rate=rate, frame_size=sound.codec_context.frame_size or 1024
+        )
         for frame in [*resampler.resample(whole), *resampler.resample(None)]:
-            frame.pts += round(rate * sound_s)
+            frame.pts += round(rate * (sound_s + sum(gap_s for at_s, gap_s in gaps.items() if frame.pts >= rate * at_s)))
             output.mux(sound.encode(frame))
         output.mux(sound.encode(None))
     return buffer.getvalue()

@@ -2,7 +2,11 @@
 
 import io
 import wave
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -154,6 +158,62 @@ def test_a_sound_track_begins_with_the_pictures(container, picture_s, sound_s):
     assert np.array_equal(waveform, np.concatenate((np.zeros(max(0, late), np.float32), NOISE[max(0, -late) :])))
 
 
+@pytest.mark.parametrize("sound_s", [0, 0.5, -0.7])
+def test_silence_fills_the_gaps_of_a_sound_track(sound_s):
+    """Two gaps; and one too small to be one, of which many add up. The first stretch may be over before the pictures begin."""
+    small = {1.28 + 0.064 * k: 0.04 for k in range(1, 4)}
+    data = encode_film(NOISE, "pcm_s16le", "matroska", max(0.0, -sound_s), max(0.0, sound_s), gaps={0.64: 0.5, 1.28: 1.25, **small})
+    a, b, c = (round(RATE * at_s) for at_s in (0.64, 1.28, 1.28 + 3 * 0.064))
+    silent = np.zeros(4 * RATE, np.float32)
+    parts = (NOISE[:a], silent[: RATE // 2], NOISE[a:b], silent[: RATE * 5 // 4], NOISE[b:c], silent[: round(RATE * 0.12)], NOISE[c:])
+    whole = np.concatenate(parts)
+    late = round(RATE * sound_s)
+    assert np.array_equal(sound_track(data), np.concatenate((silent[: max(0, late)], whole[max(0, -late) :])))
+    assert np.array_equal(decoded(data), NOISE), "a sound of its own has no pictures to keep up with"
+
+
+@pytest.mark.parametrize(("codec", "container"), [("aac", "mp4"), ("aac", "mpegts"), ("libopus", "matroska")])
+def test_sound_behind_a_gap_is_where_ffmpeg_has_it(codec, container):
+    """FFmpeg's own filter that keeps sound in time, on what is decoded; its time begins with the sound."""
+    samples = np.concatenate((np.zeros(48000), tone(48000)[0])).astype(np.float32)
+    data = encode_film(samples, codec, container, 0.0, 0.0, 48000, gaps={0.5: 2.0})
+    heard = sound_track(data)
+    with av.open(io.BytesIO(data)) as file:
+        picture_s, sound_s = (float(stream.start_time * stream.time_base) for stream in (file.streams.video[0], file.streams.audio[0]))
+        graph = av.filter.Graph()
+        nodes = (
+            graph.add_abuffer(template=file.streams.audio[0]),
+            graph.add("aresample", "16000:async=1"),
+            graph.add("abuffersink"),
+        )
+        graph.link_nodes(*nodes).configure()
+        for frame in file.decode(audio=0):
+            graph.push(frame)
+        graph.push(None)
+        expected = np.concatenate([frame.to_ndarray()[0] for frame in drained(graph)])
+    assert len(heard) == pytest.approx(len(expected), abs=0.05 * RATE)
+    begins_s, expected_s = (np.argmax(np.abs(waveform) > 0.25) / RATE for waveform in (heard, expected))
+    assert begins_s == pytest.approx(expected_s + sound_s - picture_s, abs=0.005)
+    assert begins_s == pytest.approx(3, abs=0.05)
+
+
+def drained(graph: Any) -> Iterator[Any]:
+    with suppress(av.BlockingIOError, av.EOFError):
+        while True:
+            yield graph.pull()
+
+
+def test_a_broken_packet_leaves_the_sound_behind_it_in_time():
+    data = encode_film(np.concatenate((NOISE, NOISE)), "flac", "matroska")
+    with av.open(io.BytesIO(data)) as container:
+        packets = [packet for packet in container.demux(audio=0) if packet.size]
+    expected = sound_track(data)
+    expected[2 * 1152 : 4 * 1152] = 0  # 144 ms
+    for packet in packets[2:4]:
+        data = data.replace(bytes(packet), bytes(packet.size))
+    assert np.array_equal(sound_track(data), expected)
+
+
 @pytest.mark.parametrize(("codec", "container"), [("aac", "mp4"), ("aac", "mpegts"), ("libopus", "matroska"), ("aac", "matroska")])
 @pytest.mark.parametrize("sound_s", [0, 0.5])
 def test_the_delay_of_a_codec_shifts_no_sound(codec, container, sound_s):
@@ -175,10 +235,10 @@ def test_a_video_without_sound(make_video, make_picture, container):
     assert caught.value.status == 422
 
 
-@pytest.mark.parametrize(("sound_s", "limit_s"), [(0, 1.5), (1.9, 3.5), (3.0, 2.5)])
-def test_a_sound_track_that_is_too_long(sound_s, limit_s):
-    """Silence in front of it counts, too."""
-    data = encode_film(NOISE, "pcm_s16le", "matroska", 0.0, sound_s)
+@pytest.mark.parametrize(("sound_s", "gap_s", "limit_s"), [(0, 0, 1.5), (1.9, 0, 3.5), (3.0, 0, 2.5), (0, 1, 2.5), (0, 100_000, 600)])
+def test_a_sound_track_that_is_too_long(sound_s, gap_s, limit_s):
+    """Silence in front of it and within it counts, too, before any is made."""
+    data = encode_film(NOISE, "pcm_s16le", "matroska", 0.0, sound_s, gaps={1.0: gap_s})
     with pytest.raises(MediaError, match=f"the sound track is longer than the limit of {limit_s} s") as caught:
         sound_track(data, MediaLimits(max_audio_s=limit_s))
     assert caught.value.status == 400
