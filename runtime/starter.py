@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, d
 from .supervised import ActorSpec
 
 NOTIFY_NAME = "notify"
+_FORKS_END_S = 1.0
 
 
 class StarterHost(Protocol):
@@ -121,9 +123,10 @@ class Starter:
         Raises: OSError if the program cannot be started; RunError if the run is ending.
         """
         environment = self.environment(spec)
-        if spec.needs and self._zygote is not None and self._zygote.usable:
+        zygote = self._zygote
+        if spec.needs and zygote is not None and zygote.usable:
             try:
-                process = await self._zygote.fork(
+                process = await zygote.fork(
                     spec.name,
                     needs=spec.needs,
                     entry=spec.entry,
@@ -139,6 +142,7 @@ class Starter:
                 if self._ending:
                     raise RunError("the run is ending") from None
                 self._host.on_message(spec.name, f"{error}: starts without it")
+                await self._end_forks_of(zygote)
         process = spawn(
             spec.command,
             environment,
@@ -150,27 +154,36 @@ class Starter:
         self._remember(process)
         return process
 
+    async def _end_forks_of(self, zygote: Zygote) -> None:
+        """Kill what a dead zygote has forked and could not announce: it may have taken the role of the one that starts instead."""
+        while zygote.busy:  # others' forks, of which some may have been announced
+            await asyncio.sleep(0)
+        end_s = time.monotonic() + _FORKS_END_S
+        while not zygote.usable and self.reap_strangers(at_once=True) and time.monotonic() < end_s:
+            await asyncio.sleep(0.005)
+
     def _remember(self, process: Process) -> None:
         self._children = [child for child in self._children if child.alive] + [process]
         if self._zygote is not None:
             self._zygote.guard(process)
 
-    def reap_strangers(self) -> None:
+    def reap_strangers(self, *, at_once: bool = False) -> bool:
         """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet.
 
         One that lives is what a zygote has forked and died before it could say so, or what an actor has left: nobody watches
-        it, and it may hold a role. It is killed when it is seen a second time.
+        it, and it may hold a role. It is killed when it is seen a second time, or ``at_once``. Returns whether there was one.
         """
         if self._zygote is not None and self._zygote.busy:
-            return
+            return False
         own = {child.pid for child in self._children}
         own |= {self._zygote.process.pid} if self._zygote else set()
         reap_strangers(own)
         if os.getpid() == 1:
-            return  # a container's orphans are all ours, also those of other commands in it
+            return False  # a container's orphans are all ours, also those of other commands in it
         strangers = set(children()) - own
-        for pid in strangers & self._strangers:
+        for pid in strangers if at_once else strangers & self._strangers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
             self._host.on_message("supervisor", f"has killed process {pid}, which nobody had asked for")
         self._strangers = strangers
+        return bool(strangers)

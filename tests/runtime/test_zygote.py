@@ -123,6 +123,38 @@ def test_a_zygote_that_hangs_is_killed_when_it_is_needed(forking: "ToyRun") -> N
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
 
 
+DIES_UNHEARD = """
+import os, pathlib, signal, socket, sys
+send = socket.socket.send
+def die_once(self, packet):
+    words = pathlib.Path(__file__).with_name("dies")
+    if "mmrt.runtime.zygote" in sys.orig_argv and b'"pid"' in packet and words.exists():
+        words.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return send(self, packet)
+socket.socket.send = die_once
+"""
+
+
+def test_what_a_zygote_forks_and_dies_before_it_says_so_is_killed_first(forking: "ToyRun") -> None:
+    """It would take the role, and be replaced a second time."""
+    forking.toys.joinpath("sitecustomize.py").write_text(DIES_UNHEARD) 
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    dead = zygote_pid(forking)
+    forking.toys.joinpath("dies").touch()
+    forking.forget()
+    os.kill(forking.pid("decode"), signal.SIGKILL)
+    forking.wait_for("message", lambda event: "the zygote died: starts without it" in event["text"])
+    forking.wait_for("message", lambda event: "which nobody had asked for" in event["text"])
+    assert [event for event in forking.events if event["kind"] == "progress" and event["state"] == "starting"] == []
+    forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+    assert zygote_pid(forking) != dead
+    forking.call(DownRequest())
+    assert forking.end() == 0
+    forking.assert_nothing_left()
+
+
 def test_what_an_actor_leaves_behind_is_killed(forking: "ToyRun") -> None:
     """It becomes the supervisor's child, as does what a zygote forks and dies before it can say so."""
     forking.toys.joinpath("decode").write_text("parent")
