@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,6 @@ from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, d
 from .supervised import ActorSpec
 
 NOTIFY_NAME = "notify"
-_FORKS_END_S = 1.0
 
 
 class StarterHost(Protocol):
@@ -156,10 +154,10 @@ class Starter:
 
     async def _end_forks_of(self, zygote: Zygote) -> None:
         """Kill what a dead zygote has forked and could not announce: it may have taken the role of the one that starts instead."""
-        while zygote.busy:  # others' forks, of which some may have been announced
-            await asyncio.sleep(0)
-        end_s = time.monotonic() + _FORKS_END_S
-        while not zygote.usable and self.reap_strangers(at_once=True) and time.monotonic() < end_s:
+        for _ in range(0 if zygote.usable else 200):  # a second
+            # A fork that is under way may have been announced. One in two steps: the first is killed, the second appears.
+            if not zygote.busy and not self.reap_strangers(at_once=True):
+                return
             await asyncio.sleep(0.005)
 
     def _remember(self, process: Process) -> None:

@@ -138,7 +138,7 @@ socket.socket.send = die_once
 
 def test_what_a_zygote_forks_and_dies_before_it_says_so_is_killed_first(forking: "ToyRun") -> None:
     """It would take the role, and be replaced a second time."""
-    forking.toys.joinpath("sitecustomize.py").write_text(DIES_UNHEARD) 
+    forking.toys.joinpath("sitecustomize.py").write_text(DIES_UNHEARD)
     forking.start("memory", "decode")
     forking.wait_for("ready")
     dead = zygote_pid(forking)
