@@ -19,7 +19,7 @@ from ..runtime.transport import ActorSocket, ControllerSocket, drain_in_loop
 from ..shm.doorbell import Listener, Ringer
 from ..shm.ring import Ring
 from ..shm.run_directory import RunDirectory
-from .bus_peer import SPAWN, Peer
+from .peer import SPAWN, Peer
 
 MESSAGE_BYTES = 64
 _RING_BYTES = 1 << 16

@@ -26,7 +26,7 @@ from ..shm.pool import PagePool
 from ..shm.ring import Ring
 from ..shm.run_directory import RunDirectory
 from .bus_latency import PeerError, bind_pair, close_queues, pair_endpoint
-from .bus_peer import SPAWN, Peer
+from .peer import SPAWN, Peer
 
 WORKING_SET_BYTES = 64 << 20
 MAX_SLOTS = 32

@@ -1,6 +1,5 @@
 """The command: ``python -m mmrt.bench.demo_train OUT``."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .export import export
 from .loop import BegunOtherwiseError, train
+from .processes import ProcessEndedError
 from .recipe import RECIPE, load_recipe
 from .warm_start import begin_with
 
@@ -27,7 +27,7 @@ def main(
     first: Annotated[int, typer.Option(help="How many of the recipe's steps --weights have behind them.", min=0)] = 0,
 ) -> None:
     """Train the demo model and write its checkpoint."""
-    cores = len(os.sched_getaffinity(0))
+    cores = torch.get_num_threads()
     processes = processes or (2 if device == "cpu" and cores > 1 else 1)
     if processes > 1 and device != "cpu":
         sys.exit(f"error: --processes {processes} with --device {device}, expected 1: several are for a CPU")
@@ -51,7 +51,7 @@ def main(
             network = train(
                 checked, out / "work", processes=processes, workers=workers, device=device, progress=show, compiled=compiled
             )
-        except (BegunOtherwiseError, OSError, ValueError) as error:
+        except (BegunOtherwiseError, ProcessEndedError, OSError, ValueError) as error:
             sys.exit(f"error: {error}")
     export(network, out / "work", out)
     print(f"wrote {out}")

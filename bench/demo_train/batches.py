@@ -117,15 +117,15 @@ class Batches(Dataset[Batch]):
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
             samples = [sample(recipe.seed, number, medium, degraded) for number in numbers]
-        return self.collate(medium, samples, rng.spawn(self._parts)[self._part])
+        return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
 
-    def collate(self, medium: Medium, samples: Sequence[Sample], rng: np.random.Generator) -> Batch:
-        """One batch of these samples; ``rng`` decides on what is not in them: order, turns, artefacts, questions."""
+    def collate(self, medium: Medium, style: float, samples: Sequence[Sample], rngs: Sequence[np.random.Generator]) -> Batch:
+        """One batch of these samples; ``style`` (0 to 1) and each sample's ``rng`` decide on what is not in them: order, turns,
+        artefacts, questions."""
         augment = self._recipe.augment
-        style = rng.random()
         sequences: list[TokenRow] = []
         media: list[list[Prepared]] = []
-        for one in samples:
+        for one, rng in zip(samples, rngs, strict=True):
             if rng.random() < augment.empty:
                 unasked = replace(self._choose(one.questions, rng)[0], task=EMPTY_TASK, text="")
                 one = replace(one, media=(), questions=(unasked,))

@@ -105,7 +105,8 @@ class Learner:
         """One update, from the parts of the batch that so many processes have. The mean loss; what is right of this part."""
         with torch.enable_grad():
             loss, right = self.loss(batch.to(self.device), number < self.recipe.towers.steps)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:  # not so where the towers learn alone and no sample has media
+            loss.backward()  # type: ignore[no-untyped-call]
         if processes > 1:
             loss = averaged(self._parameters, loss)
         self.update(number)
@@ -169,14 +170,26 @@ def train(
 ) -> Network:
     """Train in the directory ``work`` or go on there. ``progress(step, steps, loss, accuracy by task)``, averaged over recent steps.
 
-    The accuracies are those of this process's part of the batches. Raises: BegunOtherwiseError if what is there is another recipe's.
+    The accuracies are those of this process's part of the batches.
+
+    Raises: BegunOtherwiseError if what is there is another recipe's; ValueError for more processes than a batch has samples;
+    ProcessEndedError if one of them ends.
     """
+    sizes = [recipe.batch[medium] for medium in recipe.mixture] + [recipe.towers.batch[medium] for medium in recipe.towers.mixture]
+    if not 1 <= processes <= min(sizes):
+        raise ValueError(f"{processes} processes, expected 1 to {min(sizes)}: as many samples has the smallest batch of the recipe")
     _begin(recipe, work)
-    saved = torch.load(work / STATE, weights_only=True, mmap=True) if (work / STATE).exists() else None
-    dtype = fast_dtype(torch.device(device)) if saved is None else saved["dtype"]
-    training = Training(recipe, work, torch.device(device), dtype, processes, workers, compiled)
-    with together(processes, _help, training):
+    training = Training(recipe, work, torch.device(device), _dtype(work / STATE, torch.device(device)), processes, workers, compiled)
+    with together(processes, _follow, training):
         return _lead(training, progress)
+
+
+def _dtype(state: Path, device: torch.device) -> torch.dtype:
+    """Of the arithmetic: what it was, where training goes on."""
+    if not state.exists():
+        return fast_dtype(device)
+    dtype: torch.dtype = torch.load(state, weights_only=True, mmap=True, map_location="cpu")["dtype"]
+    return dtype
 
 
 class Training(NamedTuple):
@@ -190,7 +203,7 @@ class Training(NamedTuple):
     workers: int
     compiled: bool
 
-    def join(self, rank: int) -> tuple[Learner, int, Iterable[Batch]]:
+    def begin(self, rank: int) -> tuple[Learner, int, Iterable[Batch]]:
         """A learner as it was last saved, the step that comes next, and this process's parts of the batches from there on."""
         config = load_model_config(self.work)
         learner = Learner(self.recipe, config, self.device, self.dtype)
@@ -210,15 +223,15 @@ class Training(NamedTuple):
         return learner, first, loader
 
 
-def _help(rank: int, training: Training) -> None:
-    learner, first, loader = training.join(rank)
+def _follow(rank: int, training: Training) -> None:
+    learner, first, loader = training.begin(rank)
     for step, batch in enumerate(loader, first):
         learner.step(step, batch, training.processes)
 
 
 def _lead(training: Training, progress: Callable[[int, int, float, dict[str, float]], None]) -> Network:
     recipe, work = training.recipe, training.work
-    learner, first, loader = training.join(rank=0)
+    learner, first, loader = training.begin(rank=0)
     _cut_curve(work / CURVE, first)
     recent_loss = 0.0
     recent: dict[str, float] = defaultdict(float)
@@ -265,9 +278,9 @@ def _cut_curve(curve: Path, first: int) -> None:
 
 
 def _quiet_worker(_: int) -> None:
-    """Batches are made while others wait."""
+    """A core computes before it makes batches: where one is waited for, it has nothing else to do."""
     torch.set_num_threads(1)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(19)
 
 
 def _by_task(tasks: list[str], right: Tensor) -> dict[str, float]:

@@ -1,69 +1,84 @@
-"""Several processes that train one network: each computes its part of every batch, and what they find is added up (gloo).
+"""Several processes that train one network: each computes its part of every batch, and gradients are averaged (gloo, on loopback).
 
 On two cores, two processes of one thread each take two thirds of the time of one process with two threads. The training loop calls it.
 """
 
+import os
+import select
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_PATIENCE = timedelta(minutes=10)  # one may compile while another waits
+from ..peer import Peer
+
+_PATIENCE = timedelta(days=1)  # one may be stopped; the end of one closes its sockets
+_POLL_S = 0.05
+_GRACE_S = 1.0
+
+
+class ProcessEndedError(Exception):
+    """One of the processes has ended before its work was done."""
 
 
 @contextmanager
-def together(processes: int, help_: Callable[..., object], *args: Any) -> Iterator[None]:
-    """Be the first of ``processes``; the others call ``help_(rank, *args)``, with as many threads each. They end with this one.
+def together(processes: int, follow: Callable[..., object], *args: Any) -> Iterator[None]:
+    """Be the first of ``processes``; the others call ``follow(rank, *args)``, with as many threads each. They end with this one.
 
-    Raises: RuntimeError, where something is computed together, if one of them has ended.
+    Raises: ProcessEndedError, at once or where something is next computed together.
     """
     if processes == 1:
         yield
         return
-    others: list[SpawnProcess] = []
-    with tempfile.TemporaryDirectory() as meeting:
+    with tempfile.TemporaryDirectory() as meeting, ExitStack() as stack:
+        others = []
+        for rank in range(1, processes):
+            others.append(Peer(_follow, meeting, rank, processes, torch.get_num_threads(), follow, args, may_start_others=True))
+            stack.callback(others[-1].stop)
+        while len(list(Path(meeting).iterdir())) < len(others):  # gloo's own wait for them cannot be interrupted
+            _check(others, _POLL_S)
+        _meet(meeting, 0, processes)
+        stack.callback(dist.destroy_process_group)
         try:
-            for rank in range(1, processes):
-                others.append(SpawnProcess(target=_help, args=(meeting, rank, processes, torch.get_num_threads(), help_, args)))
-                others[-1].start()
-            _join(meeting, 0, processes)
             yield
-        except BaseException:
-            for other in others:
-                other.kill()
+        except RuntimeError:  # of gloo, or not
+            _check(others, _GRACE_S)
             raise
-        finally:
-            for other in others:
-                other.join()
-            if dist.is_initialized():
-                dist.destroy_process_group()
 
 
-def _join(meeting: str, rank: int, processes: int) -> None:
-    dist.init_process_group("gloo", f"file://{meeting}/store", _PATIENCE, processes, rank)
+def _check(others: Sequence[Peer], patience_s: float) -> None:
+    """Raises: ProcessEndedError if one of them ends within so many seconds."""
+    if select.select([other.sentinel for other in others], [], [], patience_s)[0]:
+        codes = {rank: other.exitcode for rank, other in enumerate(others, 1) if other.exitcode is not None}
+        raise ProcessEndedError(f"processes that compute have ended (number: exit code): {codes}; -9 is often a want of memory")
 
 
-def _help(meeting: str, rank: int, processes: int, threads: int, help_: Callable[..., object], args: Sequence[Any]) -> None:
+def _follow(meeting: str, rank: int, processes: int, threads: int, follow: Callable[..., object], args: Sequence[Any]) -> None:
     torch.set_num_threads(threads)
-    _join(meeting, rank, processes)
-    help_(rank, *args)
-    dist.destroy_process_group()
+    Path(meeting, f"{rank} is here").touch()
+    _meet(meeting, rank, processes)
+    follow(rank, *args)
+
+
+def _meet(meeting: str, rank: int, processes: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{meeting}/store", _PATIENCE, processes, rank)
 
 
 def averaged(parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
     """The processes' mean loss; gradients become their means. A parameter without one in any process keeps none."""
-    has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.float32)
+    has_one = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.float32)
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    flat = torch.cat([loss.detach()[None], has, *(gradient.flatten() for gradient in gradients)])
+    flat = torch.cat([loss.detach()[None], has_one, *(gradient.flatten() for gradient in gradients)])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    mean_loss, has, *means = torch.split(flat, [1, len(parameters), *(one.numel() for one in parameters)])
-    for parameter, anywhere, mean in zip(parameters, has.tolist(), means, strict=True):
+    mean_loss, share, *means = torch.split(flat, [1, len(parameters), *(one.numel() for one in parameters)])
+    for parameter, anywhere, mean in zip(parameters, share.tolist(), means, strict=True):
         parameter.grad = mean.view_as(parameter) if anywhere else None
     return mean_loss.squeeze()

@@ -3,7 +3,11 @@
 import json
 import math
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ from mmrt.bench.demo_train.grounding import (
 from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
 from mmrt.bench.demo_train.loop import CURVE, STATE, BegunOtherwiseError, Learner, rate_scale, train
 from mmrt.bench.demo_train.muon import Muon
+from mmrt.bench.demo_train.processes import ProcessEndedError, averaged, together
 from mmrt.bench.demo_train.prompts import TokenRow
 from mmrt.bench.demo_train.recipe import LEAST_HEADS, LEAST_LAYERS, RECIPE, Augment, Recipe, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
@@ -195,7 +200,8 @@ def collated(prepared: Prepared, **changes: Any) -> Batch:
     """Four pictures, with other probabilities, those left out being 0."""
     augment = Augment(**{**dict.fromkeys(Augment.__struct_fields__, 0.0), "hardest": (), **changes})
     batches = Batches(msgspec.structs.replace(prepared.recipe, augment=augment), prepared.config, prepared.tokenizer)
-    return batches.collate("image", [sample(4, number, "image", False) for number in range(4)], np.random.default_rng(1))
+    rngs = [np.random.default_rng((1, number)) for number in range(4)]
+    return batches.collate("image", 0.5, [sample(4, number, "image", False) for number in range(4)], rngs)
 
 
 def test_the_hardest_questions_come_first_and_those_about_something_else_last(prepared: Prepared) -> None:
@@ -260,15 +266,23 @@ def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, mo
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    """Their parts make up the batch: as many samples, and gradients that are the mean of the parts'."""
-    recipe = small_recipe(batch={**small_recipe().batch, "text": 3}, mixture={"text": 1.0}, steps=3)
-    learned = train(recipe, tmp_path / "two", workers=1, device="cpu", processes=2, progress=lambda *_: None)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "two" / CURVE).read_text().splitlines()]
-    config, tokenizer = load_model_config(tmp_path / "two"), Tokenizer.load(tmp_path / "two")
-    learner = Learner(recipe, config, torch.device("cpu"), torch.load(tmp_path / "two" / STATE, weights_only=True)["dtype"])
+def test_parts_make_up_a_batch(prepared: Prepared) -> None:
+    recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0})
+    whole, *parts = (Batches(recipe, prepared.config, prepared.tokenizer, *part)[5] for part in ((0, 1), (0, 2), (1, 2)))
+    assert [len(part.ids) for part in parts] == [2, 1]
+    for number, row in enumerate(whole.ids):
+        part = parts[number % 2].ids[number // 2]
+        length = min(len(row), len(part))
+        assert torch.equal(row[:length], part[:length]) and not row[length:].any() and not part[length:].any()
+
+
+def test_two_processes_learn_the_mean_of_their_parts(tmp_path: Path) -> None:
+    recipe = small_recipe(batch=dict.fromkeys(load_recipe().batch, 3), mixture={"text": 1.0}, steps=3)
+    learned = train(recipe, tmp_path, workers=1, device="cpu", processes=2, progress=lambda *_: None)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / CURVE).read_text().splitlines()]
+    config, tokenizer = load_model_config(tmp_path), Tokenizer.load(tmp_path)
+    learner = Learner(recipe, config, torch.device("cpu"), torch.load(tmp_path / STATE, weights_only=True)["dtype"])
     parts = [Batches(recipe, config, tokenizer, part, 2) for part in range(2)]
-    assert [len(part[0].ids) for part in parts] == [2, 1]
     for step, loss in enumerate(losses):
         expected = torch.stack([learner.loss(part[step])[0] for part in parts]).mean()
         expected.backward()
@@ -278,17 +292,77 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         torch.testing.assert_close(learned.state_dict()[name], value, msg=name)
 
 
-def test_a_process_that_ends_ends_the_training(tmp_path: Path) -> None:
+def test_training_goes_on_with_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(step: int, *_: Any) -> None:
+        if step in (3, 5):
+            raise Interrupted
+
+    recipe = small_recipe(mixture={"text": 1.0}, steps=6)
+    for processes in (2, 1):
+        with pytest.raises(Interrupted):
+            train(recipe, tmp_path, workers=0, device="cpu", processes=processes, progress=interrupt)
+    train(recipe, tmp_path, workers=0, device="cpu", processes=2, progress=lambda *_: None)
+    assert [json.loads(line)["step"] for line in (tmp_path / CURVE).read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_process_that_is_killed_ends_the_training(tmp_path: Path) -> None:
     recipe = small_recipe(mixture={"text": 1.0}, steps=1000)
 
     def kill_the_other(step: int, *_: Any) -> None:
         if step == 2:
-            for other in multiprocessing.active_children():
-                other.kill()
+            (other,) = (one for one in multiprocessing.active_children() if isinstance(one, SpawnProcess))
+            other.kill()
 
-    with pytest.raises(RuntimeError, match=r"Connection|closed|reset"):
-        train(recipe, tmp_path, workers=0, device="cpu", processes=2, progress=kill_the_other)
+    with pytest.raises(ProcessEndedError, match="{1: -9}"):
+        train(recipe, tmp_path, workers=1, device="cpu", processes=2, progress=kill_the_other)
     assert multiprocessing.active_children() == []
+
+
+class Unloadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (3,)
+
+
+def compute(_: int, words: list[Unloadable]) -> None:
+    raise RuntimeError(f"this process computes nothing: {words}")
+
+
+@pytest.mark.parametrize(("words", "code"), [([Unloadable()], 3), ([], 1)])
+def test_a_process_that_fails_ends_the_training(words: list[Unloadable], code: int) -> None:
+    """Before it is there, and while it computes."""
+    parameter = nn.Parameter(torch.ones(3))
+    with pytest.raises(ProcessEndedError, match=f"{{1: {code}}}"), together(2, compute, words):
+        averaged([parameter], torch.ones(()))
+    assert multiprocessing.active_children() == []
+
+
+def average_none(_: int) -> None:
+    averaged([nn.Parameter(torch.ones(2)) for _ in range(3)], torch.tensor(1.0))
+
+
+def test_gradients_of_one_process_count_half() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    parameters[1].grad = torch.tensor([4.0, 6.0])
+    with together(2, average_none):
+        assert averaged(parameters, torch.tensor(2.0)).item() == 1.5
+    assert parameters[0].grad is None and parameters[2].grad is None
+    assert parameters[1].grad.tolist() == [2.0, 3.0]
+
+
+def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="3 processes, expected 1 to 2"):
+        train(small_recipe(), tmp_path, workers=0, device="cpu", processes=3, progress=lambda *_: None)
+
+
+def test_several_processes_are_for_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mmrt.bench.demo_train", str(tmp_path), "--processes", "2", "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (1, "error: --processes 2 with --device cuda, expected 1: several are for a CPU")
 
 
 def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The other process of ``bench bus``: spawned, so that it shares nothing but what it attaches, and gone when its parent is."""
+"""A process beside a bench's own: spawned, so that it shares nothing but what it attaches, and gone when its parent is."""
 
 import ctypes
 import multiprocessing
@@ -14,10 +14,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Peer:
-    """A running child. ``stop`` it: there is no other way for it to end."""
+    """A running child. ``stop`` it: it may not end otherwise."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        self._process: SpawnProcess = SPAWN.Process(target=_run, args=(os.getpid(), target, arguments), daemon=True)
+    def __init__(self, target: Callable[..., None], *arguments: Any, may_start_others: bool = False) -> None:
+        daemon = not may_start_others
+        self._process: SpawnProcess = SPAWN.Process(target=_run, args=(os.getpid(), target, arguments), daemon=daemon)
         self._process.start()
 
     @property
