@@ -20,15 +20,28 @@ from rich.console import Console
 from rich.progress import track
 
 from ..models.architecture import KvDType
-from ..runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
+from ..runtime.config import LAYOUTS, ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ..runtime.run import DEFAULT_MODEL
 from .client import BenchError, find_model, open_session
+from .demo_train.recipe import load_recipe
 from .environment import read_environment
 from .output import JSON_HELP, open_console, write_json
 from .own_run import OwnRunError, own_run
 from .quality_cases import ROWS, Case, body_of, select
 from .quality_reference import Reference
-from .quality_report import Answer, Guided, QualityBench, guided_of_answers, row_of_answers, share, shortcomings, show
+from .quality_report import (
+    Answer,
+    Guided,
+    QualityBench,
+    Setting,
+    guided_of_answers,
+    row_of_answers,
+    share,
+    shortcomings,
+    show,
+    show_changes,
+)
+from .quality_restarts import RESTARTABLE, restarting
 
 HELD_OUT_SEED = 20_000  # training has another
 _TIMEOUT_S = 600.0
@@ -39,11 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     console = open_console(options.json)
     try:
+        before = None if options.against is None else msgspec.json.decode(options.against.read_bytes(), type=QualityBench)
         bench = measure(options, console)
     except (BenchError, OwnRunError, OSError, ValueError) as error:
         print(f"mmrt bench quality: {error}", file=sys.stderr)
         return 1
     show(console, bench)
+    if before is not None:
+        show_changes(console, bench, before)
     write_json(options.json, bench)
     below = [] if options.require is None else shortcomings(bench, options.require, options.require_combined)
     for line in below:
@@ -57,21 +73,30 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
+    add("--layout", choices=LAYOUTS, help="which stages of the started run share a process")
+    add("--restart", type=_restartable, default=(), metavar="A,B", help="restart these actors of it in turn while it is asked")
     add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
-    add("--seed", type=int, default=HELD_OUT_SEED, help="of the questions (%(default)s); the demo model learned from seed 1")
+    learned_from = load_recipe().seed
+    add(
+        "--seed",
+        type=int,
+        default=HELD_OUT_SEED,
+        help=f"of the questions (%(default)s); the demo model learned from seed {learned_from}",
+    )
     add("--max-tokens", type=int, default=64)
     add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
     add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
     add("--no-transformers", action="store_true", help="leave the comparison out")
     add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or, in float32, an answer is not transformers'")
     add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: of --require)")
+    add("--against", type=Path, metavar="FILE", help="also show what has changed since these figures were written by --json")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
     if options.samples < 1 or options.max_tokens < 1 or options.concurrency < 1:
         parser.error("--samples, --max-tokens and --concurrency must be at least 1")
-    if options.url and options.kv_dtype:
-        parser.error("--kv-dtype is of a run that is started, not of a server that --url names")
+    if options.url and (options.kv_dtype or options.layout or options.restart):
+        parser.error("--kv-dtype, --layout and --restart are of a run that is started, not of a server that --url names")
     if options.require is None and options.require_combined is not None:
         options.require = 0.0
     if options.require_combined is None:
@@ -83,6 +108,15 @@ def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := [name for name in names if name not in ROWS]:
         raise argparse.ArgumentTypeError(f"no such task: {', '.join(unknown)}")
+    return names
+
+
+def _restartable(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in RESTARTABLE]:
+        raise argparse.ArgumentTypeError(
+            f"no such actor, or not one to restart here: {', '.join(unknown)}; {', '.join(RESTARTABLE)} are"
+        )
     return names
 
 
@@ -98,17 +132,23 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     environment = read_environment()
     cases = select(options.seed, options.samples, options.tasks)
     checkpoint = (options.checkpoint or DEFAULT_MODEL).absolute()
-    kv_dtype = None
+    setting = Setting()
     if options.url:
         answers, guided = ask_all(options.url, cases, options)
     else:
         with own_run() as run:
-            model = ModelSection(path=str(checkpoint), dtype="float32")
-            memory = MemorySection(kv_dtype=options.kv_dtype or "auto")
-            run.up(RuntimeConfig(model=model, memory=memory, server=ServerSection(port=0)))
+            config = RuntimeConfig(
+                model=ModelSection(path=str(checkpoint), dtype="float32"),
+                memory=MemorySection(kv_dtype=options.kv_dtype or "auto"),
+                actors=ActorsSection(layout=options.layout or "E+P+D"),
+                server=ServerSection(port=0),
+            )
+            run.up(config)
             report = run.report()
+            with restarting(run, options.restart) as restarts:
+                answers, guided = ask_all(report.endpoint, cases, options)
             kv_dtype = None if report.compute is None else report.compute.kv_dtype
-            answers, guided = ask_all(report.endpoint, cases, options)
+            setting = Setting(kv_dtype=kv_dtype, layout=config.actors.layout, restarts=len(restarts))
     if not options.no_transformers:
         answers = compare(Reference(checkpoint), cases, answers, options.max_tokens, console)
     compared = [answer for answer in answers if answer.is_equal is not None]
@@ -116,7 +156,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
         environment=environment,
         checkpoint=checkpoint.name,
         seed=options.seed,
-        kv_dtype=kv_dtype,
+        setting=setting,
         rows=[row_of_answers(name, answers) for name in ROWS if name in options.tasks],
         equal=share(answer.is_equal is True for answer in compared) if compared else None,
         guided=guided,

@@ -65,11 +65,25 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, Share]
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What was special about the run; None: not known, of a server that was running."""
+
+    kv_dtype: str | None = None
+    layout: str | None = None
+    restarts: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        words = [] if self.kv_dtype in (None, "float32") else [f"KV cache in {self.kv_dtype}"]
+        words += [] if self.layout in (None, "E+P+D") else [f"layout {self.layout}"]
+        return words + ([f"{self.restarts} restarts"] if self.restarts else [])
+
+
 class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     checkpoint: str
     seed: int
-    kv_dtype: str | None = None  # of the KV cache; None: of a server that was running
+    setting: Setting = Setting()
     rows: list[Row]
     equal: Share | None  # answers whose tokens are transformers'
     guided: list[Guided]
@@ -78,7 +92,7 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_quantized(self) -> bool:
         """Then some answers differ from transformers' by right."""
-        return self.kv_dtype in ("int8", "fp8")
+        return self.setting.kv_dtype in ("int8", "fp8")
 
 
 def share(truths: Iterable[bool]) -> Share:
@@ -125,9 +139,7 @@ def show(console: Console, bench: QualityBench) -> None:
         [row.name, *map(_percent, (row.clean, row.degraded, row.both)), str(row.both.num), *map(_percent, _reference_shares(row))]
         for row in shown
     ]
-    title = f"{bench.checkpoint}: right answers in %, seed {bench.seed}"
-    if bench.is_quantized:
-        title += f"; KV cache in {bench.kv_dtype}"
+    title = "; ".join([f"{bench.checkpoint}: right answers in %, seed {bench.seed}", *bench.setting.words])
     if bench.equal is None:
         columns, rows = columns[:5], [row[:5] for row in rows]
     else:
@@ -141,6 +153,29 @@ def show(console: Console, bench: QualityBench) -> None:
         plain = _total("all", bench.rows).degraded
         curve = [["none", _percent(plain), str(plain.num)], *([f"{g.scale:g}", _percent(g.all), str(g.all.num)] for g in bench.guided)]
         show_table(console, "degraded media", ["guidance scale", "right, %", "n"], curve)
+
+
+def changes(bench: QualityBench, before: QualityBench) -> tuple[list[tuple[str, Share, Share]], Share]:
+    """Rows of both with another share of right answers (name, then, now); of the questions of both, how many kept their tokens."""
+    then = {row.name: row.both for row in before.rows}
+    rows = [(row.name, then[row.name], row.both) for row in bench.rows if row.name in then and row.both.value != then[row.name].value]
+    tokens = {_question_of(answer): answer.token_ids for answer in before.answers}
+    kept = share(tokens[_question_of(answer)] == answer.token_ids for answer in bench.answers if _question_of(answer) in tokens)
+    return rows, kept
+
+
+def _question_of(answer: Answer) -> tuple[str, str, int, bool, str]:
+    return answer.row, answer.medium, answer.index, answer.degraded, answer.question
+
+
+def show_changes(console: Console, bench: QualityBench, before: QualityBench) -> None:
+    """Both of ``changes``."""
+    rows, kept = changes(bench, before)
+    if rows:
+        title = f"what has changed since {before.environment.date}: right answers in %"
+        show_table(console, title, ["", "then", "now"], [[name, _percent(then), _percent(now)] for name, then, now in rows])
+    text = f"{kept.num_right} of {kept.num} answers kept their tokens; {len(rows)} of {len(bench.rows)} rows have changed"
+    console.print(text, highlight=False)
 
 
 def _total(name: str, rows: Sequence[Row]) -> Row:

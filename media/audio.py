@@ -51,6 +51,7 @@ def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, bu
         pieces = [np.zeros(0, dtype=np.float32)]
         num = 0
         for time_s, stretch in _stretches(frames):
+            budget.check()
             start = num if time_s is None or origin_s is None else round(sample_rate * (time_s - origin_s))
             if start > sample_rate * limits.max_audio_s:
                 raise _too_long(_TRACK, limits)
@@ -65,13 +66,16 @@ def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, bu
 def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[Any]]]:
     """Frames that follow each other without a gap, and when the first of them sounds, in seconds; None if that is not known."""
     starts_s: list[float | None] = []
-    end_s = math.inf  # as the frames' samples say: many small gaps add up
+    end_s = -math.inf  # as the frames' samples say: many small gaps add up
 
     def number(frame: Any) -> int:
         nonlocal end_s
-        if not starts_s or (frame.time is not None and frame.time - end_s > _GAP_S):
-            starts_s.append(frame.time)
-            end_s = math.inf if frame.time is None else frame.time
+        time_s = (
+            frame.time if frame.time is not None and math.isfinite(frame.time) else None
+        )  # NaN: PyAV's for frames without a time base
+        if not starts_s or (time_s is not None and time_s - end_s > _GAP_S):
+            starts_s.append(time_s)
+            end_s = -math.inf if time_s is None else time_s
         end_s += frame.samples / frame.sample_rate
         return len(starts_s) - 1
 

@@ -39,9 +39,22 @@ class ZygoteError(RuntimeError):
     """The zygote is gone, refuses, or could not fork."""
 
 
+class ZygoteDiedError(ZygoteError):
+    """It died, or is being killed, over a fork that it may have made all the same."""
+
+
 def actor_command(name: str) -> list[str]:
     """The plain way to start an actor: what a systemd unit runs, with this interpreter."""
     return [*PYTHON, "-m", "mmrt.runtime.cli.main", "actor", name]
+
+
+def is_fork(pid: int, run: Path) -> bool:
+    """Whether this is the run's zygote, or was forked from it and lives: a fork keeps the command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"mmrt.runtime.zygote" in words and os.fsencode(run) in words
 
 
 def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
@@ -128,7 +141,7 @@ class Zygote:
         except TimeoutError:
             self._fit = False
             self.process.signal(signal.SIGKILL)
-            raise ZygoteError(f"the zygote hangs: no fork within {limit_s:g} s") from None
+            raise ZygoteDiedError(f"the zygote hangs: no fork within {limit_s:g} s") from None
         finally:
             del self._replies[number]
 
@@ -196,7 +209,7 @@ class Zygote:
     def _fail_all(self, reason: str) -> None:
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(ZygoteError(reason))
+                reply.set_exception(ZygoteDiedError(reason))
 
 
 def pipe_to_logs() -> tuple[int, int]:

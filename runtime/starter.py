@@ -5,18 +5,20 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from .errors import RunError
-from .launcher import Zygote, ZygoteError, pipe_to_logs
+from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
 from .processes import CHILD_LIFELINE_FD, Process, children, reap_strangers, spawn
 from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, decide
 from .supervised import ActorSpec
 
 NOTIFY_NAME = "notify"
+_FORKS_END_S, _FORKS_POLL_S = 1.0, 0.005
 
 
 class StarterHost(Protocol):
@@ -137,10 +139,12 @@ class Starter:
                 self._remember(process)
                 return process
             except ZygoteError as error:
+                if not self._ending:
+                    self._host.on_message(spec.name, f"{error}: starts without it")
+                    if isinstance(error, ZygoteDiedError):
+                        await self._end_forks_of(zygote)
                 if self._ending:
                     raise RunError("the run is ending") from None
-                self._host.on_message(spec.name, f"{error}: starts without it")
-                await self._end_forks_of(zygote)
         process = spawn(
             spec.command,
             environment,
@@ -153,35 +157,50 @@ class Starter:
         return process
 
     async def _end_forks_of(self, zygote: Zygote) -> None:
-        """Kill what a dead zygote has forked and could not announce: it may have taken the role of the one that starts instead."""
-        for _ in range(0 if zygote.usable else 200):  # a second
-            # A fork that is under way may have been announced. One in two steps: the first is killed, the second appears.
-            if not zygote.busy and not self.reap_strangers(at_once=True):
-                return
-            await asyncio.sleep(0.005)
+        """Kill what a dead zygote has forked and could not announce: it may take the role of the one that starts instead.
+
+        Once there is another zygote nobody can tell whose a fork is; what is left then is for ``reap_strangers``.
+        """
+        await zygote.process.wait(_FORKS_END_S)  # then its children are ours
+        killed: set[int] = set()
+        end_s = time.monotonic() + _FORKS_END_S
+        while self._zygote is zygote and time.monotonic() < end_s:
+            # A fork that is under way may have been announced. A fork has two steps: the first is killed, the second appears.
+            if not zygote.busy:
+                forks = {pid for pid in set(children()) - self._own() if is_fork(pid, self._run)}
+                if not forks:
+                    return
+                for pid in forks - killed:
+                    self._kill_stranger(pid)
+                killed |= forks
+            await asyncio.sleep(_FORKS_POLL_S)
+
+    def _own(self) -> set[int]:
+        return {child.pid for child in self._children} | ({self._zygote.process.pid} if self._zygote else set())
+
+    def _kill_stranger(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+        self._host.on_message("supervisor", f"has killed process {pid}, which nobody had asked for")
 
     def _remember(self, process: Process) -> None:
         self._children = [child for child in self._children if child.alive] + [process]
         if self._zygote is not None:
             self._zygote.guard(process)
 
-    def reap_strangers(self, *, at_once: bool = False) -> bool:
+    def reap_strangers(self) -> None:
         """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet.
 
         One that lives is what a zygote has forked and died before it could say so, or what an actor has left: nobody watches
-        it, and it may hold a role. It is killed when it is seen a second time, or ``at_once``. Returns whether there was one.
+        it, and it may hold a role. It is killed when it is seen a second time.
         """
         if self._zygote is not None and self._zygote.busy:
-            return False
-        own = {child.pid for child in self._children}
-        own |= {self._zygote.process.pid} if self._zygote else set()
+            return
+        own = self._own()
         reap_strangers(own)
         if os.getpid() == 1:
-            return False  # a container's orphans are all ours, also those of other commands in it
+            return  # a container's orphans are all ours, also those of other commands in it
         strangers = set(children()) - own
-        for pid in strangers if at_once else strangers & self._strangers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
-            self._host.on_message("supervisor", f"has killed process {pid}, which nobody had asked for")
+        for pid in strangers & self._strangers:
+            self._kill_stranger(pid)
         self._strangers = strangers
-        return bool(strangers)

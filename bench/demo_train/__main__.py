@@ -19,7 +19,7 @@ def main(
     out: Annotated[Path, typer.Argument(help="Where the checkpoint is written; training goes on where it was interrupted.")],
     recipe: Annotated[Path, typer.Option(help="The recipe.")] = RECIPE,
     processes: Annotated[int, typer.Option(help="Processes that compute; 0: two on a CPU with two cores or more.", min=0)] = 0,
-    workers: Annotated[int, typer.Option(help="Processes beside each of these that make its batches.", min=0)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes beside each of these that make its batches; -1: one on a CPU.", min=-1)] = -1,
     threads: Annotated[int, typer.Option(help="Threads of each that computes; 0: the cores among the processes.", min=0)] = 0,
     compiled: Annotated[bool, typer.Option("--compile", help="A minute more to start, then faster; needs a C++ compiler.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -27,15 +27,18 @@ def main(
     first: Annotated[int, typer.Option(help="How many of the recipe's steps --weights have behind them.", min=0)] = 0,
 ) -> None:
     """Train the demo model and write its checkpoint."""
-    cores = torch.get_num_threads()
-    processes = processes or (2 if device == "cpu" and cores > 1 else 1)
-    if processes > 1 and device != "cpu":
-        sys.exit(f"error: --processes {processes} with --device {device}, expected 1: several are for a CPU")
-    torch.set_num_threads(threads or max(1, cores // processes))
     try:
         checked = load_recipe(recipe)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {recipe}: {error}")
+    cores = torch.get_num_threads()
+    most = checked.smallest_batch if device == "cpu" else 1
+    processes = processes or min(2, cores, most)
+    if processes > most:
+        sys.exit(f"error: --processes {processes}, expected at most {most}: the recipe's smallest batch on a CPU, 1 elsewhere")
+    if workers < 0:
+        workers = 1 if device == "cpu" else max(1, cores - 1)
+    torch.set_num_threads(threads or max(1, cores // processes))
     columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns) as bar:
         task = bar.add_task("", total=checked.steps)

@@ -172,12 +172,8 @@ def train(
 
     The accuracies are those of this process's part of the batches.
 
-    Raises: BegunOtherwiseError if what is there is another recipe's; ValueError for more processes than a batch has samples;
-    ProcessEndedError if one of them ends.
+    Raises: BegunOtherwiseError if what is there is another recipe's; ProcessEndedError if one of them ends.
     """
-    sizes = [recipe.batch[medium] for medium in recipe.mixture] + [recipe.towers.batch[medium] for medium in recipe.towers.mixture]
-    if not 1 <= processes <= min(sizes):
-        raise ValueError(f"{processes} processes, expected 1 to {min(sizes)}: as many samples has the smallest batch of the recipe")
     _begin(recipe, work)
     training = Training(recipe, work, torch.device(device), _dtype(work / STATE, torch.device(device)), processes, workers, compiled)
     with together(processes, _follow, training):
@@ -208,7 +204,7 @@ class Training(NamedTuple):
         config = load_model_config(self.work)
         learner = Learner(self.recipe, config, self.device, self.dtype)
         file = self.work / STATE
-        first = _resume(learner, torch.load(file, weights_only=True, map_location=self.device)) if file.exists() else 0
+        first = _resume(learner, torch.load(file, weights_only=True, map_location="cpu")) if file.exists() else 0
         if self.compiled:
             for layer in (*learner.network.model.layers, *learner.network.visual.blocks):
                 layer.compile(dynamic=True)
@@ -278,7 +274,7 @@ def _cut_curve(curve: Path, first: int) -> None:
 
 
 def _quiet_worker(_: int) -> None:
-    """A core computes before it makes batches: where one is waited for, it has nothing else to do."""
+    """What computes goes first; while it waits for a batch the worker has the core."""
     torch.set_num_threads(1)
     os.nice(19)
 

@@ -5,6 +5,7 @@ On two cores, two processes of one thread each take two thirds of the time of on
 
 import os
 import select
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from ..peer import Peer
 
-_PATIENCE = timedelta(days=1)  # one may be stopped; the end of one closes its sockets
+_HERE = " is here"
+_PATIENCE = timedelta(hours=1)  # one may be stopped; the end of one closes its sockets
 _POLL_S = 0.05
 _GRACE_S = 1.0
 
@@ -41,11 +43,11 @@ def together(processes: int, follow: Callable[..., object], *args: Any) -> Itera
         for rank in range(1, processes):
             others.append(Peer(_follow, meeting, rank, processes, torch.get_num_threads(), follow, args, may_start_others=True))
             stack.callback(others[-1].stop)
-        while len(list(Path(meeting).iterdir())) < len(others):  # gloo's own wait for them cannot be interrupted
+        while len(list(Path(meeting).glob(f"*{_HERE}"))) < len(others):  # gloo's own wait for them cannot be interrupted
             _check(others, _POLL_S)
-        _meet(meeting, 0, processes)
-        stack.callback(dist.destroy_process_group)
         try:
+            _meet(meeting, 0, processes)
+            stack.callback(dist.destroy_process_group)
             yield
         except RuntimeError:  # of gloo, or not
             _check(others, _GRACE_S)
@@ -54,16 +56,17 @@ def together(processes: int, follow: Callable[..., object], *args: Any) -> Itera
 
 def _check(others: Sequence[Peer], patience_s: float) -> None:
     """Raises: ProcessEndedError if one of them ends within so many seconds."""
-    if select.select([other.sentinel for other in others], [], [], patience_s)[0]:
-        codes = {rank: other.exitcode for rank, other in enumerate(others, 1) if other.exitcode is not None}
+    select.select([other.sentinel for other in others], [], [], patience_s)
+    if codes := {rank: other.exitcode for rank, other in enumerate(others, 1) if other.exitcode is not None}:
         raise ProcessEndedError(f"processes that compute have ended (number: exit code): {codes}; -9 is often a want of memory")
 
 
 def _follow(meeting: str, rank: int, processes: int, threads: int, follow: Callable[..., object], args: Sequence[Any]) -> None:
     torch.set_num_threads(threads)
-    Path(meeting, f"{rank} is here").touch()
+    Path(meeting, f"{rank}{_HERE}").touch()
     _meet(meeting, rank, processes)
     follow(rank, *args)
+    signal.pause()  # until it is killed: sockets that are closed too early look like a death
 
 
 def _meet(meeting: str, rank: int, processes: int) -> None:

@@ -68,6 +68,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: Augment
     model: Shape
 
+    @property
+    def smallest_batch(self) -> int:
+        """In samples: no more processes can share one."""
+        sizes = [self.batch[medium] for medium in self.mixture] + [self.towers.batch[medium] for medium in self.towers.mixture]
+        return min(sizes)
+
 
 def load_recipe(file: Path = RECIPE) -> Recipe:
     """Raises: ValueError for a key that is missing, unknown or of a wrong type, and for sizes that do not fit together."""

@@ -31,7 +31,6 @@ def begin_with(weights: Path, first: int, recipe: Recipe, work: Path, *, workers
     work.mkdir(parents=True, exist_ok=True)
     for name in FILES:  # the weights belong to their tokenizer
         shutil.copyfile(weights / name, work / name)
-    (work / MADE_BY).write_text(repr(recipe))
     config = load_model_config(work)
     learner = Learner(recipe, config, torch.device(device), fast_dtype(torch.device(device)))
     learner.network.load_state_dict(load_file(weights / "model.safetensors", device))
@@ -47,3 +46,4 @@ def begin_with(weights: Path, first: int, recipe: Recipe, work: Path, *, workers
         optimizer.zero_grad()
     learner.network.requires_grad_(True)
     save(learner, first, work / STATE)
+    (work / MADE_BY).write_text(repr(recipe))

@@ -270,10 +270,14 @@ def test_parts_make_up_a_batch(prepared: Prepared) -> None:
     recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0})
     whole, *parts = (Batches(recipe, prepared.config, prepared.tokenizer, *part)[5] for part in ((0, 1), (0, 2), (1, 2)))
     assert [len(part.ids) for part in parts] == [2, 1]
+    assert sorted(whole.tasks) == sorted(task for part in parts for task in part.tasks)
     for number, row in enumerate(whole.ids):
-        part = parts[number % 2].ids[number // 2]
-        length = min(len(row), len(part))
-        assert torch.equal(row[:length], part[:length]) and not row[length:].any() and not part[length:].any()
+        part = parts[number % 2]
+        theirs, length = part.ids[number // 2], min(len(row), part.ids.shape[1])
+        assert torch.equal(row[:length], theirs[:length]) and not row[length:].any() and not theirs[length:].any()
+        assert whole.vision is not None and part.vision is not None
+        num_patches = int(whole.vision.lengths[number])
+        assert torch.equal(whole.vision.rows[number, :num_patches], part.vision.rows[number // 2, :num_patches])
 
 
 def test_two_processes_learn_the_mean_of_their_parts(tmp_path: Path) -> None:
@@ -354,15 +358,12 @@ def test_gradients_of_one_process_count_half() -> None:
     assert parameters[1].grad.tolist() == [2.0, 3.0]
 
 
-def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="3 processes, expected 1 to 2"):
-        train(small_recipe(), tmp_path, workers=0, device="cpu", processes=3, progress=lambda *_: None)
-
-
-def test_several_processes_are_for_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mmrt.bench.demo_train", str(tmp_path), "--processes", "2", "--device", "cuda"]
+@pytest.mark.parametrize(("device", "most"), [("cpu", 14), ("cuda", 1)])
+def test_more_processes_than_can_share_a_batch_are_refused(tmp_path: Path, device: str, most: int) -> None:
+    command = [sys.executable, "-m", "mmrt.bench.demo_train", str(tmp_path), "--processes", "15", "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.strip()) == (1, "error: --processes 2 with --device cuda, expected 1: several are for a CPU")
+    expected = f"error: --processes 15, expected at most {most}: the recipe's smallest batch on a CPU, 1 elsewhere"
+    assert (done.returncode, done.stderr.strip()) == (1, expected)
 
 
 def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from mmrt.bench.quality import main
+from mmrt.bench.demo_train.recipe import load_recipe
+from mmrt.bench.quality import HELD_OUT_SEED, main
 from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, body_of, select
-from mmrt.bench.quality_report import QualityBench, Row, Share, shortcomings
+from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, shortcomings
 from mmrt.models.make import make_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
@@ -62,10 +63,50 @@ def test_a_quantized_cache_is_said_and_not_asked_of_a_running_server(tmp_path: P
     asked = ["--checkpoint", str(tmp_path / "tiny"), "--samples", "2", "--tasks", "digits,beeps", "--max-tokens", "6"]
     assert main([*asked, "--kv-dtype", "int8", "--no-transformers", "--json", str(tmp_path / "out.json")]) == 0
     assert "KV cache in int8" in " ".join(capsys.readouterr().out.split())
-    assert msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench).kv_dtype == "int8"
+    assert msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench).setting.kv_dtype == "int8"
     with pytest.raises(SystemExit):
         main(["--url", "http://127.0.0.1:1", "--kv-dtype", "int8"])
-    assert "--kv-dtype is of a run that is started" in capsys.readouterr().err
+    assert "are of a run that is started" in capsys.readouterr().err
+
+
+def test_restarts_and_a_shared_process_change_no_answer(
+    bench: QualityBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint("tiny", tmp_path / "tiny")
+    (tmp_path / "before.json").write_bytes(msgspec.json.encode(bench))
+    tasks = ",".join(row.name for row in bench.rows)
+    asked = ["--checkpoint", str(tmp_path / "tiny"), "--samples", "2", "--tasks", tasks, "--max-tokens", "6", "--no-transformers"]
+    run = ["--layout", "E+PD", "--restart", "decode,encoder", "--concurrency", "1"]
+    assert main([*asked, *run, "--against", str(tmp_path / "before.json"), "--json", str(tmp_path / "out.json")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"{len(bench.answers)} of {len(bench.answers)} answers kept their tokens; 0 of {len(bench.rows)} rows have changed" in printed
+    )
+    found = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench)
+    assert found.setting.layout == "E+PD" and found.setting.restarts >= 1
+    assert f"layout E+PD; {found.setting.restarts} restarts" in printed
+    with pytest.raises(SystemExit):
+        main(["--restart", "gateway"])
+    assert "no such actor, or not one to restart here: gateway" in capsys.readouterr().err
+
+
+def test_what_has_changed(bench: QualityBench) -> None:
+    first, *others = bench.answers
+    other = msgspec.structs.replace(first, token_ids=[*first.token_ids, 1])
+    rows = [msgspec.structs.replace(bench.rows[0], clean=Share(num_right=9, num=10)), *bench.rows[1:]]
+    now = msgspec.structs.replace(bench, answers=[other, *others[1:]], rows=rows)
+    (changed,), kept = changes(now, bench)
+    assert changed == (bench.rows[0].name, bench.rows[0].both, rows[0].both)
+    assert kept == Share(num_right=len(others) - 1, num=len(others)), "one has changed, one was not asked"
+
+
+def test_the_questions_are_not_those_of_the_training() -> None:
+    assert load_recipe().seed != HELD_OUT_SEED
+    rows = ("shape", "beeps", "match")
+    held_out, learned = (
+        {file.data for case in select(seed, 6, rows) for file in case.files} for seed in (HELD_OUT_SEED, load_recipe().seed)
+    )
+    assert len(held_out) >= 24 and not held_out & learned
 
 
 def test_rows_count_what_was_asked(bench: QualityBench) -> None:
@@ -99,7 +140,7 @@ def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     assert line == "shape: 95.0 % of 20 are right, required 96 %"
     (line,) = shortcomings(quality(shares, Share(num_right=38, num=40), bench), 0.9, 0.9)
     assert line == "2 of 40 answers are not transformers'"
-    quantized = msgspec.structs.replace(bench, kv_dtype="int8")
+    quantized = msgspec.structs.replace(bench, setting=Setting(kv_dtype="int8"))
     assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
 
 

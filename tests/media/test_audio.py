@@ -1,17 +1,18 @@
 """Sound files to mono waveforms: rates, channels, codecs, and files that hold no sound."""
 
 import io
+import math
 import wave
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
 import pytest
 from PIL import Image
 
-from mmrt.media.audio import decode_audio, decode_sound_track
+from mmrt.media.audio import _stretches, decode_audio, decode_sound_track
 from mmrt.media.errors import MediaError
 from mmrt.media.limits import MediaLimits
 from mmrt.tests.media.conftest import encode_film
@@ -195,6 +196,32 @@ def test_sound_behind_a_gap_is_where_ffmpeg_has_it(codec, container):
     begins_s, expected_s = (np.argmax(np.abs(waveform) > 0.25) / RATE for waveform in (heard, expected))
     assert begins_s == pytest.approx(expected_s + sound_s - picture_s, abs=0.005)
     assert begins_s == pytest.approx(3, abs=0.05)
+
+
+class Frame(NamedTuple):
+    """As much of PyAV's as times need."""
+
+    time: float | None
+    samples: int = RATE // 2
+    sample_rate: int = RATE
+
+
+@pytest.mark.parametrize(
+    ("times", "stretches"),
+    [
+        ([1.0, 1.5, 2.0], [(1.0, 3)]),
+        ([1.0, 1.56, 2.12], [(1.0, 2), (2.12, 1)]),
+        ([1.0, 1.5, 3.0, 3.5], [(1.0, 2), (3.0, 2)]),
+        ([5.0, 0.0, 0.5, 6.7], [(5.0, 3), (6.7, 1)]),
+        ([None, None, 1.0, None, 2.0], [(None, 2), (1.0, 3)]),
+        ([math.nan, 0.5], [(None, 1), (0.5, 1)]),
+        ([math.nan, math.nan], [(None, 2)]),
+        ([], []),
+    ],
+    ids=["no gap", "small gaps add up", "a gap", "backward", "some unknown", "no time base", "none known", "nothing"],
+)
+def test_where_sound_has_gaps(times, stretches):
+    assert [(start, len([*frames])) for start, frames in _stretches(map(Frame, times))] == stretches
 
 
 def drained(graph: Any) -> Iterator[Any]:

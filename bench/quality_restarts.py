@@ -1,0 +1,46 @@
+"""Restarts of actors while ``mmrt bench quality`` asks: the answers are to be those of a run that is left alone."""
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..runtime.config import ACTORS
+from .own_run import OwnRun, OwnRunError
+
+RESTARTABLE = tuple(name for name in ACTORS if name != "gateway")  # its end would be the connections'
+_PAUSE_S = 0.2
+
+
+@contextmanager
+def restarting(run: OwnRun, actors: Sequence[str]) -> Iterator[list[str]]:
+    """Restart one of the actors after another until the block ends; the names of those that were, as it goes on.
+
+    Raises: OwnRunError at the end, if a restart failed.
+    """
+    done: list[str] = []
+    failed: list[OwnRunError] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        for name in itertools.cycle(actors):
+            if stop.wait(_PAUSE_S):
+                return
+            try:
+                run.command("restart", name)
+            except OwnRunError as error:
+                failed.append(error)
+                return
+            done.append(name)
+
+    thread = threading.Thread(target=work)
+    if actors:
+        thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        if actors:
+            thread.join()
+    if failed:
+        raise failed[0]
