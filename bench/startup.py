@@ -7,10 +7,12 @@ import argparse
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from PIL import Image
 from rich.console import Console
 
 from ..runtime.config import TORCH_ACTORS, ModelSection, RuntimeConfig, ServerSection
@@ -22,6 +24,8 @@ from .render import show_environment, show_table
 
 MEBI = 1 << 20
 _SETTLE_S = 2.0
+_LONG_ANSWER = 200  # tokens
+_ANSWER_TIMEOUT_S = 120.0
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,14 +87,29 @@ def _config(model: str) -> RuntimeConfig:
 
 
 def measure_starts(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
-    """Once and again. Leaves the run up. Raises: OwnRunError."""
+    """Once and again, then a question about a picture and a long answer. Leaves the run up. Raises: OwnRunError, OSError."""
     first_s = run.up(config)
     run.down()
     again_s = run.up(config)
+    picture = run.home / "picture.png"
+    Image.new("RGB", (224, 224), "red").save(picture)
+    asked_s = run.command("ask", "What colour is it?", "--image", str(picture))[0]
+    endpoint = run.report().endpoint
+    few_s = timed(lambda: _generate(endpoint, 1))
+    many_s = timed(lambda: _generate(endpoint, 1 + _LONG_ANSWER))
     return [
         Measurement(name="up to ready, first", value=first_s, unit="s", target=8),
         Measurement(name="up to ready, again", value=again_s, unit="s", target=5),
+        Measurement(name="up to the first answer, about a picture", value=again_s + asked_s, unit="s", target=10),
+        Measurement(name="a token of one stream", value=1000 * (many_s - few_s) / _LONG_ANSWER, unit="ms", target=1000 / 30),
     ]
+
+
+def _generate(endpoint: str, num_tokens: int) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+    request = urllib.request.Request(f"{endpoint}/v1/chat/completions", msgspec.json.encode(body), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:
+        response.read()
 
 
 def measure_status(run: OwnRun) -> Measurement:
