@@ -1,7 +1,7 @@
 """Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
 
-A row is a task on its own medium, or one of three for media together: a question about one of two media, a question about a medium that
-is not the one that is there, and one that nobody can answer from what is there.
+A row is a task on its own medium, one of three for media together (a question about one of two media, a question about a medium that
+is not the one that is there, and one that nobody can answer from what is there), or what strangers ask.
 """
 
 import base64
@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, encode, sample
+from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, Sample, encode, sample
+from .quality_strangers import STRANGE, strange
 
 ONE_OF_TWO, OTHER_MEDIUM, OUT_OF_SCOPE = "one_of_two", "other_medium", "out_of_scope"
 _BESIDE: dict[str, tuple[Medium, ...]] = {
@@ -23,7 +24,9 @@ _BESIDE: dict[str, tuple[Medium, ...]] = {
     OTHER_MEDIUM: ("image", "two_images", "video", "audio", "image_audio"),
     OUT_OF_SCOPE: ("image", "two_images", "video", "audio", "image_audio", "video_audio"),
 }
-ROWS: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
+STRANGER = "stranger"
+_LEARNED: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
+ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, STRANGER: tuple(STRANGE)}
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
 _TRIES = 200  # samples looked at per question that is wanted
 
@@ -50,8 +53,20 @@ class Case:
 
 
 def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
-    """At least ``num_per_row`` questions for each of these rows, one per sample at most; every other sample is degraded."""
-    return [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
+    """At least ``num_per_row`` questions for each of these rows, one per sample at most; every other sample is degraded.
+
+    Strangers have no more than are written down.
+    """
+    learned = [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
+    return [*learned, *_strangers(seed, num_per_row)] if STRANGER in rows else learned
+
+
+def _strangers(seed: int, num: int) -> Iterator[Case]:
+    for medium, texts in STRANGE.items():
+        for index, text in enumerate(texts[: math.ceil(num / len(STRANGE))]):
+            degraded = medium != "text" and index % 2 == 1
+            files = _files(sample(seed, index, medium, degraded), seed, index, medium)
+            yield Case(STRANGER, medium, index, degraded, files, strange(text))
 
 
 def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str]) -> Iterator[Case]:
@@ -60,7 +75,7 @@ def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str
     wanted = Counter(
         {
             (row, half): math.ceil(num_per_row / len(media) / len(halves))
-            for row, media in ROWS.items()
+            for row, media in _LEARNED.items()
             if row in rows and medium in media
             for half in halves
         }
@@ -80,9 +95,12 @@ def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str
             continue
         wanted[row, degraded] -= 1
         wanted = +wanted
-        rng = np.random.default_rng((seed, index, MEDIA.index(medium), 1))
-        files = tuple(File(_kind(thing), *encode(thing, rng)) for thing in one.media)
-        yield Case(row, medium, index, degraded, files, question)
+        yield Case(row, medium, index, degraded, _files(one, seed, index, medium), question)
+
+
+def _files(one: Sample, seed: int, index: int, medium: Medium) -> tuple[File, ...]:
+    rng = np.random.default_rng((seed, index, MEDIA.index(medium), 1))
+    return tuple(File(_kind(thing), *encode(thing, rng)) for thing in one.media)
 
 
 def row_of(medium: Medium, question: Question) -> str:

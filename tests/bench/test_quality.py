@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 
+from mmrt.bench.demo_data.talk import unknown
 from mmrt.bench.demo_train.recipe import load_recipe
 from mmrt.bench.quality import HELD_OUT_SEED, main
-from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, body_of, select
+from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, STRANGER, body_of, select
 from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, shortcomings
+from mmrt.bench.quality_strangers import STRANGE
 from mmrt.models.make import make_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
@@ -31,6 +34,21 @@ def test_every_row_is_asked_half_about_degraded_media() -> None:
     assert {case.medium for case in cases if case.row == OTHER_MEDIUM} == set(ROWS[OTHER_MEDIUM])
     again = select(3, 2, ["shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM])
     assert cases == again and cases != select(4, 2, ["shape", "side", "beeps", "talk", ONE_OF_TWO, OTHER_MEDIUM])
+
+
+def test_what_strangers_ask_is_none_of_the_training_s_questions() -> None:
+    """In no template, and right is who does not invent an answer."""
+    cases = select(3, 1000, [STRANGER])
+    texts = [text for texts in STRANGE.values() for text in texts]
+    assert [case.question.text for case in cases] == texts and len({*texts}) == len(texts) == 48
+    assert [bool(case.files) for case in cases] == [case.medium != "text" for case in cases]
+    rng = np.random.default_rng(1)
+    learned = {unknown(rng, present).text for present in ((), ("image",), ("audio",)) for _ in range(3000)}
+    assert not learned & {*texts}
+    asked = cases[0].question
+    assert asked.is_right("I do not know that. Ask me about shapes, numbers, motion or beeps") and asked.is_right("i see no image.")
+    assert not asked.is_right("Leonardo.")
+    assert len(select(3, 5, [STRANGER, "talk"])) == 4 * 2 + 5
 
 
 def test_requests_carry_files_then_words() -> None:

