@@ -28,7 +28,7 @@ class Peer:
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when it dies."""
+        """A descriptor that becomes readable when it and all that it has forked are dead."""
         return self._process.sentinel
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
 """``mmrt bench quality``: a held-out seed of the demo data through a server, beside transformers on the same checkpoint.
 
 Every question is an HTTP request with encoded files, answered greedily. An answer is right when it is the expected one but for case,
-spaces and the full stop. With ``--url`` a running server is asked; without, a run is started in float32, and ended before
-transformers begins.
+spaces and the full stop; of strangers' questions, any that admits not to know. With ``--url`` a running server is asked; without, a run
+is started in float32, and ended before transformers begins.
 """
 
 import argparse
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = open_console(options.json)
     try:
         before = None if options.against is None else msgspec.json.decode(options.against.read_bytes(), type=QualityBench)
+        if before is not None and before.seed != options.seed:
+            raise ValueError(f"{options.against} is of seed {before.seed}, not {options.seed}")
         bench = measure(options, console)
     except (BenchError, OwnRunError, OSError, ValueError) as error:
         print(f"mmrt bench quality: {error}", file=sys.stderr)
@@ -75,7 +77,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
     add("--layout", choices=LAYOUTS, help="which stages of the started run share a process")
     add("--restart", type=_restartable, default=(), metavar="A,B", help="restart these actors of it in turn while it is asked")
-    add("--samples", type=int, default=40, help="questions per task, half of them about degraded media (%(default)s)")
+    add("--samples", type=int, default=40, help="questions per task, half of those on media about degraded ones (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
     learned_from = load_recipe().seed
     add(

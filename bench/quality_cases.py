@@ -66,7 +66,7 @@ def _strangers(seed: int, num: int) -> Iterator[Case]:
         for index, text in enumerate(texts[: math.ceil(num / len(STRANGE))]):
             degraded = medium != "text" and index % 2 == 1
             files = _files(sample(seed, index, medium, degraded), seed, index, medium)
-            yield Case(STRANGER, medium, index, degraded, files, strange(text))
+            yield Case(STRANGER, medium, index, degraded, files, strange(text, medium))
 
 
 def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str]) -> Iterator[Case]:

@@ -174,8 +174,8 @@ def show_changes(console: Console, bench: QualityBench, before: QualityBench) ->
     if rows:
         title = f"what has changed since {before.environment.date}: right answers in %"
         show_table(console, title, ["", "then", "now"], [[name, _percent(then), _percent(now)] for name, then, now in rows])
-    text = f"{kept.num_right} of {kept.num} answers kept their tokens; {len(rows)} of {len(bench.rows)} rows have changed"
-    console.print(text, highlight=False)
+    told = [f"{kept.num_right} of {kept.num} answers kept their tokens"] if kept.num else []
+    console.print("; ".join([*told, f"{len(rows)} of {len(bench.rows)} rows have changed"]), highlight=False)
 
 
 def _total(name: str, rows: Sequence[Row]) -> Row:

@@ -23,24 +23,22 @@ def restarting(run: OwnRun, actors: Sequence[str]) -> Iterator[list[str]]:
     stop = threading.Event()
 
     def work() -> None:
-        for name in itertools.cycle(actors):
-            if stop.wait(_PAUSE_S):
-                return
+        for name in itertools.cycle(actors):  # none: nothing to do
             try:
                 run.command("restart", name)
             except OwnRunError as error:
                 failed.append(error)
                 return
             done.append(name)
+            if stop.wait(_PAUSE_S):
+                return
 
     thread = threading.Thread(target=work)
-    if actors:
-        thread.start()
+    thread.start()
     try:
         yield done
     finally:
         stop.set()
-        if actors:
-            thread.join()
+        thread.join()
     if failed:
         raise failed[0]

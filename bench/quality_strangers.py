@@ -1,4 +1,4 @@
-"""Questions in words that the demo model's training does not have, about what it cannot know: does it say so, or invent something?
+"""Questions in phrasings that the demo model's training does not have, about what it cannot know: does it say so, or invent something?
 
 ``bench.demo_data.talk`` fills templates; none of these is one of them. ``mmrt bench quality`` asks them, with and without media.
 """
@@ -71,11 +71,14 @@ STRANGE: dict[Medium, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class StrangeQuestion(Question):
-    """Any answer is right that admits not to know, or that the medium asked for is not there."""
+    """Right is who admits not to know, or says of a medium that is not there that it is not. ``absent``: keys of MISSING."""
+
+    absent: tuple[str, ...] = ()
 
     def is_right(self, reply: str) -> bool:
-        return normalised(reply) in {normalised(answer) for answer in (UNKNOWN, *MISSING.values())}
+        return normalised(reply) in {normalised(answer) for answer in (UNKNOWN, *(MISSING[one] for one in self.absent))}
 
 
-def strange(text: str) -> StrangeQuestion:
-    return StrangeQuestion("unknown", text, UNKNOWN)
+def strange(text: str, medium: Medium) -> StrangeQuestion:
+    present = ("image", "video") if medium == "video" else (medium,)  # a video is a picture, too
+    return StrangeQuestion("unknown", text, UNKNOWN, tuple(one for one in MISSING if one not in present))

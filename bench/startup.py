@@ -95,6 +95,7 @@ def measure_starts(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
     Image.new("RGB", (224, 224), "red").save(picture)
     asked_s = run.command("ask", "What colour is it?", "--image", str(picture))[0]
     endpoint = run.report().endpoint
+    _generate(endpoint, 1)
     few_s = timed(lambda: _generate(endpoint, 1))
     many_s = timed(lambda: _generate(endpoint, 1 + _LONG_ANSWER))
     return [
@@ -108,7 +109,8 @@ def measure_starts(run: OwnRun, config: RuntimeConfig) -> list[Measurement]:
 def _generate(endpoint: str, num_tokens: int) -> None:
     body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
     request = urllib.request.Request(f"{endpoint}/v1/chat/completions", msgspec.json.encode(body), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the run is here, whatever proxy there is
+    with opener.open(request, timeout=_ANSWER_TIMEOUT_S) as response:
         response.read()
 
 

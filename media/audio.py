@@ -70,9 +70,8 @@ def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[A
 
     def number(frame: Any) -> int:
         nonlocal end_s
-        time_s = (
-            frame.time if frame.time is not None and math.isfinite(frame.time) else None
-        )  # NaN: PyAV's for frames without a time base
+        # NaN is PyAV's for frames without a time base.
+        time_s = frame.time if frame.time is not None and math.isfinite(frame.time) else None
         if not starts_s or (time_s is not None and time_s - end_s > _GAP_S):
             starts_s.append(time_s)
             end_s = -math.inf if time_s is None else time_s

@@ -164,7 +164,7 @@ class Starter:
         await zygote.process.wait(_FORKS_END_S)  # then its children are ours
         killed: set[int] = set()
         end_s = time.monotonic() + _FORKS_END_S
-        while self._zygote is zygote and time.monotonic() < end_s:
+        while self._zygote in (zygote, None) and not self._ending and time.monotonic() < end_s:
             # A fork that is under way may have been announced. A fork has two steps: the first is killed, the second appears.
             if not zygote.busy:
                 forks = {pid for pid in set(children()) - self._own() if is_fork(pid, self._run)}

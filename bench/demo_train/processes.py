@@ -4,9 +4,9 @@ On two cores, two processes of one thread each take two thirds of the time of on
 """
 
 import os
-import select
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -22,7 +22,7 @@ from ..peer import Peer
 _HERE = " is here"
 _PATIENCE = timedelta(hours=1)  # one may be stopped; the end of one closes its sockets
 _POLL_S = 0.05
-_GRACE_S = 1.0
+_GRACE_S = 10.0  # from closed sockets to an exit code
 
 
 class ProcessEndedError(Exception):
@@ -56,9 +56,12 @@ def together(processes: int, follow: Callable[..., object], *args: Any) -> Itera
 
 def _check(others: Sequence[Peer], patience_s: float) -> None:
     """Raises: ProcessEndedError if one of them ends within so many seconds."""
-    select.select([other.sentinel for other in others], [], [], patience_s)
-    if codes := {rank: other.exitcode for rank, other in enumerate(others, 1) if other.exitcode is not None}:
-        raise ProcessEndedError(f"processes that compute have ended (number: exit code): {codes}; -9 is often a want of memory")
+    end_s = time.monotonic() + patience_s
+    while not (codes := {rank: other.exitcode for rank, other in enumerate(others, 1) if other.exitcode is not None}):
+        if time.monotonic() >= end_s:
+            return
+        time.sleep(_POLL_S)  # sentinels close before there is an exit code, or only with what a process has forked
+    raise ProcessEndedError(f"processes that compute have ended (number: exit code): {codes}; -9 is often a want of memory")
 
 
 def _follow(meeting: str, rank: int, processes: int, threads: int, follow: Callable[..., object], args: Sequence[Any]) -> None:

@@ -358,12 +358,12 @@ def test_gradients_of_one_process_count_half() -> None:
     assert parameters[1].grad.tolist() == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", 14), ("cuda", 1)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", load_recipe().smallest_batch), ("cuda", 1)])
 def test_more_processes_than_can_share_a_batch_are_refused(tmp_path: Path, device: str, most: int) -> None:
-    command = [sys.executable, "-m", "mmrt.bench.demo_train", str(tmp_path), "--processes", "15", "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    expected = f"error: --processes 15, expected at most {most}: the recipe's smallest batch on a CPU, 1 elsewhere"
-    assert (done.returncode, done.stderr.strip()) == (1, expected)
+    command = [sys.executable, "-m", "mmrt.bench.demo_train", str(tmp_path), "--processes", "99", "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    expected = f"error: --processes 99, expected at most {most}: the recipe's smallest batch on a CPU, 1 elsewhere"
+    assert done.returncode == 1 and done.stderr.strip().endswith(expected)
 
 
 def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:
@@ -485,6 +485,7 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     for old, new, message in (
         ("[batch]                   # samples per step\nimage = 32", "[batch]", r"batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {", r"towers.batch says nothing of \['image'\]"),
+        ("batch = {image = 64,", "batch = {image = 0,", "a batch has no samples"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):
         text = RECIPE.read_text()

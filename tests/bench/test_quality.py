@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from mmrt.bench.demo_data.talk import unknown
+from mmrt.bench.demo_data.facts import FACTS, GREETINGS
+from mmrt.bench.demo_data.talk import missing, unknown
 from mmrt.bench.demo_train.recipe import load_recipe
 from mmrt.bench.quality import HELD_OUT_SEED, main
 from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, STRANGER, body_of, select
@@ -43,10 +44,13 @@ def test_what_strangers_ask_is_none_of_the_training_s_questions() -> None:
     assert [case.question.text for case in cases] == texts and len({*texts}) == len(texts) == 48
     assert [bool(case.files) for case in cases] == [case.medium != "text" for case in cases]
     rng = np.random.default_rng(1)
-    learned = {unknown(rng, present).text for present in ((), ("image",), ("audio",)) for _ in range(3000)}
+    learned = {text for questions, _ in (*FACTS, *GREETINGS) for text in questions}
+    for present in ((), ("image",), ("video",), ("audio",)):
+        learned |= {ask(rng, present).text for ask in (unknown, missing) for _ in range(2000)}
     assert not learned & {*texts}
     asked = cases[0].question
     assert asked.is_right("I do not know that. Ask me about shapes, numbers, motion or beeps") and asked.is_right("i see no image.")
+    assert not cases[-1].question.is_right("I hear no sound."), "there is one"
     assert not asked.is_right("Leonardo.")
     assert len(select(3, 5, [STRANGER, "talk"])) == 4 * 2 + 5
 
@@ -106,6 +110,12 @@ def test_restarts_and_a_shared_process_change_no_answer(
     with pytest.raises(SystemExit):
         main(["--restart", "gateway"])
     assert "no such actor, or not one to restart here: gateway" in capsys.readouterr().err
+
+
+def test_figures_of_another_seed_are_not_compared(bench: QualityBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "before.json").write_bytes(msgspec.json.encode(bench))
+    assert main(["--seed", "7", "--against", str(tmp_path / "before.json")]) == 1
+    assert f"before.json is of seed {HELD_OUT_SEED}, not 7" in capsys.readouterr().err
 
 
 def test_what_has_changed(bench: QualityBench) -> None:
