@@ -95,8 +95,8 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
             # What the drain was too short for, and what met the end of an idle connection: HTTP/1.1 cannot tell its client in time.
             return True
         if cell.phase == "drain":
-            if outcome.status == 503:
-                return True
+            if outcome.status == 503 or (outcome.began_s >= trouble.began_s and not outcome.id):
+                return True  # refused, or it met the end of a connection, as above
         elif cell.kind == "oom" and outcome.end != "broken" and outcome.status >= 500:
             return True  # a step that has no memory fails its request
         elif cell.kind == "enospc" and outcome.status == 503:

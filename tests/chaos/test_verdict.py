@@ -74,6 +74,9 @@ def test_a_restart_of_the_gateway_breaks_no_answer_that_has_begun() -> None:
 def test_drain_memory_and_space() -> None:
     refused = outcome(end="refused", status=503, text="", ids=[])
     assert judge(refused, REFERENCE, [trouble("kill", "decode", phase="drain")]) == ""
+    for began_s, is_excused in ((15.5, True), (14.0, False)):
+        unanswered = outcome(end="broken", text="", ids=[], began_s=began_s)
+        assert (judge(unanswered, REFERENCE, [trouble("term", "decode", phase="drain")]) == "") is is_excused
     assert judge(refused, REFERENCE, [trouble("enospc", "all")]) == ""
     assert judge(outcome(end="error", status=500, text="one", ids=[1]), REFERENCE, [trouble("enospc", "all")]) != ""
     assert judge(outcome(end="error", status=500, text="one", ids=[1]), REFERENCE, [trouble("oom", "prefill")]) == ""
