@@ -107,6 +107,16 @@ PHRASES: dict[str, tuple[str, ...]] = {
         "Count the {colour} shapes in the picture.",
         "What is the number of {colour} shapes?",
     ),
+    "count_both": (
+        "How many {colour} {shapes} are there?",
+        "How many {colour} {shapes} are in the picture?",
+        "How many {colour} {shapes} do you see?",
+        "How many {colour} {shapes} can you see in the image?",
+        "How many of the {shapes} are {colour}?",
+        "Count the {colour} {shapes}.",
+        "Count the {colour} {shapes} in the image.",
+        "What is the number of {colour} {shapes}?",
+    ),
     "exists": (
         "Is there {a} {colour} {shape}?",
         "Is there {a} {colour} {shape} in the picture?",

@@ -223,7 +223,7 @@ def description(objects: tuple[Placed, ...]) -> str:
 def image(rng: Rng, degraded: bool) -> tuple[Picture, list[Question]]:
     """A picture and all questions about it."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.25:
         picture, size = single(rng, degraded, picture_size(rng))
         return picture, single_questions(rng, picture, size)
     if kind < 0.7:
@@ -284,8 +284,13 @@ def _absent(rng: Rng, picture: Picture) -> Question:
     if chance(rng, 0.3) and (others := [colour for colour in COLOURS if colour not in seen]):
         colour = pick(rng, others)
         return ask("absent", f"I see nothing {colour}.", phrase=pick(rng, ("find_shape", "count_colour")), colour=colour)
+    kinds = {(thing.label, thing.colour) for thing in objects}
+    apart = sorted({(one.label, other.colour) for one in objects for other in objects} - kinds)
+    if apart and chance(rng, 0.4):
+        shape, colour = pick(rng, apart)
+        return ask("absent", f"I see no {colour} {shape}.", phrase="count_both", shape=shape, colour=colour)
     shape = pick(rng, [shape for shape in SHAPES if all(thing.label != shape for thing in objects)])
-    phrase = pick(rng, ("find_colour", "count_shape", "position", "size"))
+    phrase = pick(rng, ("find_colour", "count_shape", "count_both", "position", "size"))
     return ask("absent", f"I see no {shape}.", phrase=phrase, naming="{shape", shape=shape, colour=pick(rng, COLOURS))
 
 
@@ -299,10 +304,11 @@ def several_questions(rng: Rng, picture: Picture) -> list[Question]:
     shape, colour = pick(rng, sorted(shapes)), pick(rng, sorted(colours))
     shape = max(shapes, key=lambda s: (shapes[s], s)) if chance(rng, 0.6) else shape
     colour = max(colours, key=lambda c: (colours[c], c)) if chance(rng, 0.6) else colour
-    if chance(rng, 0.5):
-        questions.append(ask("count_some", sentence(NUMBERS[shapes[shape]]), phrase="count_shape", shape=shape))
-    else:
-        questions.append(ask("count_some", sentence(NUMBERS[colours[colour]]), phrase="count_colour", colour=colour))
+    both = max(kinds, key=lambda kind: (kinds[kind], kind)) if chance(rng, 0.5) else pick(rng, sorted(kinds))
+    numbers = {"count_shape": shapes[shape], "count_colour": colours[colour], "count_both": kinds[both]}
+    by = pick(rng, [by for by, number in numbers.items() for _ in range(number)])
+    slots = {"shape": both[0], "colour": both[1]} if by == "count_both" else {"shape": shape, "colour": colour}
+    questions.append(ask("count_some", sentence(NUMBERS[numbers[by]]), phrase=by, **slots))
     if single_shapes := sorted(s for s, n in shapes.items() if n == 1):
         shape = pick(rng, single_shapes)
         questions.append(ask("find_colour", sentence(next(t.colour for t in objects if t.label == shape)), shape=shape))

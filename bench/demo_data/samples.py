@@ -5,7 +5,7 @@ from typing import get_args
 
 import numpy as np
 
-from . import clips, phrases, pictures, sounds, talk
+from . import clips, phrases, pictures, sounds, talk, unknowns
 from .drawing import Rng
 from .kinds import NUMBERS, Medium, Question, Sample, Thing, chance, counted
 
@@ -76,11 +76,11 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) 
             talk.greeting(rng),
             talk.missing(rng, ()),
             talk.missing(rng, ()),
-            talk.unknown(rng, ()),
+            *(unknowns.unknown(rng, medium) for _ in range(3)),
         ]
     else:
         if chance(rng, 0.5):
-            questions.append(talk.unknown(rng, present))
+            questions.append(unknowns.unknown(rng, medium))
         if chance(rng, 0.5) and medium != "video_audio":
             questions.append(talk.missing(rng, present))
         if chance(rng, 0.1):

@@ -22,7 +22,7 @@ from mmrt.bench.demo_data.drawing import COLOURS, DIGIT_STYLES, SHAPES, colour_o
 from mmrt.bench.demo_data.facts import FACTS, GREETINGS
 from mmrt.bench.demo_data.kinds import NUMBERS, normalised
 from mmrt.bench.demo_data.phrases import PHRASES
-from mmrt.bench.demo_data.talk import UNKNOWN
+from mmrt.bench.demo_data.unknowns import UNKNOWN
 from mmrt.media.audio import decode_audio
 from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
