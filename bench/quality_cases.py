@@ -1,7 +1,9 @@
 """Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
 
 A row is a task on its own medium, one of three for media together (a question about one of two media, a question about a medium that
-is not the one that is there, and one that nobody can answer from what is there), or what strangers ask.
+is not the one that is there, and one that nobody can answer from what is there), a question in other words than those
+of the training, or what
+strangers ask.
 """
 
 import base64
@@ -17,6 +19,7 @@ import numpy as np
 
 from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, Sample, encode, sample
 from .quality_strangers import STRANGE, strange
+from .quality_wordings import OTHERWISE, put_otherwise
 
 ONE_OF_TWO, OTHER_MEDIUM, OUT_OF_SCOPE = "one_of_two", "other_medium", "out_of_scope"
 _BESIDE: dict[str, tuple[Medium, ...]] = {
@@ -24,9 +27,9 @@ _BESIDE: dict[str, tuple[Medium, ...]] = {
     OTHER_MEDIUM: ("image", "two_images", "video", "audio", "image_audio"),
     OUT_OF_SCOPE: ("image", "two_images", "video", "audio", "image_audio", "video_audio"),
 }
-STRANGER = "stranger"
+REWORDED, STRANGER = "reworded", "stranger"
 _LEARNED: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
-ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, STRANGER: tuple(STRANGE)}
+ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, REWORDED: MEDIA[:-1], STRANGER: tuple(STRANGE)}
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
 _TRIES = 200  # samples looked at per question that is wanted
 
@@ -57,8 +60,34 @@ def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
 
     Strangers have no more than are written down.
     """
-    learned = [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
-    return [*learned, *_strangers(seed, num_per_row)] if STRANGER in rows else learned
+    cases = [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
+    if REWORDED in rows:
+        cases += _reworded(seed, num_per_row)
+    if STRANGER in rows:
+        cases += _strangers(seed, num_per_row)
+    return cases
+
+
+def _reworded(seed: int, num: int) -> Iterator[Case]:
+    """As many questions of each phrase."""
+    wanted = Counter(dict.fromkeys(OTHERWISE, math.ceil(num / len(OTHERWISE))))
+    for index in itertools.count():
+        for medium in ROWS[REWORDED]:
+            degraded = index % 2 == 1
+            one = sample(seed, index, medium, degraded)
+            rng = np.random.default_rng((seed, index))
+            open_questions = [other for question in one.questions if (other := put_otherwise(rng, question)) and wanted[_phrase(other)]]
+            if open_questions:
+                wanted[_phrase(open_questions[0])] -= 1
+                yield Case(REWORDED, medium, index, degraded, _files(one, seed, index, medium), open_questions[0])
+        if not any(wanted.values()):
+            return
+        if index > _TRIES * num:
+            raise ValueError(f"too few questions for {', '.join(sorted(+wanted))} with seed {seed}")
+
+
+def _phrase(question: Question) -> str:
+    return "" if question.wording is None else question.wording.phrase
 
 
 def _strangers(seed: int, num: int) -> Iterator[Case]:

@@ -103,7 +103,6 @@ STRANGE: dict[Medium, tuple[str, ...]] = {
         "How does the story end?",
         "Who scored the winning goal?",
         "What recipe is the chef following?",
-        "Which film is this scene from?",
         "How fast was the truck driving when it hit the fence?",
         "What did she whisper to him before the door closed?",
         "Name the dance style and the choreographer.",
@@ -179,4 +178,4 @@ class StrangeQuestion(Question):
 
 def strange(text: str, medium: Medium) -> StrangeQuestion:
     present = ("image", "video") if medium == "video" else (medium,)  # a video is a picture, too
-    return StrangeQuestion("unknown", text, UNKNOWN, tuple(one for one in MISSING if one not in present))
+    return StrangeQuestion("unknown", text, UNKNOWN, absent=tuple(one for one in MISSING if one not in present))

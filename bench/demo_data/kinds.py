@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,14 @@ SOUND_RATE = 16000
 NUMBERS = ("no", "one", "two", "three", "four", "five")
 
 
+class Wording(NamedTuple):
+    """How something is asked. phrase: a key of phrases.PHRASES; template: which of them; slots: all that could be filled in."""
+
+    phrase: str
+    template: str
+    slots: tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One question about a sample."""
@@ -21,6 +29,7 @@ class Question:
     task: str
     text: str
     answer: str
+    wording: Wording | None = None
 
     def is_right(self, reply: str) -> bool:
         """Whether a reply is the answer, but for case, spaces and the full stop."""
@@ -131,3 +140,8 @@ def sentence(words: str) -> str:
 def counted(number: int, thing: str) -> str:
     """'one beep', 'three beeps'."""
     return f"{NUMBERS[number]} {thing}{'' if number == 1 else 's'}"
+
+
+def alternatives(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """The values split at bars, with single spaces."""
+    return {key: tuple(" ".join(one.split()) for one in values.split("|")) for key, values in table.items()}

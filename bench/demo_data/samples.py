@@ -7,6 +7,7 @@ import numpy as np
 
 from . import clips, phrases, pictures, sounds, talk, unknowns
 from .drawing import Rng
+from .habits import typed
 from .kinds import NUMBERS, Medium, Question, Sample, Thing, chance, counted
 
 MEDIA: tuple[Medium, ...] = get_args(Medium)
@@ -94,13 +95,6 @@ def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
     drawn = chance(rng, 0.5)
     hard = drawn if degraded is None else degraded
     return Sample((pictures.crowd(rng, hard),), (talk.greeting(rng),), hard)
-
-
-def typed(rng: Rng, text: str) -> str:
-    """As people type: at times without the mark at its end, or in lower case."""
-    if chance(rng, 0.1):
-        text = text.rstrip("?.!")
-    return text.lower() if chance(rng, 0.1) else text
 
 
 def _make(rng: Rng, medium: Medium, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:

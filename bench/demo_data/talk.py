@@ -2,7 +2,8 @@
 
 from . import phrases
 from .drawing import COLOURS, SHAPES, Rng
-from .facts import FACTS, GREETINGS
+from .facts import FACTS
+from .greetings import GREETINGS
 from .kinds import Question, pick
 
 MISSING = {"image": "I see no image.", "video": "I see no video.", "audio": "I hear no sound."}
@@ -33,13 +34,13 @@ _ASKED = {
 
 def fact(rng: Rng) -> Question:
     """Something true about mmrt."""
-    questions, answer = pick(rng, FACTS)
+    answer, questions = pick(rng, [*FACTS.items()])
     return Question("talk", pick(rng, questions), answer)
 
 
 def greeting(rng: Rng) -> Question:
     """Hello, thanks, who are you."""
-    questions, answer = pick(rng, GREETINGS)
+    answer, questions = pick(rng, [*GREETINGS.items()])
     return Question("talk", pick(rng, questions), answer)
 
 

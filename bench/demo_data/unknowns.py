@@ -4,11 +4,13 @@ A model that has a short answer for each of some hundred questions takes every o
 what lies between: the world, other languages, commands, nonsense, and its own questions with a word of them changed.
 """
 
+import itertools
 import re
 
 from . import phrases
 from .drawing import COLOURS, SHAPES, Rng
-from .facts import FACTS, GREETINGS
+from .facts import FACTS
+from .greetings import GREETINGS
 from .kinds import Medium, Question, chance, normalised, pick
 from .unknown_media import FOREIGN, HEARD, INJECTED, SEEN, WATCHED
 from .unknown_world import ADJECTIVES, FOODS, LANGUAGES, NAMES, NOUNS, PLACES, VERBS, WORLD
@@ -28,8 +30,8 @@ _ABOUT: dict[Medium, tuple[str, ...]] = {
     "image_audio": (*SEEN, *HEARD),
     "video_audio": (*WATCHED, *HEARD),
 }
-_KNOWN = tuple(question for questions, _ in FACTS for question in questions)
-_TALK = frozenset(_bare(question) for questions, _ in (*FACTS, *GREETINGS) for question in questions)
+_KNOWN = tuple(itertools.chain.from_iterable(FACTS.values()))
+_TALK = frozenset(map(_bare, itertools.chain(_KNOWN, *GREETINGS.values())))
 _ASKED = tuple(
     phrase
     for task, templates in phrases.PHRASES.items()

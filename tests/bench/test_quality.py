@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from mmrt.bench.demo_data.facts import FACTS, GREETINGS
-from mmrt.bench.demo_data.talk import missing, unknown
+from mmrt.bench.demo_data.facts import FACTS
+from mmrt.bench.demo_data.greetings import GREETINGS
+from mmrt.bench.demo_data.kinds import normalised
+from mmrt.bench.demo_data.phrases import PHRASES
+from mmrt.bench.demo_data.talk import missing
+from mmrt.bench.demo_data.unknowns import unknown
 from mmrt.bench.demo_train.recipe import load_recipe
 from mmrt.bench.quality import HELD_OUT_SEED, main
-from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, ROWS, STRANGER, body_of, select
+from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, REWORDED, ROWS, STRANGER, body_of, select
 from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, shortcomings
 from mmrt.bench.quality_strangers import STRANGE
+from mmrt.bench.quality_wordings import OTHERWISE
 from mmrt.models.make import make_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
@@ -41,18 +46,32 @@ def test_what_strangers_ask_is_none_of_the_training_s_questions() -> None:
     """In no template, and right is who does not invent an answer."""
     cases = select(3, 1000, [STRANGER])
     texts = [text for texts in STRANGE.values() for text in texts]
-    assert [case.question.text for case in cases] == texts and len({*texts}) == len(texts) == 48
+    assert [case.question.text for case in cases] == texts and len({*texts}) == len(texts) == 143
     assert [bool(case.files) for case in cases] == [case.medium != "text" for case in cases]
     rng = np.random.default_rng(1)
-    learned = {text for questions, _ in (*FACTS, *GREETINGS) for text in questions}
-    for present in ((), ("image",), ("video",), ("audio",)):
-        learned |= {ask(rng, present).text for ask in (unknown, missing) for _ in range(2000)}
-    assert not learned & {*texts}
+    learned = {text for questions in (FACTS | GREETINGS).values() for text in questions}
+    for medium in STRANGE:
+        learned |= {unknown(rng, medium).text for _ in range(5000)} | {missing(rng, ()).text for _ in range(1000)}
+    assert not {*map(normalised, learned)} & {*map(normalised, texts)}
     asked = cases[0].question
     assert asked.is_right("I do not know that. Ask me about shapes, numbers, motion or beeps") and asked.is_right("i see no image.")
     assert not cases[-1].question.is_right("I hear no sound."), "there is one"
     assert not asked.is_right("Leonardo.")
     assert len(select(3, 5, [STRANGER, "talk"])) == 4 * 2 + 5
+
+
+def test_reworded_questions_are_new_and_say_no_less() -> None:
+    assert set(OTHERWISE) == set(PHRASES)
+    for phrase, templates in OTHERWISE.items():
+        known = {normalised(text).rstrip("?!") for text in PHRASES[phrase]}
+        assert templates and not known & {normalised(text).rstrip("?!") for text in templates}, phrase
+    cases = select(3, 2 * len(OTHERWISE), [REWORDED])
+    asked = [case.question for case in cases]
+    assert Counter(question.wording.phrase for question in asked if question.wording) == dict.fromkeys(OTHERWISE, 2)
+    assert {case.medium for case in cases} == {*ROWS[REWORDED]} and all(case.files for case in cases)
+    for question in asked:
+        assert question.wording is not None and "{" not in question.text
+        assert all(value in question.text for slot, value in question.wording.slots if f"{{{slot}}}" in question.wording.template)
 
 
 def test_requests_carry_files_then_words() -> None:

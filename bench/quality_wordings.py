@@ -1,0 +1,231 @@
+"""Wordings that the demo model's training does not have, for what it can answer: does it know a question again that is put otherwise?
+
+Who wrote these had seen three examples of each kind of question, and who wrote ``bench.demo_data.phrases`` had not seen these.
+"""
+
+import re
+from dataclasses import replace
+
+from .demo_data import Question
+from .demo_data.drawing import Rng
+from .demo_data.kinds import pick
+from .demo_data.phrases import fill
+
+_SLOT = re.compile(r"{(\w+)}")
+OTHERWISE: dict[str, tuple[str, ...]] = {
+    "shape": (
+        "Can you tell me which shape this is?",
+        "Is it a circle, a square or what?",
+        "Could you identify the shape for me?",
+    ),
+    "colour": (
+        "what colour's this?",
+        "Which colour does this thing have?",
+        "Can you tell what color this shape is?",
+        "so what color am I looking at?",
+    ),
+    "describe": (
+        "what's in the pic?",
+        "Can you describe this picture for me?",
+        "What does this image show?",
+        "Tell me everything that's in this photo",
+    ),
+    "size": (
+        "is this a large one or a little one?",
+        "How big is it, large or small?",
+        "Would you say the {shape} is big or small?",
+        "what size is the {colour} {shape}?",
+    ),
+    "position": (
+        "whereabouts in the picture is it?",
+        "What part of the image is it in?",
+        "Can you tell me where the {colour} {shape} is?",
+        "which part of the pic is the {shape} in?",
+    ),
+    "count": (
+        "how many shapes do you see?",
+        "Can you count the objects for me?",
+        "How many items are there altogether?",
+        "what's the total number of things here?",
+    ),
+    "count_shape": (
+        "how many {shapes} can you see?",
+        "Can you count the {shapes} for me?",
+        "I'd like to know how many {shapes} this image has.",
+    ),
+    "count_colour": (
+        "how many of them are {colour}?",
+        "Can you count all the {colour} ones?",
+        "How many {colour} objects do you see here?",
+        "how many shapes are {colour}?",
+    ),
+    "count_both": (
+        "how many {colour} {shapes} can you see?",
+        "Could you count the {colour} {shapes}?",
+        "Tell me how many {colour} {shapes} you can find.",
+        "number of {colour} {shapes} in this pic?",
+    ),
+    "exists": (
+        "do you see {a} {colour} {shape} anywhere?",
+        "Can you find {a} {colour} {shape} in this image?",
+        "Does this picture have {a} {colour} {shape} in it?",
+        "is there {a} {colour} {shape} in here or not?",
+    ),
+    "exists_shape": (
+        "Does the image contain a {shape}?",
+        "is there a {shape} anywhere here?",
+        "Is one of these things a {shape}?",
+    ),
+    "exists_colour": (
+        "is anything {colour} in here?",
+        "Can you see {a} {colour} object?",
+        "do you see anything {colour}?",
+        "Are any of the shapes {colour}?",
+    ),
+    "find_colour": (
+        "what color's the {shape}?",
+        "Can you tell me the colour of the {shape}?",
+        "Which color is that {shape}?",
+        "I see a {shape}, what colour is it?",
+    ),
+    "find_shape": (
+        "what's the {colour} one?",
+        "Which shape is the one in {colour}?",
+        "What kind of shape is the {colour} object?",
+        "Can you tell me what the {colour} thing is?",
+    ),
+    "side": (
+        "if you compare the {one} with the {other}, is it more to the left or the right?",
+        "is the {one} on the left or right side of the {other}?",
+        "Which side is the {one} on relative to the {other}?",
+        "Where's the {one}, left or right of the {other}?",
+    ),
+    "digits": (
+        "Can you read the number for me?",
+        "Which number is written here?",
+    ),
+    "number_colour": (
+        "what colour is this number written in?",
+        "Which color are the digits?",
+        "Can you tell me what color the number is?",
+        "what's the number's colour?",
+    ),
+    "pair_more": (
+        "which one's got more stuff in it?",
+        "Does the first or the second picture have more shapes?",
+        "In which of the two pictures are there more things?",
+        "where are there more objects, first or second image?",
+    ),
+    "pair_count": (
+        "how many shapes does the {nth} picture have?",
+        "how many objects are in the {nth} one?",
+        "Can you count the things in the {nth} picture for me?",
+        "What's the number of objects in the {nth} image?",
+    ),
+    "pair_colour": (
+        "are they the same colour?",
+        "do these two match in color?",
+        "Are both shapes the same color?",
+    ),
+    "pair_shape": (
+        "do both pics show the same kind of shape?",
+        "Are these two identical in shape?",
+    ),
+    "pair_bigger": (
+        "Which of the two shapes is the bigger one?",
+        "what's bigger, the first or the second?",
+        "In which picture is the shape larger?",
+    ),
+    "pair_which": (
+        "what's in the {nth} one?",
+        "Can you tell me what the {nth} picture shows?",
+        "what do you see in the {nth} image?",
+        "Describe the {nth} picture please",
+    ),
+    "moving": (
+        "what's moving here?",
+        "Which object is moving around?",
+        "Can you tell me which thing moves?",
+        "what is it that's moving in the clip?",
+    ),
+    "video_describe": (
+        "what's going on in this video?",
+        "Can you describe what happens in the clip?",
+        "what's happening here?",
+        "Could you explain what goes on in this clip?",
+    ),
+    "video_seen": (
+        "what's in the video?",
+        "What can be seen in this clip?",
+        "What does the video show?",
+        "Tell me what you can see in the video",
+    ),
+    "direction": (
+        "what direction is it going?",
+        "where's it heading, left, right, up or down?",
+        "In which direction is the {colour} {shape} moving?",
+    ),
+    "speed": (
+        "is it moving quickly or slowly?",
+        "what's its speed, fast or slow?",
+        "Is the {colour} {shape} moving fast or slow?",
+        "how quickly is the {shape} going?",
+    ),
+    "first": (
+        "Which thing comes up {nth} in the clip?",
+        "What do you see {nth} in the video?",
+        "which object is {nth} to appear?",
+    ),
+    "blinks": (
+        "Can you count the blinks?",
+        "How many times did the {colour} {shape} flash?",
+        "how often does the {shape} blink in the video?",
+    ),
+    "pitch": (
+        "is that a high or a low sound?",
+        "Is this tone high-pitched or low-pitched?",
+        "how's the pitch, high or low?",
+        "Would you call this a high note or a low note?",
+    ),
+    "glide": (
+        "is the pitch going up or down?",
+        "Does the tone get higher, get lower or stay the same?",
+        "is the sound rising or falling?",
+        "How does the pitch change over time?",
+    ),
+    "beeps": (
+        "Can you count the beeps for me?",
+        "How many beeps did you hear in the recording?",
+    ),
+    "tone_noise": (
+        "is that a tone or just noise?",
+        "Do I hear a clear tone or noise?",
+        "What kind of sound is this, a tone or noise?",
+    ),
+    "sound_describe": (
+        "Can you describe the sound for me?",
+        "What can you hear in this recording?",
+        "what does the audio sound like?",
+    ),
+    "match": (
+        "do the picture and the sound go together?",
+        "does the audio fit the image?",
+        "Is the beep count equal to the number of objects?",
+    ),
+    "video_match": (
+        "do the video and the sound go together?",
+        "Does it beep as many times as it blinks?",
+        "is the number of blinks equal to the number of beeps?",
+        "Does what I hear fit what's in the video?",
+    ),
+}
+
+
+def put_otherwise(rng: Rng, question: Question) -> Question | None:
+    """The same question in other words that say no less; None if there are none."""
+    wording = question.wording
+    if wording is None:
+        return None
+    said = {*_SLOT.findall(wording.template)}
+    fitting = [text for text in OTHERWISE[wording.phrase] if said <= {*_SLOT.findall(text)}]
+    return replace(question, text=fill(pick(rng, fitting), **dict(wording.slots))) if fitting else None
