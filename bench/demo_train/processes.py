@@ -1,6 +1,6 @@
 """Several processes that train one network: each computes its part of every batch, and gradients are averaged (gloo, on loopback).
 
-On two cores, two processes of one thread each take two thirds of the time of one process with two threads. The training loop calls it.
+On two cores, two processes of one thread each take four fifths of the time of one process with two threads. The training loop calls it.
 """
 
 import os
