@@ -24,7 +24,7 @@ from .drawing import (
     upright_angle,
 )
 from .kinds import NUMBERS, Clip, Pixels, Placed, Question, chance, counted, pick, sentence
-from .pictures import name
+from .picture_questions import name
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 SPEEDS = {"slow": (0.05, 0.12), "fast": (0.26, 0.5)}

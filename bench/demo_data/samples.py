@@ -5,7 +5,7 @@ from typing import get_args
 
 import numpy as np
 
-from . import clips, phrases, pictures, sounds, talk, unknowns
+from . import clips, phrases, picture_questions, pictures, sounds, talk, unknowns
 from .drawing import Rng
 from .habits import typed
 from .kinds import NUMBERS, Medium, Question, Sample, Thing, chance, counted
@@ -99,10 +99,10 @@ def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
 
 def _make(rng: Rng, medium: Medium, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:
     if medium == "image":
-        picture, questions = pictures.image(rng, degraded)
+        picture, questions = picture_questions.image(rng, degraded)
         return (picture,), questions
     if medium == "two_images":
-        return pictures.two_images(rng, degraded)
+        return picture_questions.two_images(rng, degraded)
     if medium == "video":
         clip, questions = clips.video(rng, degraded)
         return (clip,), questions
@@ -120,7 +120,7 @@ def _image_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Ques
     """As many beeps as things, or not: one as likely as the other. A third has other sounds, and no such question."""
     ask = phrases.asker(rng)
     if chance(rng, 0.3):
-        picture, questions = pictures.image(rng, degraded)
+        picture, questions = picture_questions.image(rng, degraded)
         sound, heard = sounds.audio(rng, degraded)
         return (picture, sound), questions + heard
     things, beeps = _two_counts(rng, 5)
@@ -128,7 +128,7 @@ def _image_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Ques
     sound = sounds.beeps(rng, degraded, beeps)
     questions = [
         ask("match", _match_answer(beeps, things, "thing")),
-        *pictures.several_questions(rng, picture)[:3],
+        *picture_questions.several_questions(rng, picture)[:3],
         *sounds.sound_questions(rng, sound, ""),
     ]
     return (picture, sound), questions
