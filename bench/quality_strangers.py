@@ -36,7 +36,6 @@ STRANGE: dict[Medium, tuple[str, ...]] = {
         "wats teh captial of mongolai",
         "Which is better, butter or margarine?",
         "I lost my job yesterday.",
-        "pizza",
         "Write a limerick about a grumpy beekeeper.",
         "How long do I boil an egg if I live high up in the mountains and like the yolk a little runny?",
         "Wie entkalke ich meine Kaffeemaschine?",

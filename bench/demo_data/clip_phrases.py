@@ -19,7 +19,7 @@ CLIP_PHRASES = alternatives(
         description of the video. | Summarize this video. | What goes on in the footage? | What does this clip show? | Please
         describe the clip. | Tell me about this video. | Explain what happens in the movie. | What is the video about? | Can you say
         what happens in this clip? | What takes place in the film? | Video description? | What does the animation contain? | I'd
-        like to know what the video shows. | What happens during this recording? | Watch the video and tell me what happens. | What
+        like to know what the video shows. | Watch the video and tell me what happens. | What
         is this clip of? | Describe the animation in a few words.
         """,
         "video_seen": """

@@ -28,12 +28,12 @@ def typed(rng: Rng, text: str) -> str:
     if chance(rng, 0.15):
         for long, short in _SHORT:
             text = text.replace(long, short)
-    if chance(rng, 0.1):
+    if chance(rng, 0.1) and text.endswith("?"):  # greetings have their own words
         text = pick(rng, _AROUND).format(text)
     if chance(rng, 0.06):
         text = _slip(rng, text)
     if chance(rng, 0.12):
-        text = text.rstrip("?.!")
+        text = text.rstrip("?.!") or text
     return text.lower() if chance(rng, 0.15) else text
 
 

@@ -10,7 +10,7 @@ PICTURE_PHRASES = alternatives(
         the image. | Tell me the shape. | What kind of shape is shown? | What's the shape? | Could you tell me which shape this is?
         | Identify the shape in this photo. | Shape? | Which geometric figure is this? | What form does the object have? | Please
         name this shape. | Which shape do you recognise here? | Give me the name of the shape. | What sort of figure appears in the
-        drawing? | The object in the pic is what shape? | I'd like to know what shape that is. | What is this figure called? | What
+        drawing? | The object in the pic is what shape? | I'd like to know what shape that is.  | What
         type of shape does the photograph contain?
         """,
         "colour": """

@@ -93,7 +93,7 @@ def _absent(rng: Rng, picture: Picture) -> Question:
         colour = pick(rng, others)
         return ask("absent", f"I see nothing {colour}.", phrase=pick(rng, ("find_shape", "count_colour")), colour=colour)
     kinds = {(thing.label, thing.colour) for thing in objects}
-    apart = sorted({(one.label, other.colour) for one in objects for other in objects} - kinds)
+    apart = sorted({(thing.label, colour) for thing in objects for colour in COLOURS if colour not in picture.ground} - kinds)
     if apart and chance(rng, 0.4):
         shape, colour = pick(rng, apart)
         return ask("absent", f"I see no {colour} {shape}.", phrase="count_both", shape=shape, colour=colour)

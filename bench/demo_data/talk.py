@@ -60,4 +60,7 @@ def missing(rng: Rng, present: tuple[str, ...]) -> Question:
         "other": f"{other} {pick(rng, SHAPES)}",
         "nth": pick(rng, ("first", "second")),
     }
-    return Question("missing", phrases.fill(pick(rng, phrases.PHRASES[pick(rng, _ASKED[medium])]), **slots), MISSING[medium])
+    asked = phrases.PHRASES[pick(rng, _ASKED[medium])]
+    if present:  # what is short may be about what is there
+        asked = tuple(phrase for phrase in asked if len(phrase.split()) > 3)
+    return Question("missing", phrases.fill(pick(rng, asked), **slots), MISSING[medium])

@@ -350,7 +350,6 @@ Count the vowels in the word {noun}.
 Fix my {language} code.
 Fix the grammar: me and {name} was {adjective}.
 Recommend a book about the {noun}.
-Recommend a good restaurant in {place}.
 Suggest a name for my {noun}.
 Suggest a gift for my {adjective} aunt.
 Imagine you could {verb} the {noun}. Would you?
@@ -373,7 +372,6 @@ Translate to {language}: where is the {noun}?
 Rewrite this politely: give me the {noun} now.
 Rewrite the sentence in the passive voice: {name} will {verb} the {noun}.
 Summarise the following text: the {noun} was {adjective} and {name} went home to {place}.
-Summarise the plot of Hamlet.
 Summarise the news of today.
 Paraphrase: the {noun} must not {verb} the {noun2}.
 Shorten this text to {a} words.
@@ -573,7 +571,6 @@ ok
 yes
 no
 hmm
-really?
 so what?
 go on
 In which year did {name} move to {place}?

@@ -30,20 +30,29 @@ _ABOUT: dict[Medium, tuple[str, ...]] = {
     "image_audio": (*SEEN, *HEARD),
     "video_audio": (*WATCHED, *HEARD),
 }
-_KNOWN = tuple(itertools.chain.from_iterable(FACTS.values()))
-_TALK = frozenset(map(_bare, itertools.chain(_KNOWN, *GREETINGS.values())))
-_ASKED = tuple(
-    phrase
-    for task, templates in phrases.PHRASES.items()
-    if not task.startswith("exists")  # whether there is a ladder in the picture has a true answer
-    for phrase in templates
-)
 _FUNCTION_WORDS = tuple(
     """a about all an and any are as at be by can could did do does for from has have how i if in is it its kind many may me mean much
     my need no not of off on one or out that the them there these they this to up use what when where which who whose why will with
     you your""".split()
 )
-_WORD = re.compile(r"[A-Za-z]+")
+_SUBJECT = re.compile(
+    rf"""\b(?:shapes?|colou?rs?|numbers?|things?|objects?|items?|figures?|pitch|beeps?|blinks?|direction|speed|size|position|(?:{"|".join(SHAPES)})(?:e?s)?
+    |mmrt|server|port|address|api|clients?|actors?|process(?:es)?|stages?|models?|checkpoints?|config(?:uration)?|settings?|logs?|status
+    |gpu|cpu|cuda|hardware|system|linux|windows|python|machines?|memory|controller|gateway|encoder|prefill|decode|detokenizer|supervisor
+    |pages?|pools?|plans?|rings?|journal|locks?|standbys?|doorbells?|zygote|towers?|embeddings?|bus|messages?|ttft|tbt|cfg|guidance
+    |companions?|tokens?|licen[cs]e|version|formats?|frames?|links?|url|pickles?|systemd|units|documentation|docs|manual|png|jpeg
+    |wav|mp[34]|webm|weights|requests?)\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_KNOWN = tuple(question for questions in FACTS.values() for question in questions if _SUBJECT.search(question))
+_TALK = frozenset(map(_bare, itertools.chain(*FACTS.values(), *GREETINGS.values())))
+_ASKED = tuple(
+    phrase
+    for task, templates in phrases.PHRASES.items()
+    if not task.startswith("exists")  # whether there is a ladder in the picture has a true answer
+    for phrase in templates
+    if _SUBJECT.search(phrase.replace("{colour}", ""))
+)
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
 _KEYS = "qwertyuiopasdfghjklzxcvbnm1234567890.,;-#+*/?!()"
 
@@ -84,7 +93,8 @@ def _injected(rng: Rng) -> str:
 
 def _salad(rng: Rng) -> str:
     """One to eight words in no order."""
-    words = [pick(rng, _FUNCTION_WORDS) if chance(rng, 0.35) else _any_word(rng) for _ in range(int(rng.integers(1, 9)))]
+    words = [pick(rng, _FUNCTION_WORDS) if chance(rng, 0.35) else _any_word(rng) for _ in range(int(rng.integers(8)))]
+    words.insert(int(rng.integers(len(words) + 1)), _any_word(rng))
     text = " ".join(words) + pick(rng, ("", "", "?", ".", "!"))
     return text[0].upper() + text[1:] if chance(rng, 0.5) else text
 
@@ -102,19 +112,17 @@ def _asked(rng: Rng) -> str:
     shape, colour = pick(rng, SHAPES), pick(rng, COLOURS)
     one, other = (f"{pick(rng, COLOURS)} {pick(rng, SHAPES)}" for _ in range(2))
     nth = pick(rng, ("first", "second"))
-    return phrases.fill(pick(rng, _ASKED), shape=shape, colour=colour, a="a", one=one, other=other, nth=nth)
+    return phrases.fill(pick(rng, _ASKED), shape=shape, colour=colour, one=one, other=other, nth=nth)
 
 
 def _changed(rng: Rng, question: str) -> str:
-    """With one of its words that carry the meaning, and perhaps all of these, being another."""
-    words = [match for match in _WORD.finditer(question) if match.group().lower() not in _FUNCTION_WORDS]
-    wanted = words if chance(rng, 0.2) else [pick(rng, words)] if words else []
-    for match in reversed(wanted):
-        word = _any_word(rng) if chance(rng, 0.3) else pick(rng, NOUNS)
-        if match.group().endswith("s") and word in NOUNS:
-            word += "s"
-        question = question[: match.start()] + word + question[match.end() :]
-    return question if wanted else _salad(rng)
+    """With one of the words that say what it is about, or all of them, being another."""
+    words = [*_SUBJECT.finditer(question)]
+    for match in reversed(words if chance(rng, 0.2) else [pick(rng, words)]):
+        word = pick(rng, NOUNS) if chance(rng, 0.7) else _any_word(rng)
+        plural = match.group().endswith("s") and word in NOUNS
+        question = question[: match.start()] + word + ("s" if plural else "") + question[match.end() :]
+    return question
 
 
 def _any_word(rng: Rng) -> str:

@@ -13,6 +13,8 @@ from PIL import Image
 from safetensors import safe_open
 
 import mmrt
+from mmrt.bench.demo_train.recipe import load_recipe
+from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.bench.quality import main as quality
 from mmrt.bench.quality_report import QualityBench, changes
 from mmrt.runtime.run import DEFAULT_MODEL
@@ -128,6 +130,13 @@ def test_a_shared_process_and_restarts_change_none_of_its_answers(held_out: Path
     rows, kept = changes(now, before)
     assert rows == [] and kept.num_right == kept.num == len(before.answers)
     assert now.setting.restarts >= 1
+
+
+def test_its_files_are_those_of_the_recipe(tmp_path: Path) -> None:
+    """Who trains by the recipe at hand gets the same network, tokenizer, template and processors."""
+    write_skeleton(tmp_path, load_recipe())
+    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert made == {name: (DEFAULT_MODEL / name).read_text() for name in made} and len(made) == 7
 
 
 def test_what_ships() -> None:
