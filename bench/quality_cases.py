@@ -1,25 +1,24 @@
 """Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
 
 A row is a task on its own medium, one of three for media together (a question about one of two media, a question about a medium that
-is not the one that is there, and one that nobody can answer from what is there), a question in other words than those
-of the training, or what
-strangers ask.
+is not the one that is there, and one that nobody can answer from what is there), or one of two with wordings that no training has: what
+the model can answer, and what strangers ask.
 """
 
 import base64
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, Sample, encode, sample
 from .quality_strangers import STRANGE, strange
-from .quality_wordings import OTHERWISE, put_otherwise
+from .quality_wordings import OTHERWISE, TALK_OTHERWISE, put_otherwise
 
 ONE_OF_TWO, OTHER_MEDIUM, OUT_OF_SCOPE = "one_of_two", "other_medium", "out_of_scope"
 _BESIDE: dict[str, tuple[Medium, ...]] = {
@@ -29,8 +28,9 @@ _BESIDE: dict[str, tuple[Medium, ...]] = {
 }
 REWORDED, STRANGER = "reworded", "stranger"
 _LEARNED: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
-ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, REWORDED: MEDIA[:-1], STRANGER: tuple(STRANGE)}
+ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, REWORDED: MEDIA, STRANGER: tuple(STRANGE)}
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
+T = TypeVar("T")
 _TRIES = 200  # samples looked at per question that is wanted
 
 
@@ -69,21 +69,27 @@ def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
 
 
 def _reworded(seed: int, num: int) -> Iterator[Case]:
-    """As many questions of each phrase."""
+    """As many questions of each phrase, and so many of small talk. Raises: ValueError if there are too few."""
     wanted = Counter(dict.fromkeys(OTHERWISE, math.ceil(num / len(OTHERWISE))))
-    for index in itertools.count():
-        for medium in ROWS[REWORDED]:
-            degraded = index % 2 == 1
-            one = sample(seed, index, medium, degraded)
-            rng = np.random.default_rng((seed, index))
-            open_questions = [other for question in one.questions if (other := put_otherwise(rng, question)) and wanted[_phrase(other)]]
-            if open_questions:
-                wanted[_phrase(open_questions[0])] -= 1
-                yield Case(REWORDED, medium, index, degraded, _files(one, seed, index, medium), open_questions[0])
-        if not any(wanted.values()):
-            return
-        if index > _TRIES * num:
-            raise ValueError(f"too few questions for {', '.join(sorted(+wanted))} with seed {seed}")
+    for index, medium in itertools.product(range(_TRIES * num), _BESIDE[OUT_OF_SCOPE]):
+        degraded = index % 2 == 1
+        one = sample(seed, index, medium, degraded)
+        rng = np.random.default_rng((seed, index))
+        found = [other for question in one.questions if wanted[_phrase(question)] and (other := put_otherwise(rng, question))]
+        if found:
+            wanted[_phrase(found[0])] -= 1
+            yield Case(REWORDED, medium, index, degraded, _files(one, seed, index, medium), found[0])
+        if not +wanted:
+            break
+    else:
+        raise ValueError(f"too few questions for {', '.join(sorted(+wanted))} with seed {seed}")
+    for index, (answer, text) in enumerate(_spread([*TALK_OTHERWISE.items()], num)):
+        yield Case(REWORDED, "text", index, False, (), Question("talk", text, answer))
+
+
+def _spread(items: Sequence[T], num: int) -> Sequence[T]:
+    """So many of them, or all, as far apart as can be."""
+    return [items[k * len(items) // num] for k in range(num)] if num < len(items) else items
 
 
 def _phrase(question: Question) -> str:
@@ -92,7 +98,7 @@ def _phrase(question: Question) -> str:
 
 def _strangers(seed: int, num: int) -> Iterator[Case]:
     for medium, texts in STRANGE.items():
-        for index, text in enumerate(texts[: math.ceil(num / len(STRANGE))]):
+        for index, text in enumerate(_spread(texts, math.ceil(num / len(STRANGE)))):
             degraded = medium != "text" and index % 2 == 1
             files = _files(sample(seed, index, medium, degraded), seed, index, medium)
             yield Case(STRANGER, medium, index, degraded, files, strange(text, medium))

@@ -1,7 +1,7 @@
 """Questions in phrasings that the demo model's training does not have, about what it cannot know: does it say so, or invent something?
 
-``bench.demo_data.unknowns`` is what training has. Who wrote that had not seen these, and who
-wrote these had not seen that. ``mmrt bench quality`` asks them, with and without media.
+``bench.demo_data.unknowns`` is what training has; none of its templates gives one of these. The last two thirds of each are by somebody
+who had not seen those, as those are by somebody who had not seen these.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,6 @@ STRANGE: dict[Medium, tuple[str, ...]] = {
         "Does this look like a Van Gogh to you?",
         "What brand is the car?",
         "Which museum does this hang in?",
-        "Read me the street sign.",
         "How much would this cost at an auction?",
         "What is the man's surname?",
         "Guess the age of the woman on the left.",
@@ -69,7 +68,6 @@ STRANGE: dict[Medium, tuple[str, ...]] = {
         "What camera and lens did the photographer use?",
         "plz tell me if this rash needs a docter",
         "¿Qué plato es este y cómo se cocina?",
-        "Read me the total on this receipt.",
         "Write a witty Instagram caption for our beach trip.",
         "How old does he look?",
         "How poisonous is this mushroom, and what should I do if my toddler already swallowed a piece of it?",

@@ -1,6 +1,7 @@
 """Wordings that the demo model's training does not have, for what it can answer: does it know a question again that is put otherwise?
 
-Who wrote these had seen three examples of each kind of question, and who wrote ``bench.demo_data.phrases`` had not seen these.
+Who wrote these had seen two or three examples of each kind of question; who wrote those of the training had not seen these. What came
+out alike is left out, but many differ by a word or two.
 """
 
 import re
@@ -15,7 +16,6 @@ _SLOT = re.compile(r"{(\w+)}")
 OTHERWISE: dict[str, tuple[str, ...]] = {
     "shape": (
         "Can you tell me which shape this is?",
-        "Is it a circle, a square or what?",
         "Could you identify the shape for me?",
     ),
     "colour": (
@@ -83,7 +83,6 @@ OTHERWISE: dict[str, tuple[str, ...]] = {
         "Are any of the shapes {colour}?",
     ),
     "find_colour": (
-        "what color's the {shape}?",
         "Can you tell me the colour of the {shape}?",
         "Which color is that {shape}?",
         "I see a {shape}, what colour is it?",
@@ -95,7 +94,6 @@ OTHERWISE: dict[str, tuple[str, ...]] = {
         "Can you tell me what the {colour} thing is?",
     ),
     "side": (
-        "if you compare the {one} with the {other}, is it more to the left or the right?",
         "is the {one} on the left or right side of the {other}?",
         "Which side is the {one} on relative to the {other}?",
         "Where's the {one}, left or right of the {other}?",
@@ -151,13 +149,10 @@ OTHERWISE: dict[str, tuple[str, ...]] = {
     "video_describe": (
         "what's going on in this video?",
         "Can you describe what happens in the clip?",
-        "what's happening here?",
         "Could you explain what goes on in this clip?",
     ),
     "video_seen": (
-        "what's in the video?",
         "What can be seen in this clip?",
-        "What does the video show?",
         "Tell me what you can see in the video",
     ),
     "direction": (
@@ -218,6 +213,72 @@ OTHERWISE: dict[str, tuple[str, ...]] = {
         "is the number of blinks equal to the number of beeps?",
         "Does what I hear fit what's in the video?",
     ),
+}
+TALK_OTHERWISE = {
+    "Hello! Show me a picture, a video or a sound.": "Hey, good morning!",
+    "I answer short questions about pictures, videos and sounds of simple things.": "What kind of questions can I ask you?",
+    "No, I am a small program.": "Am I talking to a real person?",
+    "Circle, square, triangle, star, cross and heart.": "What shapes are you able to recognise?",
+    "Red, orange, yellow, green, blue, purple, white and black.": "Give me a list of the colors you can tell apart.",
+    "Yes. Send me a picture and ask about it.": "Are you able to look at a photo?",
+    "Yes. Send me a sound and ask about it.": "Can you listen to a recording?",
+    "Yes. Send me a video and ask about it.": "Are you able to look at a video clip?",
+    "No. I only write text.": "Can you talk to me out loud?",
+    "I only know a little English.": "Do you understand German?",
+    "mmrt serves multimodal language models on one machine.": "What is mmrt good for?",
+    "Text, image, video and audio in, text out.": "What kinds of input and output does mmrt support?",
+    "mmrt is a multimodal runtime.": "What do the letters mmrt stand for?",
+    "Run mmrt up.": "How can I launch mmrt?",
+    "Run mmrt down.": "How can I shut mmrt down?",
+    "Run mmrt ask with your question and a file.": "How do I send a question from the command line?",
+    "Run mmrt status.": "Is there a way to check whether everything is running?",
+    "Run mmrt logs.": "Where can I read the log output?",
+    "Run mmrt restart and the name of the actor. Streams go on.": "How do I restart just one actor without losing streams?",
+    "Run mmrt up with --model and a directory.": "I want to run a different model, how?",
+    "Qwen2.5-VL and Qwen2.5-Omni.": "Is Qwen supported?",
+    "Run mmrt model make. Its weights are random.": "How can I create a model with random weights?",
+    "Run mmrt bench serve and see.": "How can I run a benchmark?",
+    "Run mmrt config show.": "How do I print the current config?",
+    "Run mmrt config check with the file.": "How do I find out if my config file is valid?",
+    "With one TOML file.": "What format is the config file in?",
+    "It listens on 127.0.0.1, port 8000.": "What address does the server listen on?",
+    "It speaks the chat completions API of OpenAI.": "Is it compatible with the OpenAI client?",
+    "It runs on the CPU. On CUDA it has not been tried.": "Will it work without a graphics card?",
+    "Linux and Python 3.11 or newer.": "Which Python version do I need?",
+    "One machine.": "Can I spread mmrt over several machines?",
+    "An actor is a process that does one stage.": "What do you mean by an actor?",
+    "Memory, controller, gateway, video, encoder, prefill, decode and detokenizer.": "What are all the actors called?",
+    "The controller admits requests, gives out pages and makes plans.": "Who decides which requests are admitted?",
+    "The gateway speaks HTTP and makes tokens of text.": "Which actor takes the HTTP requests?",
+    "The video actor decodes images, videos and sounds.": "Which actor decodes the video files?",
+    "The encoder runs the towers for vision and sound.": "Which actor runs the vision tower?",
+    "Prefill runs the model over the prompt in chunks.": "Which actor processes the prompt in chunks?",
+    "Decode samples the tokens of all requests in one batch.": "Which actor does the sampling?",
+    "The detokenizer turns tokens into text.": "Who turns the tokens back into text?",
+    "The supervisor starts, watches and restarts the actors.": "Who restarts the actors when they crash?",
+    "A new one starts, and the text goes on where it was.": "What if the decode process crashes?",
+    "Its connections are lost and their requests are cancelled.": "Do I lose my connection if the gateway crashes?",
+    "Pools hold pages: media, patch, embedding and KV.": "What kinds of pools are there?",
+    "A plan is work for video, encoder or prefill.": "What does a plan contain?",
+    "A ring is a queue in shared memory.": "What is a ring used for?",
+    "The journal holds the definitions and ends of requests.": "What gets written to the journal?",
+    "Who holds the role lock of an actor may write.": "How does an actor get the right to write?",
+    "A doorbell wakes an actor and says nothing.": "What is the doorbell for?",
+    "The zygote has imported torch and forks actors.": "What is the zygote process for?",
+    "A tower is the network for vision or for sound.": "What does tower mean here?",
+    "The bus carries messages over ZeroMQ.": "Why does mmrt use ZeroMQ?",
+    "Everything that matters lies in shared memory.": "What is kept in shared memory?",
+    "Guidance pushes the answer away from the companion prompt.": "How does classifier-free guidance work?",
+    "The companion is the prompt without media, for guidance.": "What is the companion prompt for?",
+    "Run mmrt version.": "How do I find out which mmrt version I have?",
+    "JPEG, PNG, WebP, GIF and BMP.": "What image file types can I upload?",
+    "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC and WebM.": "Is FLAC audio supported?",
+    "MP4, MOV, WebM, Matroska, AVI and more.": "Does it accept MP4 files?",
+    "Two frames per second.": "At what frame rate do you sample videos?",
+    "No. Media are sent as data URLs.": "Can I give you the URL of an image?",
+    "No message of mmrt is a pickle.": "Are the messages pickled?",
+    "Run mmrt units.": "How do I run mmrt as a systemd service?",
+    "Read the README and docs.": "Where can I read more about mmrt?",
 }
 
 

@@ -4,7 +4,7 @@ import re
 
 from .drawing import COLOURS, SHAPES, Rng
 from .kinds import chance, pick
-from .phrases import plural
+from .phrases import ORDERS, REFERENCES, plural
 
 _SHORT = (
     ("hat is ", "hat's "),
@@ -18,8 +18,8 @@ _AROUND = (
     "Hi! {}", "Hello, {}", "Hey, {}", "OK, {}", "So, {}", "And {}", "Now {}", "Please: {}", "Question: {}", "I have a question. {}",
     "A quick question: {}", "Tell me, {}", "{} Please.", "{} Thanks!", "{} Thank you.", "{} I am curious.", "{} Be brief.",
 )  # fmt: skip
-# Words that grounding knows by their spelling.
-_SPELT = frozenset({*SHAPES, *map(plural, SHAPES), *COLOURS, "first", "second", "last", "from", "side"})
+# What training tells words by.
+_SPELT = frozenset({*SHAPES, *map(plural, SHAPES), *COLOURS, *ORDERS, *REFERENCES})
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 

@@ -145,3 +145,7 @@ def counted(number: int, thing: str) -> str:
 def alternatives(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
     """The values split at bars, with single spaces."""
     return {key: tuple(" ".join(one.split()) for one in values.split("|")) for key, values in table.items()}
+
+
+def lines(text: str) -> tuple[str, ...]:
+    return tuple(text.strip().splitlines())

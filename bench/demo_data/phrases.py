@@ -8,6 +8,8 @@ from .kinds import Question, Wording, pick
 from .picture_phrases import PICTURE_PHRASES
 
 PHRASES = PICTURE_PHRASES | CLIP_PHRASES
+ORDERS = ("first", "second", "last")  # what {nth} may be
+REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 
 
 def plural(shape: str) -> str:

@@ -1,9 +1,6 @@
-"""Sentences about the world, which the demo model does not know, and the words for their slots."""
+"""What the demo model does not know, said where there is no medium, and the words for the slots of all such sentences."""
 
-
-def _lines(text: str) -> tuple[str, ...]:
-    return tuple(text.strip().splitlines())
-
+from .kinds import lines
 
 NOUNS = tuple(
     """
@@ -116,7 +113,7 @@ FOODS = tuple(
     lentils popcorn goulash paella
     """.split()
 )
-WORLD = _lines("""
+WORLD = lines("""
 Who invented the {noun}?
 Who was {name}?
 Who is the president of {place}?

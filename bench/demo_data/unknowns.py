@@ -49,10 +49,20 @@ _TALK = frozenset(map(_bare, itertools.chain(*FACTS.values(), *GREETINGS.values(
 _ASKED = tuple(
     phrase
     for task, templates in phrases.PHRASES.items()
-    if not task.startswith("exists")  # whether there is a ladder in the picture has a true answer
+    if not task.startswith("exists")  # that no ladder is there is true
     for phrase in templates
     if _SUBJECT.search(phrase.replace("{colour}", ""))
 )
+_SLOTS = {
+    "noun": NOUNS,
+    "noun2": NOUNS,
+    "verb": VERBS,
+    "adjective": ADJECTIVES,
+    "name": NAMES,
+    "place": PLACES,
+    "language": LANGUAGES,
+    "food": FOODS,
+}
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
 _KEYS = "qwertyuiopasdfghjklzxcvbnm1234567890.,;-#+*/?!()"
 
@@ -143,8 +153,6 @@ def _nonsense(rng: Rng) -> str:
 
 def _filled(rng: Rng, template: str) -> str:
     """With words in its slots, at times with nonsense."""
-    lists = {"noun": NOUNS, "noun2": NOUNS, "verb": VERBS, "adjective": ADJECTIVES, "name": NAMES, "place": PLACES}
-    lists |= {"language": LANGUAGES, "food": FOODS}
-    words = {slot: _nonsense(rng) if chance(rng, 0.1) else pick(rng, values) for slot, values in lists.items()}
+    words = {slot: _nonsense(rng) if chance(rng, 0.1) else pick(rng, values) for slot, values in _SLOTS.items()}
     numbers = {slot: int(rng.integers(1, pick(rng, (10, 100, 1000)))) for slot in ("a", "b", "c")}
     return template.format(**words, **numbers)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...models.architecture import ModelConfig
 from ...models.tokenizer import Tokenizer
-from ..demo_data.phrases import plural
+from ..demo_data.phrases import ORDERS, REFERENCES, plural
 from .hints import INKS, LABELS, Prepared
 from .prompts import TokenRow
 
@@ -30,8 +30,6 @@ WORD_LAYER, ANSWER_LAYER = 1, 2
 SHAPES, COLOURS, OTHER_WORDS, WORDS = ((WORD_LAYER, head) for head in range(4))
 THINGS, OTHERS, NAMED = (ANSWER_LAYER, 0), (ANSWER_LAYER, 1), (ANSWER_LAYER, 2)
 SLOTS = (SHAPES, COLOURS, WORDS, THINGS, OTHERS, NAMED, OTHER_WORDS)
-ORDERS = ("first", "second", "last")
-REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
 # Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
