@@ -30,6 +30,7 @@ REWORDED, STRANGER = "reworded", "stranger"
 _LEARNED: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
 ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, REWORDED: MEDIA, STRANGER: tuple(STRANGE)}
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
+IN_NEW_WORDS = frozenset({REWORDED, STRANGER})
 T = TypeVar("T")
 _TRIES = 200  # samples looked at per question that is wanted
 

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from .environment import Environment
-from .quality_cases import COMBINED
+from .quality_cases import COMBINED, IN_NEW_WORDS
 from .render import show_environment, show_table
 
 
@@ -119,9 +119,9 @@ def guided_of_answers(scale: float, answers: Sequence[Answer]) -> Guided:
 
 
 def shortcomings(bench: QualityBench, require: float, require_combined: float) -> list[str]:
-    """What is below the required shares, in words; tokens that are not transformers' among them."""
+    """Which tasks are below the required shares, in words; tokens that are not transformers' among them."""
     lines = []
-    for row in bench.rows:
+    for row in _tasks(bench):
         least = require_combined if row.combined else require
         if row.both.value < least:
             lines.append(f"{row.name}: {100 * row.both.value:.1f} % of {row.both.num} are right, required {100 * least:g} %")
@@ -134,7 +134,8 @@ def show(console: Console, bench: QualityBench) -> None:
     """The rows, the sums, equality, and the curve of guidance."""
     show_environment(console, bench.environment)
     columns = ["", "clean", "degraded", "both", "n", "peer clean", "peer degraded"]
-    shown = [*bench.rows, _total("all", bench.rows)]
+    tasks = _tasks(bench)
+    shown = [*tasks, _total("all", tasks), *(row for row in bench.rows if row not in tasks)]
     rows = [
         [row.name, *map(_percent, (row.clean, row.degraded, row.both)), str(row.both.num), *map(_percent, _reference_shares(row))]
         for row in shown
@@ -176,6 +177,10 @@ def show_changes(console: Console, bench: QualityBench, before: QualityBench) ->
         show_table(console, title, ["", "then", "now"], [[name, _percent(then), _percent(now)] for name, then, now in rows])
     told = [f"{kept.num_right} of {kept.num} answers kept their tokens"] if kept.num else []
     console.print("; ".join([*told, f"{len(rows)} of {len(bench.rows)} rows have changed"]), highlight=False)
+
+
+def _tasks(bench: QualityBench) -> list[Row]:
+    return [row for row in bench.rows if row.name not in IN_NEW_WORDS]
 
 
 def _total(name: str, rows: Sequence[Row]) -> Row:

@@ -1,5 +1,6 @@
 """The quality bench: which questions it asks, how it counts, and a run on a tiny checkpoint whose answers are transformers'."""
 
+import io
 import itertools
 import json
 import re
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from rich.console import Console
 
 from mmrt.bench.demo_data.facts import FACTS
 from mmrt.bench.demo_data.greetings import GREETINGS
@@ -21,7 +23,7 @@ from mmrt.bench.demo_data.unknown_world import ADJECTIVES, FOODS, LANGUAGES, NAM
 from mmrt.bench.demo_train.recipe import load_recipe
 from mmrt.bench.quality import HELD_OUT_SEED, main
 from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, REWORDED, ROWS, STRANGER, body_of, select
-from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, shortcomings
+from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, shortcomings, show
 from mmrt.bench.quality_strangers import STRANGE
 from mmrt.bench.quality_wordings import OTHERWISE, TALK_OTHERWISE
 from mmrt.models.make import make_checkpoint
@@ -207,13 +209,21 @@ def quality(shares: dict[str, tuple[int, int]], equal: Share | None, bench: Qual
 
 def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     shares = {"shape": (19, 20), "match": (18, 20)}
-    assert shortcomings(quality(shares, None, bench), 0.95, 0.9) == []
+    assert shortcomings(quality({**shares, "stranger": (1, 20)}, None, bench), 0.95, 0.9) == []
     (line,) = shortcomings(quality(shares, None, bench), 0.96, 0.9)
     assert line == "shape: 95.0 % of 20 are right, required 96 %"
     (line,) = shortcomings(quality(shares, Share(num_right=38, num=40), bench), 0.9, 0.9)
     assert line == "2 of 40 answers are not transformers'"
     quantized = msgspec.structs.replace(bench, setting=Setting(kv_dtype="int8"))
     assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
+
+
+def test_rows_in_new_words_stand_below_the_sum(bench: QualityBench) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    show(console, quality({"stranger": (1, 20), "shape": (19, 20), "reworded": (10, 20)}, None, bench))
+    names = [re.sub(r"\W+", " ", line).split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    rows = [words for words in names if words and words[0] in ("shape", "all", "stranger", "reworded")]
+    assert [words[0] for words in rows] == ["shape", "all", "stranger", "reworded"] and rows[1][1:3] == ["95", "0"]
 
 
 def test_a_shortcoming_and_a_refusal_end_with_1(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
