@@ -20,10 +20,11 @@ from ...models.architecture import ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
 from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
-from .grounding import Looks, Vocabulary, looks, scene_of
+from .grounding import Looks, looks
 from .hints import Prepared, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
+from .scene import Vocabulary, scene_of
 
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are mmrt.", "Answer briefly.", "You are a helpful assistant. Answer briefly.")
 

@@ -18,13 +18,12 @@ from mmrt.bench.demo_train.grounding import (
     THINGS,
     WORDS,
     Looks,
-    Vocabulary,
     looks,
     missed,
-    scene_of,
 )
 from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
 from mmrt.bench.demo_train.prompts import TokenRow
+from mmrt.bench.demo_train.scene import Vocabulary, scene_of
 from mmrt.tests.bench.small_training import Prepared
 
 
