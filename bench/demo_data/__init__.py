@@ -6,7 +6,7 @@ sample ``index`` of ``seed`` is the same whatever was made before it.
 
 from .codecs import decode_frames, encode, encode_frames, roundtrip
 from .drawing import COLOURS, SHAPES
-from .kinds import SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Sound, Thing, normalised
+from .kinds import SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Shares, Sound, Thing, normalised
 from .samples import MEDIA, TASKS, crowded, sample
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Placed",
     "Question",
     "Sample",
+    "Shares",
     "Sound",
     "Thing",
     "crowded",

@@ -114,6 +114,13 @@ class Sound:
 Thing = Picture | Clip | Sound
 
 
+class Shares(NamedTuple):
+    """How many of the pictures that come alone are of one thing and of several; the others are of a number."""
+
+    single: float = 0.25
+    several: float = 0.45
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Media in the order in which they stand in the prompt, and all questions that make sense for them."""

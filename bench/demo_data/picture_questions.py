@@ -4,7 +4,7 @@ from collections import Counter
 
 from . import phrases
 from .drawing import COLOURS, SHAPES, Rng
-from .kinds import NUMBERS, Picture, Placed, Question, chance, pick, sentence
+from .kinds import NUMBERS, Picture, Placed, Question, Shares, chance, pick, sentence
 from .pictures import digits, picture_size, position_name, several, single
 
 
@@ -28,13 +28,13 @@ def description(objects: tuple[Placed, ...]) -> str:
     return sentence(" and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names))
 
 
-def image(rng: Rng, degraded: bool) -> tuple[Picture, list[Question]]:
+def image(rng: Rng, degraded: bool, shares: Shares) -> tuple[Picture, list[Question]]:
     """A picture and all questions about it."""
     kind = rng.random()
-    if kind < 0.25:
+    if kind < shares.single:
         picture, size = single(rng, degraded, picture_size(rng))
         return picture, single_questions(rng, picture, size)
-    if kind < 0.7:
+    if kind < shares.single + shares.several:
         picture = several(rng, degraded)
         return picture, several_questions(rng, picture)
     picture = digits(rng, degraded)

@@ -8,8 +8,9 @@ import numpy as np
 from . import clips, phrases, picture_questions, pictures, sounds, talk, unknowns
 from .drawing import Rng
 from .habits import typed
-from .kinds import NUMBERS, Medium, Question, Sample, Thing, chance, counted
+from .kinds import NUMBERS, Medium, Question, Sample, Shares, Thing, chance, counted
 
+SHARES = Shares()
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 TASKS: dict[str, Medium] = {
     "shape": "image",
@@ -63,12 +64,12 @@ _PRESENT: dict[Medium, tuple[str, ...]] = {
 }
 
 
-def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None) -> Sample:
+def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None, shares: Shares = SHARES) -> Sample:
     """Sample ``index`` of ``seed``. degraded: whether the media are hard to make out; None draws it, text never is."""
     rng = np.random.default_rng((seed, index, MEDIA.index(medium)))
     drawn = chance(rng, 0.5)
     hard = medium != "text" and (drawn if degraded is None else degraded)
-    media, questions = _make(rng, medium, hard)
+    media, questions = _make(rng, medium, hard, shares)
     present = _PRESENT[medium]
     if medium == "text":
         questions = [
@@ -97,9 +98,9 @@ def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
     return Sample((pictures.crowd(rng, hard),), (talk.greeting(rng),), hard)
 
 
-def _make(rng: Rng, medium: Medium, degraded: bool) -> tuple[tuple[Thing, ...], list[Question]]:
+def _make(rng: Rng, medium: Medium, degraded: bool, shares: Shares) -> tuple[tuple[Thing, ...], list[Question]]:
     if medium == "image":
-        picture, questions = picture_questions.image(rng, degraded)
+        picture, questions = picture_questions.image(rng, degraded, shares)
         return (picture,), questions
     if medium == "two_images":
         return picture_questions.two_images(rng, degraded)
@@ -120,7 +121,7 @@ def _image_audio(rng: Rng, degraded: bool) -> tuple[tuple[Thing, ...], list[Ques
     """As many beeps as things, or not: one as likely as the other. A third has other sounds, and no such question."""
     ask = phrases.asker(rng)
     if chance(rng, 0.3):
-        picture, questions = picture_questions.image(rng, degraded)
+        picture, questions = picture_questions.image(rng, degraded, SHARES)
         sound, heard = sounds.audio(rng, degraded)
         return (picture, sound), questions + heard
     things, beeps = _two_counts(rng, 5)

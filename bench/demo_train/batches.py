@@ -19,7 +19,7 @@ from ...media.preprocess import image_rows, video_rows
 from ...models.architecture import ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
-from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
+from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Shares, Sound, crowded, roundtrip, sample
 from .grounding import Looks, looks
 from .hints import Prepared, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
@@ -107,7 +107,10 @@ class Batches(Dataset[Batch]):
         recipe = self._recipe
         rng = np.random.default_rng((recipe.seed, step))
         alone = step < recipe.towers.steps
-        mixture, batch = (recipe.towers.mixture, recipe.towers.batch) if alone else (recipe.mixture, recipe.batch)
+        late = step >= recipe.late.step
+        mixture, batch = (recipe.late if late else recipe).mixture, recipe.batch
+        if alone:
+            mixture, batch = recipe.towers.mixture, recipe.towers.batch
         names = sorted(mixture)
         shares = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
@@ -117,7 +120,8 @@ class Batches(Dataset[Batch]):
         if alone and medium == "image":
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
-            samples = [sample(recipe.seed, number, medium, degraded) for number in numbers]
+            shares = recipe.late.pictures if late else Shares()
+            samples = [sample(recipe.seed, number, medium, degraded, shares) for number in numbers]
         return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
 
     def collate(self, medium: Medium, style: float, samples: Sequence[Sample], rngs: Sequence[np.random.Generator]) -> Batch:

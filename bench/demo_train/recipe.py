@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from ..demo_data import TASKS, Medium
+from ..demo_data import TASKS, Medium, Shares
 
 LEAST_LAYERS, LEAST_HEADS = 3, 4  # so many there are in grounding.SLOTS
 RECIPE = Path(__file__).with_name("recipe.toml")
@@ -48,6 +48,14 @@ class Towers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixture: dict[str, float]
 
 
+class Late(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From ``step`` on, when the simple is learned: another mixture, and other pictures."""
+
+    step: int
+    mixture: dict[str, float]
+    pictures: Shares
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one training is."""
 
@@ -64,6 +72,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: dict[str, int]
     row_tokens: dict[str, int]
     mixture: dict[str, float]
+    late: Late
     towers: Towers
     augment: Augment
     model: Shape
@@ -71,8 +80,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def smallest_batch(self) -> int:
         """In samples: no more processes can share one."""
-        sizes = [self.batch[medium] for medium in self.mixture] + [self.towers.batch[medium] for medium in self.towers.mixture]
-        return min(sizes)
+        sizes = [self.batch[medium] for medium in {**self.mixture, **self.late.mixture}]
+        return min(sizes + [self.towers.batch[medium] for medium in self.towers.mixture])
 
 
 def load_recipe(file: Path = RECIPE) -> Recipe:
@@ -80,17 +89,17 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
     if strangers := set(recipe.augment.hardest) - set(TASKS):
         raise ValueError(f"hardest has unknown tasks {sorted(strangers)}, expected some of {sorted(TASKS)}")
-    unknown = (set(recipe.mixture) | set(recipe.towers.mixture)) - set(get_args(Medium))
+    unknown = {*recipe.mixture, *recipe.late.mixture, *recipe.towers.mixture} - {*get_args(Medium)}
     if unknown:
         raise ValueError(f"mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
     for name, sizes, mixture in (
-        ("batch", recipe.batch, recipe.mixture),
-        ("row_tokens", recipe.row_tokens, {**recipe.mixture, **recipe.towers.mixture}),
+        ("batch", recipe.batch, {**recipe.mixture, **recipe.late.mixture}),
+        ("row_tokens", recipe.row_tokens, {**recipe.mixture, **recipe.late.mixture, **recipe.towers.mixture}),
         ("towers.batch", recipe.towers.batch, recipe.towers.mixture),
     ):
         if missing := set(mixture) - set(sizes):
             raise ValueError(f"{name} says nothing of {sorted(missing)}, which are in the mixture")
-    if not recipe.mixture or not recipe.towers.mixture or recipe.smallest_batch < 1:
+    if not (recipe.mixture and recipe.late.mixture and recipe.towers.mixture) or recipe.smallest_batch < 1:
         raise ValueError("a mixture is empty, or a batch has no samples, expected one of each at least")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
