@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.bench.demo_data import TASKS, sample
+from mmrt.bench.demo_data import TASKS, Shares, sample
 from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
 from mmrt.bench.demo_train.loop import CURVE
-from mmrt.bench.demo_train.recipe import Augment
+from mmrt.bench.demo_train.recipe import Augment, Late
 from mmrt.tests.bench.small_training import Prepared, small_recipe, towers
 
 
@@ -166,6 +166,15 @@ def test_the_question_may_come_before_the_media(prepared: Prepared) -> None:
         media = ids.index(prepared.config.image_token_id)
         asked = prepared.tokenizer.decode(ids[:media]).partition("user\n")[2]
         assert (" " in asked) == bool(share), asked
+
+
+def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> None:
+    sizes = {**prepared.recipe.batch, "image": 8}
+    recipe = small_recipe(mixture={"text": 1.0}, late=Late(2, {"image": 1.0}, Shares(0.0, 1.0)), batch=sizes)
+    batches = Batches(recipe, prepared.config, prepared.tokenizer)
+    assert [batches[step].medium for step in range(4)] == ["text", "text", "image", "image"]
+    asked = {*batches[2].tasks, *batches[3].tasks}
+    assert "list" in asked and not {"digits", "size"} & asked, "neither numbers nor single things"
 
 
 def test_towers_learn_from_crowds(prepared: Prepared) -> None:
