@@ -120,8 +120,8 @@ class Batches(Dataset[Batch]):
         if alone and medium == "image":
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
-            shares = recipe.late.pictures if late else Shares()
-            samples = [sample(recipe.seed, number, medium, degraded, shares) for number in numbers]
+            pictures = recipe.late.pictures if late else Shares()
+            samples = [sample(recipe.seed, number, medium, degraded, pictures) for number in numbers]
         return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
 
     def collate(self, medium: Medium, style: float, samples: Sequence[Sample], rngs: Sequence[np.random.Generator]) -> Batch:
