@@ -224,7 +224,7 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("[batch]                   # samples per step\nimage = 32", "[batch]", r"batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {", r"towers.batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {image = 0,", "a batch has no samples"),
-        ("mixture = {image = 0.54,", "mixture = {smell = 0.54,", r"unknown media \['smell'\]"),
+        ("mixture = {image = 0.44,", "mixture = {smell = 0.44,", r"unknown media \['smell'\]"),
         ("pictures = [0.08, 0.6]", "pictures = [0.08, 0.95]", "late.pictures has shares of 0.08 and 0.95, expected 0 to 1 together"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):
