@@ -219,9 +219,9 @@ def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
 
 
 def test_rows_in_new_words_stand_below_the_sum(bench: QualityBench) -> None:
-    console = Console(file=io.StringIO(), width=120)
-    show(console, quality({"stranger": (1, 20), "shape": (19, 20), "reworded": (10, 20)}, None, bench))
-    names = [re.sub(r"\W+", " ", line).split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    shown = io.StringIO()
+    show(Console(file=shown, width=120), quality({"stranger": (1, 20), "shape": (19, 20), "reworded": (10, 20)}, None, bench))
+    names = [re.sub(r"\W+", " ", line).split() for line in shown.getvalue().splitlines()]
     rows = [words for words in names if words and words[0] in ("shape", "all", "stranger", "reworded")]
     assert [words[0] for words in rows] == ["shape", "all", "stranger", "reworded"] and rows[1][1:3] == ["95", "0"]
 
