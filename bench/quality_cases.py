@@ -59,7 +59,7 @@ class Case:
 def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
     """At least ``num_per_row`` questions for each of these rows, one per sample at most; every other sample is degraded.
 
-    Strangers have no more than are written down.
+    Strangers have no more than are written down; of reworded questions: ``_reworded``.
     """
     cases = [case for medium in MEDIA for case in _of_medium(seed, medium, num_per_row, rows)]
     if REWORDED in rows:
@@ -70,9 +70,12 @@ def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
 
 
 def _reworded(seed: int, num: int) -> Iterator[Case]:
-    """As many questions of each phrase, and so many of small talk. Raises: ValueError if there are too few."""
+    """``num`` questions, rounded up to equally many of each phrase, of pictures as they come; and up to ``num`` of small talk.
+
+    Raises: ValueError if there are too few.
+    """
     wanted = Counter(dict.fromkeys(OTHERWISE, math.ceil(num / len(OTHERWISE))))
-    for index, medium in itertools.product(range(_TRIES * num), _BESIDE[OUT_OF_SCOPE]):
+    for index, medium in itertools.product(range(_TRIES * num), MEDIA):
         degraded = index % 2 == 1
         one = sample(seed, index, medium, degraded)
         rng = np.random.default_rng((seed, index))

@@ -115,7 +115,8 @@ def guided_of_answers(scale: float, answers: Sequence[Answer]) -> Guided:
     rows: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         rows[answer.row].append(answer.is_right)
-    return Guided(scale=scale, all=share(a.is_right for a in answers), rows={name: share(row) for name, row in rows.items()})
+    tasks = share(a.is_right for a in answers if a.row not in IN_NEW_WORDS)
+    return Guided(scale=scale, all=tasks, rows={name: share(row) for name, row in rows.items()})
 
 
 def shortcomings(bench: QualityBench, require: float, require_combined: float) -> list[str]:
@@ -151,7 +152,7 @@ def show(console: Console, bench: QualityBench) -> None:
         text = f"{bench.equal.num_right} of {bench.equal.num} answers are transformers', token for token"
         console.print(text, style="green" if is_same else "red", highlight=False)
     if bench.guided:
-        plain = _total("all", bench.rows).degraded
+        plain = _total("all", tasks).degraded
         curve = [["none", _percent(plain), str(plain.num)], *([f"{g.scale:g}", _percent(g.all), str(g.all.num)] for g in bench.guided)]
         show_table(console, "degraded media", ["guidance scale", "right, %", "n"], curve)
 

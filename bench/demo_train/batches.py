@@ -107,10 +107,11 @@ class Batches(Dataset[Batch]):
         recipe = self._recipe
         rng = np.random.default_rng((recipe.seed, step))
         alone = step < recipe.towers.steps
-        late = step >= recipe.late.step
-        mixture, batch = (recipe.late if late else recipe).mixture, recipe.batch
+        mixture, batch, pictures = recipe.mixture, recipe.batch, Shares()
         if alone:
             mixture, batch = recipe.towers.mixture, recipe.towers.batch
+        elif step >= recipe.late.step:
+            mixture, pictures = recipe.late.mixture, recipe.late.pictures
         names = sorted(mixture)
         shares = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
@@ -120,7 +121,6 @@ class Batches(Dataset[Batch]):
         if alone and medium == "image":
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
-            pictures = recipe.late.pictures if late else Shares()
             samples = [sample(recipe.seed, number, medium, degraded, pictures) for number in numbers]
         return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
 
