@@ -114,11 +114,21 @@ class Sound:
 Thing = Picture | Clip | Sound
 
 
+Mix = Literal["same", "few", "mixed"]
+
+
 class Shares(NamedTuple):
-    """How many of the pictures that come alone are of one thing and of several; the others are of a number."""
+    """How many of the pictures that come alone are of one thing and of several; the others are of a number.
+
+    mixes: several things are all the same, of two shapes and two colours, or of any; each of these as likely as the others.
+    """
 
     single: float = 0.25
     several: float = 0.45
+    mixes: tuple[Mix, ...] = ("same", "mixed", "mixed", "few")
+
+
+SHARES = Shares()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def image(rng: Rng, degraded: bool, shares: Shares) -> tuple[Picture, list[Quest
         picture, size = single(rng, degraded, picture_size(rng))
         return picture, single_questions(rng, picture, size)
     if kind < shares.single + shares.several:
-        picture = several(rng, degraded)
+        picture = several(rng, degraded, mixes=shares.mixes)
         return picture, several_questions(rng, picture)
     picture = digits(rng, degraded)
     return picture, digit_questions(rng, picture.objects[0])

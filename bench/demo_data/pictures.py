@@ -22,7 +22,7 @@ from .drawing import (
     shape_mask,
     upright_angle,
 )
-from .kinds import Box, Picture, Placed, chance, pick
+from .kinds import SHARES, Box, Mix, Picture, Placed, chance, pick
 
 SIZES = {"small": (0.13, 0.24), "middle": (0.28, 0.38), "big": (0.48, 0.78)}  # of the shorter side
 TINY = (0.075, 0.11)
@@ -116,13 +116,13 @@ def position_name(thing: Placed) -> str:
     return f"{_ROWS[fields[1]]} {_COLUMNS[fields[0]]}".strip() or "centre"
 
 
-def several(rng: Rng, degraded: bool, number: int = 0) -> Picture:
+def several(rng: Rng, degraded: bool, number: int = 0, mixes: tuple[Mix, ...] = SHARES.mixes) -> Picture:
     """Two to five things that do not touch, or ``number`` of them."""
     width, height = picture_size(rng)
     number = number or int(rng.integers(2, 6))
-    kind = pick(rng, ("same", "mixed", "mixed", "few"))
-    shapes = [pick(rng, SHAPES) for _ in range(1 if kind == "same" else 2)] if kind != "mixed" else list(SHAPES)
-    colours = [pick(rng, COLOURS) for _ in range(1 if kind == "same" else 2)] if kind != "mixed" else list(COLOURS)
+    mix = pick(rng, mixes)
+    shapes = [pick(rng, SHAPES) for _ in range(1 if mix == "same" else 2)] if mix != "mixed" else list(SHAPES)
+    colours = [pick(rng, COLOURS) for _ in range(1 if mix == "same" else 2)] if mix != "mixed" else list(COLOURS)
     tiny = degraded and chance(rng, 0.2)
     largest = {1: 0.45, 2: 0.45, 3: 0.42, 4: 0.4, 5: 0.33}[number]
     things: list[_Thing] = []

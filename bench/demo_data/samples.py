@@ -8,9 +8,8 @@ import numpy as np
 from . import clips, phrases, picture_questions, pictures, sounds, talk, unknowns
 from .drawing import Rng
 from .habits import typed
-from .kinds import NUMBERS, Medium, Question, Sample, Shares, Thing, chance, counted
+from .kinds import NUMBERS, SHARES, Medium, Question, Sample, Shares, Thing, chance, counted
 
-SHARES = Shares()
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 TASKS: dict[str, Medium] = {
     "shape": "image",

@@ -5,8 +5,8 @@ at such words of its question: each at those of one thing where two are compared
 last said. In ANSWER_LAYER two heads look from an answer at the middles of all things that the question is about, at two ends of a
 move, at each of two pictures, at what is not yet listed, and at what begins in a sound; while it names something a third looks at
 that, at a number digit by digit. What is not there is looked for at the first token, and counted against it: the weight of the first
-token tells how many there are. Those numbers, and how the two looks compare, are told to what comes out of that layer. Nothing of
-this is part of the checkpoint.
+token tells how many there are. Those numbers, how the two looks compare, and what all things under each have in common are told
+to what comes out of that layer. Nothing of this is part of the checkpoint.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .hints import LABELS
+from .hints import INKS, LABELS
 from .prompts import TokenRow
 from .scene import Ints, Scene, Vocabulary
 
@@ -31,8 +31,11 @@ COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
 # Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
 # they are further up or down, left or right; of two pictures or of a picture and a sound, whether the first are more; of two things,
-# whether shape and colour are the same.
-FACTS = {"here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3}
+# whether shape and colour are the same; and the label and ink that all have in common that it looks at first, and second.
+FACTS = {
+    "here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3,
+    "label_here": len(LABELS), "ink_here": len(INKS), "label_there": len(LABELS), "ink_there": len(INKS),
+}  # fmt: skip
 _LESS, _NEITHER, _MORE = range(3)
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -94,11 +97,11 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
         found += _asked(answer, aim, here[0], there, groups)
         found += _named(scene, said, answer, groups)
         numbers = np.stack((here.sum(1), there.sum(1)), axis=1)
-        compared = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0])]
+        told = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0]), *_common(scene, aim.here), *_common(scene, aim.there)]
         for group in groups:
             if group.begins and not scene.view.any():  # the token that says how many are in one picture
                 numbers[group.begins - 1, 0] = group.at.sum()
-        facts.append(np.concatenate((np.minimum(numbers, MOST_COUNTED), np.tile(compared, (len(answer), 1))), axis=1))
+        facts.append(np.concatenate((np.minimum(numbers, MOST_COUNTED), np.tile(told, (len(answer), 1))), axis=1))
     return found, np.concatenate(facts)
 
 
@@ -189,6 +192,12 @@ def _compared(scene: Scene, aim: _Aim, num_here: int, num_there: int) -> tuple[i
         return more, _NEITHER, _NEITHER
     same = [seen[aim.here] == seen[aim.there] for seen in (scene.label, scene.ink)]
     return more, _MORE if same[0] else _LESS, _MORE if same[1] else _LESS
+
+
+def _common(scene: Scene, at: Bools) -> tuple[int, int]:
+    """The label and the ink of all that is there; 0 where there is nothing, or where they differ."""
+    label, ink = (np.unique(seen[at]) for seen in (scene.label, scene.ink))
+    return int(label[0]) if len(label) == 1 else 0, int(ink[0]) if len(ink) == 1 else 0
 
 
 def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints, groups: Sequence[_Group]) -> list[Look]:

@@ -101,9 +101,13 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
             raise ValueError(f"{name} says nothing of {sorted(missing)}, which are in the mixture")
     if not (recipe.mixture and recipe.late.mixture and recipe.towers.mixture) or recipe.smallest_batch < 1:
         raise ValueError("a mixture is empty, or a batch has no samples, expected one of each at least")
-    single, several = recipe.late.pictures
+    if not recipe.towers.steps <= recipe.late.step <= recipe.steps:
+        raise ValueError(f"late.step is {recipe.late.step}, expected {recipe.towers.steps} (towers.steps) to {recipe.steps} (steps)")
+    single, several, mixes = recipe.late.pictures
     if min(single, several) < 0 or single + several > 1:
         raise ValueError(f"late.pictures has shares of {single:g} and {several:g}, expected 0 to 1 together")
+    if not mixes:
+        raise ValueError("late.pictures has no mixes of several things, expected one at least")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
         raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")

@@ -177,6 +177,12 @@ def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> Non
     assert "list" in asked and not {"digits", "size"} & asked, "neither numbers nor single things"
 
 
+def test_several_things_may_be_of_few_shapes_and_colours() -> None:
+    pictures = [sample(3, number, "image", False, Shares(0.0, 1.0, ("few",))).media[0] for number in range(24)]
+    kinds = [({thing.label for thing in picture.objects}, {thing.colour for thing in picture.objects}) for picture in pictures]
+    assert {(len(labels), len(colours)) for labels, colours in kinds} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+
+
 def test_towers_learn_from_crowds(prepared: Prepared) -> None:
     recipe = small_recipe(towers=towers(2))
     batch = Batches(recipe, prepared.config, prepared.tokenizer)[0]

@@ -11,6 +11,7 @@ from mmrt.bench.demo_data import Clip, Picture, Placed, Sound, sample
 from mmrt.bench.demo_data.kinds import Note, Question
 from mmrt.bench.demo_train.grounding import (
     COLOURS,
+    FACTS,
     NAMED,
     OTHER_WORDS,
     OTHERS,
@@ -73,9 +74,10 @@ Told = dict[tuple[tuple[int, int], int], dict[int, float]]
 def told(
     prepared: Prepared, things: Sequence[Picture | Clip | Sound], questions: Sequence[Question]
 ) -> tuple[Told, TokenRow, list[int], list[list[int]]]:
-    """(slot, position) -> {position: share}; the row; positions of the media's tokens; the facts of each answer's first token."""
+    """(slot, position) -> {position: share}; the row; positions of the media's tokens; how many and how they compare, of each answer's
+    first token."""
     found, row, media, facts = told_of_each_token(prepared, things, questions)
-    return found, row, media, [one[0] for one in facts]
+    return found, row, media, [one[0][:COMPARING] for one in facts]
 
 
 def told_of_each_token(
@@ -100,6 +102,7 @@ def picture(*things: Placed, width: int = 84) -> Picture:
     return Picture(np.zeros((84, width, 3), np.uint8), things)
 
 
+COMPARING = 7  # of the facts: numbers, and what compares; behind them is what is common to all
 NONE = [1] * 5  # of the facts that compare
 RED, BLUE = Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))  # tokens 1 and 9 of 16
 
@@ -134,7 +137,7 @@ def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> No
     assert [found[OTHER_WORDS, at] for at in listed] == [found[WORDS, at] for at in listed]
     both, last = {0: 1 / 3, red: 1 / 3, blue: 1 / 3}, {0: 0.5, blue: 0.5}
     assert [found[OTHERS, at] for at in listed[:8]] == [both, both, both, last, last, last, last, {0: 1.0}], "what is not yet listed"
-    assert [one[0] for one in facts] == [
+    assert [one[0][:COMPARING] for one in facts] == [
         [2, 0, *NONE], [0, 0, *NONE], [1, 0, *NONE], [1, 1, 0, *NONE[1:]], [1, 2, *NONE],
     ], "the red one is further up; of the two of the list the first is one"  # fmt: skip
     assert [numbers[:2] for numbers in facts[4][:8]] == [[1, 2], [2, 2], [2, 2], [2, 1], [1, 1], [2, 1], [2, 1], [2, 0]]
@@ -149,6 +152,16 @@ def test_of_two_pictures_each_is_looked_at_by_its_head(prepared: Prepared) -> No
     assert facts == [[2, 1, 1, 1, 2, 1, 1]], "the first are more"
     _, _, _, facts = told(prepared, [picture(RED), picture(BLUE)], [question])
     assert facts == [[1, 1, 1, 1, 1, 2, 0]], "as many; the shape is the same, the colour is not"
+
+
+def test_what_is_common_to_all_that_is_looked_at_is_told(prepared: Prepared) -> None:
+    question = Question("pair_more", "Which picture has more things?", "The first.")
+    _, _, _, facts = told_of_each_token(prepared, [picture(RED, BLUE), picture(BLUE)], [question])
+    circle, blue = LABELS.index("circle"), INKS.index("blue")
+    assert list(FACTS)[COMPARING:] == ["label_here", "ink_here", "label_there", "ink_there"]
+    assert [one[COMPARING:] for one in facts[0]] == [[circle, 0, circle, blue]] * len(facts[0]), "two colours have none in common"
+    _, _, _, facts = told_of_each_token(prepared, [picture(BLUE)], [Question("count", "How many things are there?", "One.")])
+    assert facts[0][0][COMPARING:] == [circle, blue, 0, 0], "there is no second picture"
 
 
 def clip(*scenes: tuple[Placed, ...]) -> Clip:

@@ -225,7 +225,10 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("batch = {image = 64,", "batch = {", r"towers.batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {image = 0,", "a batch has no samples"),
         ("mixture = {image = 0.44,", "mixture = {smell = 0.44,", r"unknown media \['smell'\]"),
-        ("pictures = [0.08, 0.6]", "pictures = [0.08, 0.95]", "late.pictures has shares of 0.08 and 0.95, expected 0 to 1 together"),
+        ("step = 5000", "step = 50000", r"late.step is 50000, expected 1500 \(towers.steps\) to"),
+        ("pictures = [0.08, 0.6,", "pictures = [0.08, 0.95,", "late.pictures has shares of 0.08 and 0.95, expected 0 to 1 together"),
+        ('["mixed", "few"]', "[]", "late.pictures has no mixes of several things"),
+        ('["mixed", "few"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):
         text = RECIPE.read_text()
