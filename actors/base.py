@@ -130,6 +130,8 @@ class Actor:
     def _take_over(self, table: ActorTable) -> ActorStatus:
         """See what the generation before died of, and make its words ours."""
         last, kills = table.read(self.name), oom_kills()
+        if last.generation > self.generation:  # somebody has acted since this process got its number, say while it was in pdb
+            self.generation = self.notifier.generation = next_generation(self.run, self.name)
         note = read_exit_note(self.run.path, self.name, last.pid)
         if last.step_deadline_ns and self.lifeline.fd is not None:
             patient_until_s = time.monotonic() + NOTE_S

@@ -121,9 +121,9 @@ class Decoding:
 
     def _try_one(self) -> None:
         """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
-        probation, table = self._probation, self._table
+        probation = self._probation
         self._settle()
-        probation.suspects = [at for at in probation.suspects if table.generation[at[0]] == at[1] and table.end(*at) == EndCode.NONE]
+        probation.suspects = [at for at in probation.suspects if self._is_open(*at)]
         for place in probation.suspects:
             began_ns = time.monotonic_ns()
             with self._status.step(solo_step(place), self._limit.limit_s(1)):
@@ -134,6 +134,11 @@ class Decoding:
                 self._publish(outcome.rows, outcome.ended)
                 break
         self._running.hold(probation.held)
+
+    def _is_open(self, row: int, generation: int) -> bool:
+        """Whether it may still be in the running set, and has not ended."""
+        theirs, phase = self._table.phase(row)
+        return theirs == generation and phase != Phase.FREE and self._table.end(row, generation) == EndCode.NONE
 
     def _try(self, step: Callable[[], Outcome]) -> Outcome:
         """A step. One sequence that cannot be computed must not end the others, nor this process again and again."""

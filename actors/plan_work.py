@@ -12,12 +12,12 @@ _LINEAR = 1024  # tokens or rows up to which attention's quadratic part does not
 def still_wanted(plan: Plan, table: SequenceTable) -> Plan | None:
     """The plan without parts for rows that have ended or are somebody else's by now; None if nothing is left.
 
-    The controller ends a row for good (cancelled, failed, late) before the plans that name it are acknowledged.
+    The controller ends a row for good (cancelled, failed, late) before the plans that name it are acknowledged; then it is free.
     """
 
     def is_alive(row: int, row_generation: int) -> bool:
         generation, phase = table.phase(row)
-        return generation == row_generation and phase != Phase.ENDING
+        return generation == row_generation and phase not in (Phase.ENDING, Phase.FREE)
 
     if isinstance(plan, Analyse | DecodeSegment):
         return plan if is_alive(plan.row, plan.row_generation) else None

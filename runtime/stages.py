@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ..shm.sequence_table import Phase
-from .core import Core, owner
+from .core import LONG_AGO_S, Core, owner
 from .effects import PoolName
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -46,6 +46,9 @@ def issue(core: Core, now: float) -> None:
     """Plan and send until the policy has nothing more for the credit that is left."""
     steering = core.steering
     _aim(core)
+    for outstanding in core.plans.values():
+        if outstanding.begun_s == LONG_AGO_S:  # of a controller before this one; whoever has it may have just begun
+            outstanding.begun_s = now
     limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
     for _ in range(MAX_ROUNDS):
         view = make_view(core)

@@ -221,10 +221,17 @@ def _protocol_log() -> logging.Logger:
 
 
 def _publish_endpoint(actor: Actor, url: str) -> None:
-    """Leave the URL in the run directory: with port 0 nobody else knows it."""
+    """Leave the URL in the run directory: with port 0 nobody else knows it. Where nothing fits there any more, serve all the same."""
+    file, text = actor.run.path / ENDPOINT_NAME, url + "\n"
+    if file.exists() and file.read_text() == text:
+        return
     part = actor.run.path / f".{ENDPOINT_NAME}.{os.getpid()}"
-    part.write_text(url + "\n")
-    os.replace(part, actor.run.path / ENDPOINT_NAME)
+    try:
+        part.write_text(text)
+        os.replace(part, file)
+    except OSError as error:
+        log.warning("%s is not written: %s", file, error)
+        part.unlink(missing_ok=True)
 
 
 def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:

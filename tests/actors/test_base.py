@@ -6,8 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mmrt.actors.base import Actor
+from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.fate import ExitNote, read_exit_note
+from mmrt.runtime.notify import Notifier
 from mmrt.runtime.transport import ActorSocket
+from mmrt.shm.role_lock import next_generation
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorState, ActorTable
 
 WAIT_S = 0.2
 
@@ -31,6 +36,21 @@ def test_a_signal_ends_one_wait_and_not_all_that_follow(tmp_path: Path) -> None:
         actor._bus.close()
         os.close(actor._signalled)
         os.close(signalling)
+
+
+def test_who_acts_has_a_higher_number_than_all_who_acted(tmp_path: Path) -> None:
+    """One that is in pdb before ``main`` gets its number long before it acts; the controller believes the highest that it has seen."""
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        table = ActorTable.create(run, ["video"])
+        early = Actor.__new__(Actor)
+        early.name, early.run, early.config = "video", run, RuntimeConfig()
+        early.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
+        early.generation = next_generation(run, "video")
+        early.notifier = Notifier(None, "video", early.generation)
+        other = next_generation(run, "video")
+        table.writer("video", other).set_state(ActorState.ACTIVE)
+        early._take_over(table)
+        assert early.generation == early.notifier.generation == table.read("video").generation == other + 1
 
 
 def test_who_was_debugged_says_so_before_it_gives_the_role_back(tmp_path: Path) -> None:

@@ -224,6 +224,24 @@ def test_a_trial_that_was_killed_from_outside_begins_again(counting: Bench, monk
 
 
 @both_ways
+def test_a_suspect_whose_row_is_free_is_none_any_more(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, gone = placed(counting, 0, 40), placed(counting, 1, 20)
+    names = names_of_steps(counting, monkeypatch)
+    held: list[set[int]] = []
+    monkeypatch.setattr(counting.running, "hold", held.append)
+
+    def cancel() -> None:
+        counting.table.set_phase(1, Phase.ENDING)
+
+    def free() -> None:
+        counting.table.set_phase(1, Phase.FREE)
+
+    serve(counting, cancel, [Drop(1, *gone.place, 3)], free, *turns(6), death=GROUP)
+    assert other.place in names and held[-1] == set(), "cancelled before its trial"
+    assert len(counting.committed(other)) >= 6
+
+
+@both_ways
 def test_suspects_that_have_gone_or_wait_for_pages_hold_nobody_up(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = counting.place([10] * 16, row=0, max_new_tokens=10)
     gone, other = placed(counting, 1, 20), placed(counting, 2, 20)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mmrt.actors.plan_work import still_wanted
 from mmrt.actors.plans import KEPT_RESULTS, serve_plans
 from mmrt.runtime.fate import Death
 from mmrt.runtime.messages import (
@@ -172,6 +173,14 @@ def test_a_plan_whose_rows_have_all_ended_is_skipped(work: Work) -> None:
     work.plan = Prefill([chunk(1), chunk(2, row_generation=9)])
     assert answers(work.serve([work.write(0, 7)], [])) == [(7, Skipped())]
     assert not work.seen
+
+
+def test_a_free_row_wants_nothing(work: Work) -> None:
+    """A video's worker asks about plans that it has done, too: their rows may have been freed since, and not be anybody's yet."""
+    assert still_wanted(Prefill([chunk(1)]), work.rows) is not None
+    work.rows.set_phase(1, Phase.ENDING)
+    work.rows.set_phase(1, Phase.FREE)
+    assert still_wanted(Prefill([chunk(1)]), work.rows) is None
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")])

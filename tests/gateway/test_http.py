@@ -5,11 +5,15 @@ import gzip
 import json
 import socket
 import threading
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from mmrt.actors.base import Actor
 from mmrt.actors.gateway import chat as chat_module
+from mmrt.actors.gateway import serve as serve_module
 from mmrt.runtime.errors import RunError
 from mmrt.shm.status import ActorState, StatsSnapshot
 
@@ -54,6 +58,19 @@ def test_the_small_endpoints(stage: Any) -> None:
             assert head.status_code == 200 and head.content == b""
 
     stage.run(test)
+
+
+def test_who_cannot_write_its_address_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run's file system may be full; what stands there already needs no room."""
+    actor = cast(Actor, SimpleNamespace(run=SimpleNamespace(path=tmp_path)))
+    serve_module._publish_endpoint(actor, "http://127.0.0.1:8000")
+    file = tmp_path / serve_module.ENDPOINT_NAME
+    inode = file.stat().st_ino
+    serve_module._publish_endpoint(actor, "http://127.0.0.1:8000")
+    assert file.stat().st_ino == inode and not caplog.text
+    actor.run.path = tmp_path / "gone"  # type: ignore[misc]
+    serve_module._publish_endpoint(actor, "http://127.0.0.1:8000")
+    assert "endpoint is not written" in caplog.text
 
 
 def test_unknown_paths_and_methods_in_the_error_shape(stage: Any) -> None:
