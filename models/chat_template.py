@@ -39,6 +39,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
         self._variables = dict(special_tokens or {})
+        self.takes_parts = self._takes_parts()
 
     @classmethod
     def load(cls, path: Path, special_tokens: Mapping[str, str] | None = None) -> "ChatTemplate":
@@ -77,6 +78,20 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
+
+    def _takes_parts(self) -> bool:
+        """Whether ``content`` may be a list. Templates for text alone print it as Python does, or fail where they take a string."""
+        parts = [{"type": "text", "text": "x"}]
+        try:
+            return repr(parts) not in self.render([{"role": "user", "content": parts}])
+        except TemplateRefusal:
+            return not self._renders("x")
+
+    def _renders(self, content: str) -> bool:
+        try:
+            return bool(self.render([{"role": "user", "content": content}]))
+        except TemplateRefusal:
+            return False
 
 
 def _default_template(value: Any) -> str | None:

@@ -5,6 +5,7 @@ because one hands over to the next or has been killed, wait in the kernel's queu
 gateway that nobody gave sockets (systemd without a socket unit) opens its own.
 """
 
+import errno
 import fcntl
 import os
 import socket
@@ -22,17 +23,25 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
     Raises: RunError if the name is unknown or an address is in use.
     """
     opened: list[socket.socket] = []
+    absent: OSError | None = None
     try:
         infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(infos):
-            opened.append(_listen(family, kind, protocol, (address[0], port, *address[2:])))
-            port = port or int(opened[0].getsockname()[1])
-    except OSError as error:
+            try:
+                opened.append(_listen(family, kind, protocol, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent = error  # names may have addresses that the machine lacks: ::1 where there is no IPv6
+            else:
+                port = port or int(opened[0].getsockname()[1])
+        if absent is not None and not opened:
+            raise absent
+    except (OSError, UnicodeError) as error:  # a name may be none
         for listener in opened:
             listener.close()
-        raise RunError(
-            f"cannot serve on {host}:{port} (server.host, server.port): {error.strerror or error}; another port: --port"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot serve on {host}:{port} (server.host, server.port): {reason}; another port: --port") from None
     return opened
 
 

@@ -27,7 +27,10 @@ def model_path(config: RuntimeConfig) -> Path:
 
     Raises: ConfigError if it is not a checkpoint directory.
     """
-    path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
+    try:
+        path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
+    except RuntimeError as error:
+        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is not a directory"
         raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")

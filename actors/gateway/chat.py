@@ -149,6 +149,9 @@ class ChatCompletions:
         content_type = http.headers.get("Content-Type")
         if content_type is not None and http.content_type != "application/json":
             raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
+        packing = http.headers.get("Content-Encoding", "identity")
+        if packing.lower() != "identity":
+            raise RequestError(f"Content-Encoding is {packing[:100]!r}, expected a body that is not packed", status=415)
         length = http.content_length
         if length is not None and length > self._max_body_bytes:
             raise self._too_large(length)
@@ -157,7 +160,8 @@ class ChatCompletions:
         return RequestError(f"the body has {length} bytes, the limit is {self._max_body_bytes} (server.max_body_mib)", status=413)
 
     async def _read_body(self, http: web.Request, body: bytearray) -> None:
-        """Fill ``body``, unpacked. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out."""
+        """Fill ``body``. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out, and what is small
+        is never kept out: media of others may wait for minutes."""
         limit = _INTAKE_BODIES * self._max_body_bytes
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -166,7 +170,7 @@ class ChatCompletions:
                     self._num_reading_bytes += len(chunk)
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(len(body))
-                    if self._num_reading_bytes + self._registry.num_media_bytes > limit:
+                    if len(body) > _THREAD_BYTES and self._num_reading_bytes + self._registry.num_media_bytes > limit:
                         raise RequestError(
                             "too many large requests are being received",
                             status=503,

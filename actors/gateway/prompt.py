@@ -56,7 +56,7 @@ class PromptBuilder:
         guard = PromptGuard(self._tokenizer)
         hidden = iter(guard.hide(texts))
         try:
-            rendered = self._template.render([_for_template(message, hidden) for message in conversation.messages])
+            rendered = self._template.render([self._for_template(message, hidden) for message in conversation.messages])
         except TemplateRefusal as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         ids = guard.encode(rendered)
@@ -98,18 +98,19 @@ class PromptBuilder:
             fenced += [opening, id, closing] if has_sound_track else [id]
         return fenced
 
+    def _for_template(self, message: Message, hidden: Iterator[str]) -> dict[str, Any]:
+        """A message as the template takes it, with the hidden texts in place of the user's."""
+        if isinstance(message.content, str):
+            return {"role": message.role, "content": next(hidden)}
+        parts: list[dict[str, str]] = [
+            {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
+        ]
+        if not self._template.takes_parts and all(part["type"] == "text" for part in parts):
+            return {"role": message.role, "content": "\n".join(part["text"] for part in parts)}
+        return {"role": message.role, "content": parts}
+
 
 def _texts(message: Message) -> list[str]:
     if isinstance(message.content, str):
         return [message.content]
     return [part for part in message.content if isinstance(part, str)]
-
-
-def _for_template(message: Message, hidden: Iterator[str]) -> dict[str, Any]:
-    """A message as templates take it, with the hidden texts in place of the user's."""
-    if isinstance(message.content, str):
-        return {"role": message.role, "content": next(hidden)}
-    parts: list[dict[str, str]] = [
-        {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
-    ]
-    return {"role": message.role, "content": parts}

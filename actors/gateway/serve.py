@@ -175,6 +175,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
             logger=_protocol_log(),
             shutdown_timeout=FAREWELL_S,
             keepalive_timeout=IDLE_CONNECTION_S,
+            auto_decompress=False,  # it would unpack in this loop, without a pause, also what nobody reads any more
         )
         await runner.setup()
         try:

@@ -44,7 +44,10 @@ def register(app: typer.Typer) -> None:
         """Ask the model a question, about images, videos and sounds if you like. The answer is streamed."""
         server = _Server(*_find(url, api_key, run))
         media = [*_parts("image_url", image), *_parts("video_url", video), *_parts("input_audio", audio)]
-        content: Any = [*media, {"type": "text", "text": sys.stdin.read() if question == "-" else question}]
+        content: Any = [
+            *media,
+            {"type": "text", "text": sys.stdin.buffer.read().decode(errors="replace") if question == "-" else question},
+        ]
         messages = [{"role": "system", "content": system}] if system is not None else []
         body: dict[str, Any] = {
             "model": model or server.first_model(),
@@ -142,9 +145,9 @@ class _Server:
 
     def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, self._headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
+            request = urllib.request.Request(self._url + path, data, self._headers)
             response: http.client.HTTPResponse = opener.open(request, timeout=_TIMEOUT_S)
             return response
         except urllib.error.HTTPError as error:

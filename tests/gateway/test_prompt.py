@@ -114,6 +114,17 @@ def test_a_template_that_refuses(tokenizer: Tokenizer, model: ModelConfig) -> No
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("printed", ["{{ m['content'] }}", "{{ 'said: ' + m['content'] }}", "{{ m.content | trim }}"])
+def test_a_template_for_text_alone_is_given_text(tokenizer: Tokenizer, model: ModelConfig, printed: str) -> None:
+    """Many clients always send lists; such a template would print them as Python does, or fail."""
+    prompts = PromptBuilder(tokenizer, ChatTemplate("{% for m in messages %}" + printed + "{% endfor %}"), model, 2048)
+    texts = [{"type": "text", "text": "what's up"}, {"type": "text", "text": "there?"}]
+    as_list, as_text = (build(prompts, [{"role": "user", "content": content}]) for content in (texts, "what's up\nthere?"))
+    assert as_list.ids == as_text.ids
+    with pytest.raises(RequestError, match="messages: the model's chat template"):
+        build(prompts, [{"role": "user", "content": [*texts, IMAGE]}])
+
+
 @pytest.mark.parametrize("source", ["nothing", "<|image_pad|><|video_pad|>", "<|video_pad|>", "<|image_pad|><|image_pad|>"])
 def test_a_template_that_misplaces_media(tokenizer: Tokenizer, model: ModelConfig, source: str) -> None:
     prompts = PromptBuilder(tokenizer, ChatTemplate(source), model, 2048)

@@ -1,6 +1,7 @@
 """The command line: what it prints, what it refuses in one line, its exit statuses, and that it is quick."""
 
 import http.server
+import io
 import json
 import os
 import socket
@@ -81,6 +82,9 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     [
         (["up", "--port", "70000"], 2, "error: server.port = 70000: expected `int` <= 65535"),
         (["up", "--model", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["up", "--model", "~nosuchuser/x"], 2, "error: model.path = '~nosuchuser/x': Could not determine home directory"),
+        (["up", "--host", "a..b"], 1, "error: cannot serve on a..b:8000 (server.host, server.port): "),
+        (["ask", "x", "--url", "http://[::1"], 1, "error: cannot reach http://[::1: "),
         (["up", "--model", "/tmp"], 2, "has no config.json: expected a Hugging Face checkpoint directory"),
         (["up", "--config", "/no/such.toml"], 2, "error: cannot read the configuration /no/such.toml: No such file"),
         (["up", "--run", "a/b"], 2, "'a/b' is not a name"),
@@ -279,6 +283,13 @@ def test_ask_never_takes_a_broken_stream_for_an_answer(endpoint: str, frames: li
     _Endpoint.frames = frames
     status, error = refused(capsys, "ask", "x", "--url", endpoint)
     assert (status, error) == (1, f"{message}\n")
+
+
+def test_ask_takes_a_question_from_what_is_no_utf8(endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What\xff?"), "utf-8"))
+    assert run(["ask", "-", "--url", endpoint]) == 0
+    assert capsys.readouterr().out == "A\n" and _Endpoint.asked[0]["messages"][0]["content"] == "What\N{REPLACEMENT CHARACTER}?"
 
 
 def test_ask_shows_the_servers_reason(endpoint: str, capsys: Captured) -> None:

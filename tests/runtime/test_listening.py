@@ -1,6 +1,7 @@
 """Listening sockets: one port on every address, given to children as they are, refused when they are something else."""
 
 import os
+import re
 import socket
 
 import pytest
@@ -36,9 +37,25 @@ def test_a_port_in_use_is_named() -> None:
             open_listeners("127.0.0.1", port)
 
 
-def test_an_unknown_host_is_named() -> None:
-    with pytest.raises(RunError, match=r"cannot serve on no\.such\.host\.invalid:1"):
-        open_listeners("no.such.host.invalid", 1)
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 64])
+def test_an_unknown_host_is_named(host: str) -> None:
+    with pytest.raises(RunError, match=rf"cannot serve on {re.escape(host)}:1"):
+        open_listeners(host, 1)
+
+
+def test_addresses_of_a_name_that_the_machine_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """localhost is often ::1, too, where there is no IPv6."""
+
+    def infos(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        addresses = ["192.0.2.1", "127.0.0.1"] if host == "both" else ["192.0.2.1"]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", infos)
+    (listener,) = open_listeners("both", 0)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1" and listener.getsockname()[1]
+    with pytest.raises(RunError, match="Cannot assign requested address"):
+        open_listeners("neither", 0)
 
 
 def test_what_a_child_was_given() -> None:
