@@ -18,6 +18,8 @@ import jinja2.sandbox
 
 from .errors import CheckpointError
 
+_PROBE = "a text that no template has"
+
 
 class TemplateRefusal(ValueError):
     """The template cannot render these messages: it said so itself, or they lack something that it needs."""
@@ -39,7 +41,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
         self._variables = dict(special_tokens or {})
-        self.takes_parts = self._takes_parts()
+        self.takes_parts = self._shows_parts()
 
     @classmethod
     def load(cls, path: Path, special_tokens: Mapping[str, str] | None = None) -> "ChatTemplate":
@@ -79,19 +81,18 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
 
-    def _takes_parts(self) -> bool:
-        """Whether ``content`` may be a list. Templates for text alone print it as Python does, or fail where they take a string."""
-        parts = [{"type": "text", "text": "x"}]
-        try:
-            return repr(parts) not in self.render([{"role": "user", "content": parts}])
-        except TemplateRefusal:
-            return not self._renders("x")
+    def _shows_parts(self) -> bool:
+        """Whether ``content`` may be a list. Templates for text alone show a string, and print a list as it is, leave it out or fail."""
+        parts = [{"type": "text", "text": _PROBE}]
+        shown = self._shown(parts)
+        as_it_is = repr(parts) in shown or json.dumps(parts) in shown
+        return (_PROBE in shown and not as_it_is) or _PROBE not in self._shown(_PROBE)
 
-    def _renders(self, content: str) -> bool:
+    def _shown(self, content: str | list[dict[str, str]]) -> str:
         try:
-            return bool(self.render([{"role": "user", "content": content}]))
+            return self.render([{"role": "user", "content": content}])
         except TemplateRefusal:
-            return False
+            return ""
 
 
 def _default_template(value: Any) -> str | None:

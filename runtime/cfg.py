@@ -42,16 +42,14 @@ def limit_pages(lengths: Lengths, max_new_tokens: int, page_tokens: int) -> Leng
 
 
 def wanted_pages(lengths: Lengths, num_committed: int, max_new_tokens: int, page_tokens: int, ahead_pages: int) -> Lengths:
-    """Pages per member for everything so far, the next token, and ``ahead_pages`` more, within ``limit_pages``."""
+    """Pages per member for everything so far, the next token, and ``ahead_pages`` more, within ``limit_pages``.
+
+    With fewer than for none ahead decode cannot compute the next token.
+    """
     return tuple(
         min(num_pages(length + num_committed, page_tokens) + ahead_pages, limit)
         for length, limit in zip(lengths, limit_pages(lengths, max_new_tokens, page_tokens), strict=True)
     )
-
-
-def needed_pages(lengths: Lengths, num_committed: int, page_tokens: int) -> Lengths:
-    """Pages per member without which decode cannot compute the next token."""
-    return tuple(num_pages(length + num_committed, page_tokens) for length in lengths)
 
 
 def fitting_new_tokens(lengths: Lengths, num_pool_pages: int, page_tokens: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..shm.sequence_table import Phase
-from .cfg import Lengths, limit_pages, needed_pages, wanted_pages
+from .cfg import Lengths, wanted_pages
 from .core import Core, membership
 from .effects import AppendPages
 from .lifecycle import preempt, settle
@@ -142,15 +142,15 @@ def grow(core: Core) -> None:
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
         short = 0
+        max_new_tokens = request.record.max_new_tokens
         held = [len(request.block_tables[member]) for member in range(len(request.lengths))]
-        needed = needed_pages(request.lengths, request.committed, page_tokens)
-        wanted = wanted_kv(core, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-        limit = limit_pages(request.lengths, request.record.max_new_tokens, page_tokens)
+        least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
+        wanted = wanted_kv(core, request.lengths, request.committed, max_new_tokens, request.rate)
         for member, pages in enumerate(held):
-            missing = min(wanted[member], limit[member]) - pages
+            missing = wanted[member] - pages
             if missing > 0:
                 _append(core, request, member, min(missing, core.pools["kv"].num_free))
-                short += max(0, min(needed[member], limit[member]) - len(request.block_tables[member]))
+                short += max(0, least[member] - len(request.block_tables[member]))
         if short:
             _take_from_younger(core, request, short)
 

@@ -7,18 +7,22 @@ gateway that nobody gave sockets (systemd without a socket unit) opens its own.
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Sequence
 
 from .errors import RunError
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 1024  # connections that may wait; the system's own limit is net.core.somaxconn
 _HIGH_FD = 64  # above every descriptor that children are given, so that none overwrites another on the way
 
 
 def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of ``host``, with one port for all of them (0: any free one). Not inherited by other programs.
+    """Listen on every address of ``host`` that this machine has, with one port for all of them (0: any free one). Not inherited by
+    other programs.
 
     Raises: RunError if the name is unknown or an address is in use.
     """
@@ -33,11 +37,12 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 absent = error  # names may have addresses that the machine lacks: ::1 where there is no IPv6
+                log.warning("not serving on %s, an address of %s: %s", address[0], host, error.strerror)
             else:
                 port = port or int(opened[0].getsockname()[1])
         if absent is not None and not opened:
             raise absent
-    except (OSError, UnicodeError) as error:  # a name may be none
+    except (OSError, UnicodeError) as error:  # UnicodeError: "a..b" cannot be a name
         for listener in opened:
             listener.close()
         reason = getattr(error, "strerror", None) or error

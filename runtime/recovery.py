@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..shm.sequence_table import Phase
-from .cfg import limit_pages, member_lengths, needed_pages
+from .cfg import member_lengths, wanted_pages
 from .core import Core, Outstanding, membership, owner
 from .effects import POOLS, ClearPages, PoolName
 from .intake import cancel_older_gateways, expand, set_layout
@@ -158,10 +158,8 @@ def _normalise(core: Core, request: Request, targets: list[PageRun]) -> None:
     prompt, starts = expand(definition, shapes, core.limits)
     set_layout(request, member_lengths(len(prompt), len(definition.companion_ids or ())), starts, shapes, core.limits)
     if request.phase == Phase.PREPARE and not record.evicting:
-        page_tokens = core.limits.kv_page_tokens
-        needed = needed_pages(request.lengths, request.committed, page_tokens)
-        limit = limit_pages(request.lengths, record.max_new_tokens, page_tokens)
-        if any(len(request.block_tables[member]) < min(needed[member], limit[member]) for member in range(len(needed))):
+        least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, core.limits.kv_page_tokens, ahead_pages=0)
+        if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
             core.emit(ClearPages(request.row))  # all or none: the grant was cut short
             request.block_tables, request.prefilled = ([], []), [0, 0]
     _normalise_segments(request, targets)

@@ -47,7 +47,7 @@ def issue(core: Core, now: float) -> None:
     steering = core.steering
     _aim(core)
     for outstanding in core.plans.values():
-        if outstanding.begun_s == LONG_AGO_S:  # of a controller before this one; whoever has it may have just begun
+        if outstanding.begun_s == LONG_AGO_S:  # of another controller, or for another actor: whoever has it now has just begun
             outstanding.begun_s = now
     limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
     for _ in range(MAX_ROUNDS):

@@ -73,7 +73,7 @@ class Controller:
             core.actors[actor] = generation
             for outstanding in core.plans.values():
                 if outstanding.actor == actor:
-                    outstanding.sent_s = LONG_AGO_S
+                    outstanding.sent_s = outstanding.begun_s = LONG_AGO_S
             if actor == "decode":
                 for request in core.rows:
                     if request is not None:

@@ -120,7 +120,7 @@ Mix = Literal["same", "few", "mixed"]
 class Shares(NamedTuple):
     """How many of the pictures that come alone are of one thing and of several; the others are of a number.
 
-    mixes: several things are all the same, of two shapes and two colours, or of any; each of these as likely as the others.
+    mixes: several things are all the same, of two shapes and two colours at most, or of any. Each entry is as likely as the others.
     """
 
     single: float = 0.25

@@ -5,8 +5,8 @@ at such words of its question: each at those of one thing where two are compared
 last said. In ANSWER_LAYER two heads look from an answer at the middles of all things that the question is about, at two ends of a
 move, at each of two pictures, at what is not yet listed, and at what begins in a sound; while it names something a third looks at
 that, at a number digit by digit. What is not there is looked for at the first token, and counted against it: the weight of the first
-token tells how many there are. Those numbers, how the two looks compare, and what all things under each have in common are told
-to what comes out of that layer. Nothing of this is part of the checkpoint.
+token tells how many there are. Those numbers, how the two looks compare, and what the things that a question is about have in
+common are told to what comes out of that layer. Nothing of this is part of the checkpoint.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
 # Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
 # they are further up or down, left or right; of two pictures or of a picture and a sound, whether the first are more; of two things,
-# whether shape and colour are the same; and the label and ink that all have in common that it looks at first, and second.
+# whether shape and colour are the same; and the label and ink that all have in common that the question is about, first and second.
 FACTS = {
     "here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3,
     "label_here": len(LABELS), "ink_here": len(INKS), "label_there": len(LABELS), "ink_there": len(INKS),

@@ -160,7 +160,7 @@ def test_bodies_that_are_too_large(stage: Any) -> None:
 def test_what_is_packed_is_never_unpacked(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even what is left of a body when its answer has been sent: unpacking a little keeps the loop from everybody for long."""
     unpacked: list[bytes] = []
-    monkeypatch.setattr(DeflateBuffer, "feed_data", lambda _, data: unpacked.append(data))
+    monkeypatch.setattr(DeflateBuffer, "feed_data", lambda _, data, size: unpacked.append(data))
 
     async def test(scene: Any) -> None:
         bomb = with_body(gzip.compress(b" " * (64 << 20)), b"Content-Encoding: gzip\r\n")
@@ -245,15 +245,11 @@ def test_who_only_says_that_much_is_coming_keeps_nobody_out(stage: Any, monkeypa
     monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
 
     async def test(scene: Any) -> None:
-        writers = []
-        for encoding in (b"", b"Content-Encoding: gzip\r\n"):
-            reader, writer = await scene.connect()
-            writer.write(POST + b"Content-Type: application/json\r\n" + encoding + b"Content-Length: 1000000\r\n\r\n")
-            writers.append(writer)
+        _, writer = await scene.connect()
+        writer.write(POST + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n")
         for _ in range(20):
             assert (await scene.post(scene.chat("x" * 1000))).status_code == 200
-        for writer in writers:
-            writer.transport.abort()
+        writer.transport.abort()
 
     stage.run(test)
 

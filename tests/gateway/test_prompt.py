@@ -114,7 +114,16 @@ def test_a_template_that_refuses(tokenizer: Tokenizer, model: ModelConfig) -> No
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("printed", ["{{ m['content'] }}", "{{ 'said: ' + m['content'] }}", "{{ m.content | trim }}"])
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "{{ m['content'] }}",
+        "{{ 'said: ' + m['content'] }}",
+        "{{ m.content | trim }}",
+        "{{ m.content | tojson }}",
+        "{% if m.content is string %}{{ m.content }}{% endif %}",
+    ],
+)
 def test_a_template_for_text_alone_is_given_text(tokenizer: Tokenizer, model: ModelConfig, printed: str) -> None:
     """Many clients always send lists; such a template would print them as Python does, or fail."""
     prompts = PromptBuilder(tokenizer, ChatTemplate("{% for m in messages %}" + printed + "{% endfor %}"), model, 2048)

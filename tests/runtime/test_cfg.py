@@ -9,7 +9,6 @@ from mmrt.runtime.cfg import (
     is_prefilled,
     limit_pages,
     member_lengths,
-    needed_pages,
     prefill_targets,
     wanted_pages,
 )
@@ -24,7 +23,7 @@ def test_a_companion_of_no_tokens_is_none() -> None:
 
 def test_the_need_is_what_both_prompts_take_not_twice_the_first() -> None:
     """CF5's example: 1,074 + 50 tokens, not 2 x 1,074."""
-    assert sum(needed_pages((1074, 50), 0, 1)) == 1124
+    assert sum(wanted_pages((1074, 50), 0, 9, 1, ahead_pages=0)) == 1124
     assert limit_pages((1074, 50), 1, 1) == (1074, 50)
 
 
@@ -41,14 +40,15 @@ def test_what_was_generated_is_prefilled_again_behind_both_prompts() -> None:
 
 @settings(deadline=None)
 @given(lengths_strategy, st.integers(0, 50), st.integers(1, 50), st.integers(1, 8), st.integers(0, 5))
-def test_wanted_lies_between_needed_and_limit(lengths: tuple[int, ...], committed: int, more: int, page: int, ahead: int) -> None:
+def test_wanted_lies_between_least_and_limit(lengths: tuple[int, ...], committed: int, more: int, page: int, ahead: int) -> None:
     max_new = committed + more
-    needed = needed_pages(lengths, committed, page)
+    least = wanted_pages(lengths, committed, max_new, page, ahead_pages=0)
     wanted = wanted_pages(lengths, committed, max_new, page, ahead)
     limit = limit_pages(lengths, max_new, page)
     for member in range(len(lengths)):
-        assert needed[member] <= wanted[member] <= limit[member]
-        assert wanted[member] - needed[member] <= ahead
+        assert least[member] * page >= lengths[member] + committed
+        assert least[member] <= wanted[member] <= limit[member]
+        assert wanted[member] - least[member] <= ahead
         assert limit[member] * page >= lengths[member] + max_new - 1
 
 

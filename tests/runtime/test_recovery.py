@@ -11,17 +11,20 @@ from mmrt.runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recove
 from mmrt.runtime.request import encode_record
 from mmrt.runtime.state import Controller, Progress
 from mmrt.shm.sequence_table import Phase
-from mmrt.tests.runtime.test_state import SHAPE, Driver, image, text
+from mmrt.tests.runtime.test_state import Driver, encoding_beside_decode, text
 
 
 def remains(driver: Driver) -> RunSnapshot:
     """What lies in shared memory and in the journal when the driver's controller is killed between two ticks."""
     core = driver.core
     rows = [
-        RowSnapshot(r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code, record)
+        RowSnapshot(
+            r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code,
+            encode_record(r.record),
+        )
         for r in core.rows
-        if r is not None and (record := encode_record(r.record))
-    ]
+        if r is not None
+    ]  # fmt: skip
     live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.definition) for r in core.requests.values()}
     plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in core.plans.values()]
     generations = {name: list(pool.generations) for name, pool in core.pools.items()}
@@ -61,16 +64,7 @@ def test_a_grant_that_was_cut_short_is_given_back() -> None:
 
 def test_what_the_last_controller_had_begun_counts_as_under_way() -> None:
     """Beside decode either the encoder or prefill works, whoever sent them to it; and for no longer than usual if it hangs."""
-    driver = Driver(num_rows=3, exclusive=True)
-    driver.submit(text(), key=1)
-    driver.done("prefill")
-    driver.submit(image(), key=2)
-    driver.receive("gateway", m.Filled(1, 2)).tick()
-    driver.done("video", m.Analysed(SHAPE))
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
-        driver.done("prefill")
-    driver.done("video")
-    driver.submit(text(), key=3)
+    driver = encoding_beside_decode()
     assert [plan.actor for plan in driver.core.plans.values()] == ["encoder"]
     machine = recover(driver.core.limits, 4, remains(driver))
     progress = [Progress(row, generation, 0, 0) for row, generation in machine.watched()]

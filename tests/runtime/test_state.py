@@ -683,7 +683,8 @@ def finish_a_step(driver: Driver) -> None:
     driver.tick()
 
 
-def test_an_encoder_that_hangs_keeps_no_text_from_its_prefill() -> None:
+def encoding_beside_decode() -> Driver:
+    """One row decodes, the encoder works for another, and a third waits for its prefill: no two of the stages beside decode."""
     driver = Driver(num_rows=3, exclusive=True)
     driver.submit(text(), key=1)
     driver.done("prefill")
@@ -696,8 +697,22 @@ def test_an_encoder_that_hangs_keeps_no_text_from_its_prefill() -> None:
     assert any(plan.actor == "encoder" for plan in driver.core.plans.values())
     driver.submit(text(), key=3)
     assert not any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    return driver
+
+
+def test_an_encoder_that_hangs_keeps_no_text_from_its_prefill() -> None:
+    driver = encoding_beside_decode()
     driver.tick(6.0)
     assert any(plan.actor == "prefill" for plan in driver.core.plans.values())
+
+
+def test_a_new_encoder_begins_anew() -> None:
+    driver = encoding_beside_decode()
+    driver.now += 6.0
+    driver.receive("encoder", m.Hello("encoder", 2, 1, True), generation=2).tick()
+    assert not any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    driver.tick(6.0)
+    assert any(plan.actor == "prefill" for plan in driver.core.plans.values()), "it hangs, too"
 
 
 def test_time_out_of_decode_is_no_time_between_tokens() -> None:
