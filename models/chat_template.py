@@ -82,7 +82,7 @@ class ChatTemplate:
             raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
 
     def _shows_parts(self) -> bool:
-        """Whether ``content`` may be a list. Templates for text alone show a string, and print a list as it is, leave it out or fail."""
+        """Whether ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
         parts = [{"type": "text", "text": _PROBE}]
         shown = self._shown(parts)
         as_it_is = repr(parts) in shown or json.dumps(parts) in shown
