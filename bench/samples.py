@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from .demo_data.codecs import REPEATABLE
+
 ImageFormat = Literal["png", "jpeg"]
 
 
@@ -32,7 +34,9 @@ def make_video(seed: int, width: int, height: int, num_frames: int, fps: int) ->
     picture = _picture(np.random.default_rng(seed), width, height)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=Fraction(fps), options={"preset": "veryfast", "threads": "1"})
+        stream = container.add_stream(
+            "libx264", rate=Fraction(fps), options={"preset": "veryfast", "threads": "1", "x264-params": REPEATABLE}
+        )
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for index in range(num_frames):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.roll(picture, 4 * index, axis=1)), "rgb24")

@@ -18,7 +18,7 @@ from .drawing import Rng
 from .kinds import SOUND_RATE, Clip, Picture, Sound, Thing, chance, pick
 
 T = TypeVar("T", Picture, Clip, Sound, Thing)
-_REPEATABLE = "mbtree=0"  # with x264's macroblock trees the same frames give different files, now and then (measured)
+REPEATABLE = "mbtree=0"  # with x264's macroblock trees the same frames give different files, now and then (measured)
 _SOUND_RATES = (16000, 16000, 22050, 44100, 48000)
 _CONTAINERS = {  # of sound: codec, container, type, bit rate
     "m4a": ("aac", "ipod", "audio/mp4", 64_000),
@@ -68,7 +68,7 @@ def encode_frames(frames: npt.NDArray[np.uint8], fps: float, crf: int, preset: s
     rate = Fraction(fps).limit_denominator(1001)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
-        stream = output.add_stream("libx264", rate=rate, options={"crf": str(crf), "preset": preset, "x264-params": _REPEATABLE})
+        stream = output.add_stream("libx264", rate=rate, options={"crf": str(crf), "preset": preset, "x264-params": REPEATABLE})
         stream.width, stream.height = frames.shape[2], frames.shape[1]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = max(2, round(fps))
