@@ -1,6 +1,7 @@
 """A pool gives bit for bit what decoding in sequence gives, to any number of takers, whatever fails and however it ends."""
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -384,11 +385,16 @@ def test_the_processor_takes_over_from_hardware_that_fails(make_pool, video_of, 
 def test_all_cores_take_over_from_one_unit(make_pool, video_of, monkeypatch):
     monkeypatch.setattr("mmrt.media.decoding.choose_kind", lambda info, kinds: kinds[0])
     data = video_of("closed GOP")
-    cores = [CountingEngine() for _ in range(4)]
-    pool = make_pool([FragileEngine("hardware", EngineError("not supported"), 0), *cores])
+    both, opened = threading.Barrier(2, timeout=WAIT_S), itertools.count()
+
+    def at_instant(name: str) -> None:
+        if name == "open" and next(opened) < 2:
+            both.wait()  # one core alone would wait in vain
+
+    pool = make_pool([FragileEngine("hardware", EngineError("not supported"), 0), *[Watched(at_instant) for _ in range(4)]])
     request = pool.add_decoding_request(bitstream_of(data), list(range(48)))
     assert_frames(outputs(pool, request), expected(data, list(range(48))))
-    assert request.max_running == 4 and sum(len(core.threads) for core in cores) > 1
+    assert request.max_running == 4 and not both.broken
 
 
 def test_a_dropped_segment_of_several_threads_is_not_decoded_again(make_pool, video_of):
