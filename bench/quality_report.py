@@ -136,7 +136,7 @@ def show(console: Console, bench: QualityBench) -> None:
     show_environment(console, bench.environment)
     columns = ["", "clean", "degraded", "both", "n", "peer clean", "peer degraded"]
     tasks = _tasks(bench)
-    shown = [*tasks, _total("all", tasks), *(row for row in bench.rows if row not in tasks)]
+    shown = [*tasks, _total("all", tasks), *(row for row in bench.rows if row.name in IN_NEW_WORDS)]
     rows = [
         [row.name, *map(_percent, (row.clean, row.degraded, row.both)), str(row.both.num), *map(_percent, _reference_shares(row))]
         for row in shown

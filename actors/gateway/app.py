@@ -32,8 +32,10 @@ def build_app(
     max_body_bytes: int,
     version: str,
     unready: Callable[[], list[str]],
+    is_ending: Callable[[], bool],
 ) -> web.Application:
-    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200."""
+    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. While ``is_ending`` connections
+    are closed behind their answers, which say so."""
     endpoints = _Endpoints(chat, limits, metrics, version, unready)
     app = web.Application(
         middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key, frozenset({"localhost", host.lower()}))],
@@ -50,7 +52,14 @@ def build_app(
             web.get("/metrics", endpoints.metrics),
         ]
     )
-    app.on_response_prepare.append(_name_server)
+
+    async def on_prepare(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "mmrt"
+        if is_ending():
+            response.headers["Connection"] = "close"
+            response.force_close()
+
+    app.on_response_prepare.append(on_prepare)
     return app
 
 
@@ -115,10 +124,6 @@ def _error_response(error: RequestError) -> web.Response:
     if error.request_id:
         response.headers["X-Request-Id"] = error.request_id
     return response
-
-
-async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "mmrt"
 
 
 def _measure(metrics: Metrics) -> Middleware:

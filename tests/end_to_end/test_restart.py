@@ -206,7 +206,7 @@ def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
     ).encode()
     address = urllib.parse.urlsplit(own.url)
     with socket.create_connection((address.hostname, address.port), timeout=60) as upload:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         upload.sendall(head.encode() + body[: len(body) // 2])
         time.sleep(0.3)
         restart = threading.Thread(target=own.mmrt, args=("restart", "gateway"))
@@ -218,6 +218,7 @@ def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
         answer = b"".join(iter(lambda: upload.recv(65536), b""))
         restart.join(60)
     assert answer.startswith(b"HTTP/1.1 200 OK") and b'"usage"' in answer
+    assert b"\r\nConnection: close\r\n" in answer, "a client need not find out by its next request"
 
 
 def test_after_down_connections_are_refused(launch: Callable[..., Server]) -> None:
