@@ -149,7 +149,8 @@ def _draw_whole(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], d
 
 
 def _draw_filtered(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rows with top-k or top-p: candidates in falling order, as few as will do. Rows that these do not cover sort everything."""
+    """Rows with top-k or top-p: candidates in falling order, equal ones by their ids, as few as will do. Rows that these do not cover
+    sort everything."""
     vocabulary = scores.shape[1]
     tokens = np.empty(members.size, np.int64)
     pending = np.arange(members.size)
@@ -157,13 +158,22 @@ def _draw_filtered(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp]
     totals = torch.logsumexp(scores, 1, keepdim=True)
     while pending.size:
         inside = torch.from_numpy(pending)
-        values, ids = torch.topk(scores[inside], num_candidates, dim=1)
+        values, ids = _largest(scores[inside], num_candidates)
         weights, covered = _filter(values, totals[inside], rows, members[pending], num_candidates == vocabulary)
         picked = ids.gather(1, torch.from_numpy(_pick(weights, draws[pending])).unsqueeze(1)).squeeze(1).numpy()
         tokens[pending[covered]] = picked[covered]
         pending = pending[~covered]
         num_candidates = vocabulary
     return tokens
+
+
+def _largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The ``num`` largest of each row in falling order, and their ids. Equal ones come by their ids, but which of those that equal the
+    last are there is ``torch.topk``'s choice and depends on ``num``."""
+    values, ids = torch.topk(scores, num, dim=1)
+    ids, order = ids.sort(1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
 def _filter(
@@ -189,6 +199,8 @@ def _filter(
     beyond[:, 0] = False
     weights = weights.masked_fill(beyond, 0.0)
     weights = weights.masked_fill(weights < _column(rows.min_p[members]), 0.0)
+    least = torch.where(weights > 0, values, torch.inf).amin(1, keepdim=True)
+    covered &= complete | (least > values[:, -1:])  # of those that equal the last some may be missing
     return weights, covered.squeeze(1).numpy()
 
 

@@ -2,7 +2,9 @@
 
 A request is refused before work starts when it can never run (400, 413) or when too much waits already (503 with Retry-After;
 429 is kept for a client's own quota, which needs client identities). Admission is first come, first served for each resource: a
-request that is short of something keeps younger ones from taking it, and lets those pass that need nothing of it.
+request that is short of something keeps younger ones from taking it, and lets those pass that need nothing of it. Who is short of KV
+pages keeps the row that it could have had, too: rows and pages seldom come free together. Not the other way round: rows whose requests
+all wait for KV pages would wait for ever.
 """
 
 from collections.abc import Sequence
@@ -115,10 +117,12 @@ class Granter:
         self._blocked.add(resource)
 
     def take(self, **needs: int) -> bool:
-        """Take all of the needs, or none and block what was short."""
+        """Take all of the needs, or none and block what was short. The first that is short of KV pages keeps the row it would have."""
         needs = {resource: count for resource, count in needs.items() if count}
         short = {resource for resource, count in needs.items() if count > self._free[resource]}
         if short or self._blocked & needs.keys():
+            if "kv" in short - self._blocked:
+                self.charge("row", needs.get("row", 0))
             self._blocked |= short
             return False
         for resource, count in needs.items():

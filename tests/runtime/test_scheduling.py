@@ -302,6 +302,15 @@ def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
     assert not granter.take(row=1)
 
 
+def test_who_is_short_of_kv_pages_keeps_the_row_that_it_could_have() -> None:
+    """Else younger ones that need a row alone take it before the pages come free, for ever."""
+    granter = Granter(rows=1, media=1, kv=4)
+    assert not granter.take(row=1, kv=5) and not granter.take(row=1, media=1)
+    granter = Granter(rows=2, media=1, kv=4)
+    assert not granter.take(row=1, kv=5) and not granter.take(row=1, kv=6), "one that follows keeps none"
+    assert granter.take(row=1, media=1)
+
+
 holders = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8).map(
     lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs]
 )

@@ -630,8 +630,8 @@ def test_a_large_text_request_is_not_passed_for_ever_by_younger_media() -> None:
 
 
 def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
-    """It waits for pages of a row in preparation, which waits for patch pages of younger ones, which wait for KV pages behind it."""
-    driver = Driver(num_rows=4, num_kv_pages=60, max_context=256, num_plan_slots=16, num_media_pages=32)
+    """It keeps a row and waits for KV pages of a row in preparation, which shares patch pages with younger ones behind it."""
+    driver = Driver(num_rows=5, num_kv_pages=60, max_context=256, num_plan_slots=16, num_media_pages=32)
 
     def analysed(num_segments: int) -> m.Analysed:
         segments = [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)] * num_segments
@@ -639,10 +639,11 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
 
     driver.submit(text(10, 4), key=1)
     driver.done("prefill")
-    driver.submit(m.Definition("r", [1] * 220, [], m.Sampling(), 4), key=2)
-    for key in (3, 4, 5):
-        driver.submit(image(), key=key)
+    driver.submit(image(), key=5)
     driver.receive("gateway", m.Filled(1, 5)).tick()
+    driver.submit(m.Definition("r", [1] * 220, [], m.Sampling(), 4), key=2)
+    for key in (3, 4):
+        driver.submit(image(), key=key)
     driver.done("video", analysed(30))
     driver.counts[0] = (4, 2)
     driver.receive("decode", m.SequenceEnded(1, 0, 1))
@@ -650,7 +651,7 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     assert isinstance(drop, m.Drop)
     driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
     driver.tick()
-    assert driver.core.requests[5].has_kv, "the text waits for a row only"
+    assert driver.core.requests[5].has_kv and 2 in driver.core.waiting
     driver.receive("gateway", m.Delivered(1, 1)).tick()
     driver.counts.clear()
     for key in (3, 4):
