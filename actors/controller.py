@@ -50,7 +50,7 @@ from .recording import ControllerFlight
 log = logging.getLogger(__name__)
 
 STATS_S = 0.1
-SLOW_TICK_S = 0.05
+SLOW_TICK_S = 0.25
 
 
 def main(actor: Actor) -> None:

@@ -61,7 +61,7 @@ def load(core: Core) -> Load:
 
 
 def timed_out() -> RequestError:
-    return RequestError("the request's time is over", status=504, type="timeout_error")
+    return RequestError("the request was not finished in time (server.request_timeout_s)", status=504, type="timeout_error")
 
 
 def check_deadlines(core: Core, now: float) -> None:

@@ -3,6 +3,7 @@
 import hmac
 import ipaddress
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 DEFAULT_RETRY_S = 1
+PROBLEM = web.RequestKey("problem", str)  # why the request was refused
 
 
 def build_app(
@@ -129,12 +131,23 @@ def _error_response(error: RequestError) -> web.Response:
 def _measure(metrics: Metrics) -> Middleware:
     @web.middleware
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began_s = time.monotonic()
         response = await handler(request)
         resource = request.match_info.route.resource
         metrics.on_http(resource.canonical if resource is not None else "none", request.method, response.status)
+        if request.method == "POST" or response.status >= 400:
+            if not response.prepared:
+                response.headers.setdefault("X-Request-Id", f"req-{secrets.token_hex(12)}")
+            _log_answer(request, response, time.monotonic() - began_s)
         return response
 
     return measure
+
+
+def _log_answer(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
+    """A line for each request for work, and for whatever was refused; the model's answer is in none."""
+    words = request.method, request.path[:100], response.status, seconds, response.headers["X-Request-Id"], request.get(PROBLEM, "")
+    log.info("%s %s: %d after %.2f s, %s%s", *words)
 
 
 @web.middleware
@@ -143,12 +156,15 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except RequestError as error:
+        request[PROBLEM] = f": {error}"
         return _error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         kind = "not_found_error" if error.status == 404 else "invalid_request_error"
         message = f"{request.method} {request.path[:100]}: {error.reason}"
+        if error.status == 404:
+            message += f"; this server has {', '.join(_routes(request.app))}"
         response = _error_response(RequestError(message, status=error.status, type=kind))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
@@ -158,11 +174,17 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error_response(RequestError("internal error", status=500, type="internal_error"))
 
 
+def _routes(app: web.Application) -> list[str]:
+    """'POST /v1/chat/completions', …"""
+    routes = [(route.method, route.resource) for route in app.router.routes()]
+    return [f"{method} {resource.canonical}" for method, resource in routes if method != "HEAD" and resource is not None]
+
+
 def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
 
-    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back: its origin is
-    another one, or a name that is made to point here.
+    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back: the origin that
+    its POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.)
     """
     expected = f"bearer {api_key}".encode()
 

@@ -112,7 +112,7 @@ class ChatCompletions:
         for stream in list(self._streams):
             began_s = stream.write_began_s
             if stream.request.is_too_slow or (began_s is not None and now_s - began_s > SLOW_READER_S):
-                log.info("request %x: its client reads too slowly", stream.request.key)
+                log.info("%s: its client reads too slowly", stream.request.definition.request_id)
                 _reset(stream.transport)
             elif now_s - stream.written_s >= self._server.keep_alive_s:
                 stream.event.set()
@@ -265,9 +265,9 @@ class ChatCompletions:
                 await self._write_events(response, stream, chunks)
                 await response.write_eof()
             except ConnectionResetError:
-                log.info("request %x: its client has gone", request.key)
+                log.info("%s: its client has gone", completion.id)
             except Exception:  # a bug here must not look like an end, nor like a second response
-                log.exception("request %x: its stream failed", request.key)
+                log.exception("%s: its stream failed", completion.id)
                 _reset(http.transport)
             return response
         finally:

@@ -57,6 +57,10 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     if role is None:
         raise refuse(f"{path}.role", f"is {show(stated)}, allowed are {', '.join(ROLES)}")
     content = fields.take("content")
+    for name in _EMPTY_OF_REPLIES:
+        if fields.leftover.get(name) in (None, [], {}, ""):
+            fields.take(name)
+    fields.refuse_leftover()  # before content is missed: that of a reply that calls tools is null
     if content is None:
         raise refuse(f"{path}.content", "is required")
     if isinstance(content, list):
@@ -66,10 +70,6 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
         content = tuple(parts)
     elif not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
-    for name in _EMPTY_OF_REPLIES:
-        if fields.leftover.get(name) in (None, [], {}, ""):
-            fields.take(name)
-    fields.refuse_leftover()
     return Message(role, content)
 
 

@@ -25,7 +25,7 @@ _KIND_OF_TYPE = {
 def show(value: object) -> str:
     """A value as a message shows it: JSON, cut to a few characters, so that no message repeats megabytes."""
     if isinstance(value, dict | list):
-        return f"{_KIND_OF_TYPE[type(value)]} with {len(value)} entries"
+        return f"{_KIND_OF_TYPE[type(value)]} with {len(value)} {'entry' if len(value) == 1 else 'entries'}"
     if isinstance(value, str):
         value = value[: _SHOWN_CHARS + 1]
     elif type(value) is int and value.bit_length() > 200:

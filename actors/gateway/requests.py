@@ -176,9 +176,7 @@ class RequestRegistry:
         for request in list(self._requests.values()):
             deadline_s = request.definition.deadline_s
             if deadline_s and now_s >= deadline_s and not request.is_over:
-                waited_s = now_s - request.submitted_s
-                message = f"the request was not finished after {waited_s:.0f} s (server.request_timeout_s)"
-                self.cancel(request, now_s, RequestError(message, status=504, type="timeout_error"))
+                self.cancel(request, now_s, _timed_out(request, now_s))
             if request._unsettled is not None and now_s >= request._settle_at_s:
                 self._settle(request, now_s)
             if request._command is not None and now_s >= request._resend_at_s:
@@ -251,7 +249,7 @@ class RequestRegistry:
             if runs:
                 self._flight.written(request.key, began_ns, sum(map(len, request._media)))
         except StalePage as error:
-            log.warning("request %x: an outdated grant is ignored: %s", request.key, error)
+            log.warning("%s: an outdated grant is ignored: %s", request.definition.request_id, error)
             request._command = None
             request._query_at_s = now_s + RESEND_S
             return False
@@ -277,18 +275,20 @@ class RequestRegistry:
             param=failed.param,
             retry_after_s=failed.retry_after_s,
         )
+        if failed.status == 504:  # the controller does not know since when
+            request.error = _timed_out(request, now_s)
         self._close(request, Delivered(self._generation, request.key), now_s)
 
     def _on_lost(self, request: Request, now_s: float) -> None:
         if request._unsettled is not None:
             self._settle(request, now_s)
             return
-        log.error("request %x: the controller does not know it any more (stage %s)", request.key, request.stage.name)
+        log.error("%s: the controller does not know it any more (stage %s)", request.definition.request_id, request.stage.name)
         request.error = RequestError("the server has lost this request", status=500, type="internal_error")
         self._close(request, Delivered(self._generation, request.key), now_s)
 
     def _fail_internally(self, request: Request, problem: str, now_s: float) -> None:
-        log.error("request %x: %s", request.key, problem)
+        log.error("%s: %s", request.definition.request_id, problem)
         self.cancel(request, now_s, RequestError("internal error", status=500, type="internal_error"))
 
     # --------------------------------------------------------------------------------------- from the detokenizer
@@ -300,7 +300,7 @@ class RequestRegistry:
             return
         known = request._received - delta.byte_offset
         if known < 0:
-            log.warning("request %x: a gap of %d bytes in its text; all of it will come again", delta.key, -known)
+            log.warning("%s: a gap of %d bytes in its text; all of it will come again", request.definition.request_id, -known)
             return
         if request.first_text_s is None:
             request.first_text_s = now_s
@@ -362,3 +362,10 @@ class RequestRegistry:
         is_running = request.first_text_s is not None and request.num_prompt_tokens is not None
         request._query_at_s = now_s + (STREAMING_QUERY_S if is_running else QUERY_S)
         self._send(Query(self._generation, request.key))
+
+
+def _timed_out(request: Request, now_s: float) -> RequestError:
+    waited_s = now_s - request.submitted_s
+    return RequestError(
+        f"the request was not finished after {waited_s:.0f} s (server.request_timeout_s)", status=504, type="timeout_error"
+    )

@@ -6,7 +6,7 @@ Pure. A field that would change the answer and is not implemented is refused by 
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,63 +57,61 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     negative_prompt: str
 
 
-def _is_number(expected: float) -> Callable[[Any], bool]:
-    return lambda value: type(value) in (int, float) and bool(value == expected)
+class Harmless(NamedTuple):
+    """Values that change nothing: whether one ``is_it``, and which they are, in words."""
+
+    is_it: Callable[[Any], bool]
+    words: str
 
 
-def _is_one_of(*expected: object) -> Callable[[Any], bool]:
-    return lambda value: any(type(value) is type(one) and value == one for one in expected)
+def _number(expected: float) -> Harmless:
+    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}")
 
 
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, list | dict) and not value
+def _one_of(*expected: object) -> Harmless:
+    words = " or ".join(msgspec.json.encode(one).decode() for one in expected)
+    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words)
 
 
-def _is_any_flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _of_type(kind: type, words: str) -> Harmless:
+    return Harmless(lambda value: isinstance(value, kind), words)
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
+_NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
+_FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
-HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "n": _is_number(1),
-    "best_of": _is_number(1),
-    "use_beam_search": _is_one_of(False),
-    "length_penalty": _is_number(1),
-    "logit_bias": _is_empty,
-    "logprobs": _is_one_of(False),
-    "top_logprobs": _is_number(0),
-    "min_tokens": _is_number(0),
-    "stop_token_ids": _is_empty,
-    "bad_words": _is_empty,
-    "echo": _is_one_of(False),
-    "add_generation_prompt": _is_one_of(True),
-    "continue_final_message": _is_one_of(False),
-    "skip_special_tokens": _is_one_of(True),
-    "spaces_between_special_tokens": _is_any_flag,
-    "include_stop_str_in_output": _is_one_of(False),
-    "chat_template_kwargs": _is_empty,
-    "documents": _is_empty,
-    "tools": _is_empty,
-    "tool_choice": _is_one_of("none", "auto"),
-    "parallel_tool_calls": _is_any_flag,
-    "functions": _is_empty,
-    "function_call": _is_one_of("none", "auto"),
-    "response_format": lambda value: value == {"type": "text"},
-    "modalities": lambda value: value == ["text"],
-    "service_tier": _is_one_of("auto", "default"),
-    "metadata": _is_object,
-    "store": _is_any_flag,
-    "safety_identifier": _is_text,
-    "prompt_cache_key": _is_text,
-    "request_id": _is_text,
+HARMLESS: Mapping[str, Harmless] = {
+    "n": _number(1),
+    "best_of": _number(1),
+    "use_beam_search": _one_of(False),
+    "length_penalty": _number(1),
+    "logit_bias": _NOTHING,
+    "logprobs": _one_of(False),
+    "top_logprobs": _number(0),
+    "min_tokens": _number(0),
+    "stop_token_ids": _NOTHING,
+    "bad_words": _NOTHING,
+    "echo": _one_of(False),
+    "add_generation_prompt": _one_of(True),
+    "continue_final_message": _one_of(False),
+    "skip_special_tokens": _one_of(True),
+    "spaces_between_special_tokens": _FLAG,
+    "include_stop_str_in_output": _one_of(False),
+    "chat_template_kwargs": _NOTHING,
+    "documents": _NOTHING,
+    "tools": _NOTHING,
+    "tool_choice": _one_of("none", "auto"),
+    "parallel_tool_calls": _FLAG,
+    "functions": _NOTHING,
+    "function_call": _one_of("none", "auto"),
+    "response_format": _one_of({"type": "text"}),
+    "modalities": _one_of(["text"]),
+    "service_tier": _one_of("auto", "default"),
+    "metadata": _OBJECT,
+    "store": _FLAG,
+    "safety_identifier": _TEXT,
+    "prompt_cache_key": _TEXT,
+    "request_id": _TEXT,
 }
 
 
@@ -121,6 +119,8 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """Parse JSON. Raises RequestError for anything but an object: bad syntax, bad UTF-8, nesting too deep, NaN, 1e999."""
     if len(body) > MAX_ELEMENTS and _num_marks(body) > MAX_ELEMENTS:
         raise RequestError(f"the body has more than {MAX_ELEMENTS} elements")
+    if not body.strip():
+        raise RequestError("the body is empty, expected a JSON object")
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -163,10 +163,10 @@ def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:
         raise refuse("negative_prompt", f"expected a string, got {kind_of(negative_prompt)}")
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
-    for name, is_harmless in HARMLESS.items():
+    for name, harmless in HARMLESS.items():
         value = fields.take(name)
-        if value is not None and not is_harmless(value):
-            raise refuse(name, f"{show(value)} is not supported")
+        if value is not None and not harmless.is_it(value):
+            raise refuse(name, f"is {show(value)}, only {harmless.words} is supported")
     fields.refuse_leftover()
     return ChatRequest(
         conversation=read_messages(messages, MediaIntake(limits.kinds, limits.media, options)),

@@ -90,12 +90,12 @@ def check_lengths(definition: Definition, lengths: Lengths, limits: Limits) -> i
         return min(room, fitting)
     if wanted > room:
         raise RequestError(
-            f"max_tokens is {wanted}, the context of {limits.max_context} tokens has room for {room} after {max(lengths)}",
+            f"max_tokens: is {wanted}, the context of {limits.max_context} tokens has room for {room} after a prompt of {max(lengths)}",
             param="max_tokens",
         )
     if wanted > fitting:
         raise RequestError(
-            f"max_tokens is {wanted}, the KV cache of {num_pool_tokens} tokens has room for {fitting} after these prompts",
+            f"max_tokens: is {wanted}, the KV cache of {num_pool_tokens} tokens has room for {fitting} after these prompts",
             param="max_tokens",
         )
     return wanted

@@ -79,6 +79,7 @@ def test_unknown_paths_and_methods_in_the_error_shape(stage: Any) -> None:
     async def test(scene: Any) -> None:
         missing = await scene.http.get("/v1/nothing")
         assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
+        assert "this server has POST /v1/chat/completions, GET /v1/models," in missing.json()["error"]["message"]
         wrong = await scene.http.get("/v1/chat/completions")
         assert wrong.status_code == 405 and wrong.headers["Allow"] == "POST"
         assert wrong.json()["error"]["code"] == 405
@@ -112,7 +113,7 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
     ("data", "status", "text"),
     [
         (with_body(b"{"), 400, "not valid JSON"),
-        (with_body(b""), 400, "not valid JSON"),
+        (with_body(b""), 400, "the body is empty"),
         (with_body(b"\xff\xfe"), 400, "not valid JSON"),
         (with_body(b'{"model": "\xff"}'), 400, "not UTF-8"),
         (with_body(b"[" * 100_000), 400, "nested too deeply"),
@@ -293,6 +294,27 @@ def test_whoever_leaves_a_large_prompt_behind_still_counts(stage: Any, monkeypat
                 pass
 
     stage.run(test)
+
+
+def test_each_request_for_work_and_each_refusal_is_a_line_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(scene: Any) -> None:
+        answers = [
+            await scene.post(scene.chat()),
+            await scene.post(scene.chat(n=2)),
+            await scene.http.get("/v1/nothing"),
+            await scene.http.get("/health"),
+        ]
+        ids = [answer.headers.get("X-Request-Id") for answer in answers]
+        lines = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
+        assert len({*ids}) == 4 and ids[3] is None
+        for line, id, words in zip(
+            lines, ids[:3], ("completions: 200 after", "n: is 2, only 1 is supported", "nothing: 404 after"), strict=True
+        ):
+            assert id is not None and id in line and words in line
+        assert "Hello" not in caplog.text
+
+    with caplog.at_level("INFO"):
+        stage.run(test)
 
 
 def test_a_failed_request_can_be_named(stage: Any) -> None:

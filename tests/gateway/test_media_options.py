@@ -89,7 +89,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("video", "use_audio_in_video", "yes", 'expected true or false, got "yes"'),
     ("image", "max_pixels", 1_003_521, "is 1003521, allowed are 784 to 1003520"),
     ("image", "max_pixels", 783, "is 783, allowed are 784 to 1003520"),
-    ("image", "max_pixels", {"height": 5}, "expected an integer, got an object with 1 entries"),
+    ("image", "max_pixels", {"height": 5}, "expected an integer, got an object with 1 entry"),
     ("image", "min_pixels", 1_003_521, "is 1003521, allowed are 784 to 1003520"),
     ("image", "min_pixels", "3000", 'expected an integer, got "3000"'),
 ]

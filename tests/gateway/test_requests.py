@@ -296,6 +296,13 @@ def test_the_deadline(desk: Desk) -> None:
     assert request.error is not None and request.error.status == 504
 
 
+def test_who_finds_that_time_is_over_makes_no_difference(desk: Desk) -> None:
+    request = desk.submit(deadline_s=desk.now_s + 2)
+    desk.pass_time(1.8)
+    desk.answer(Failed(1, request.key, 504, "late", "timeout_error"))
+    assert str(request.error) == "the request was not finished after 2 s (server.request_timeout_s)"
+
+
 def test_text_before_prepared_asks_at_once_and_settles_with_the_answer(desk: Desk) -> None:
     request = desk.submit()
     desk.answer(Granted(1, request.key, RUNS))

@@ -152,7 +152,15 @@ EFFECTS: list[tuple[str, Any]] = [
 def test_fields_with_an_effect_are_refused_by_name(name: str, value: Any) -> None:
     error = refusal(body(**{name: value}))
     assert (error.status, error.param) == (400, name)
-    assert name in error.message and "not supported" in error.message
+    assert error.message.startswith(f"{name}: ") and "supported" in error.message
+
+
+def test_what_is_supported_instead_is_said() -> None:
+    assert refusal(body(n=2)).message == "n: is 2, only 1 is supported"
+    assert refusal(body(tools=[{}])).message == "tools: is an array with 1 entry, only an empty one is supported"
+    text = 'response_format: is an object with 1 entry, only {"type":"text"} is supported'
+    assert refusal(body(response_format={"type": "json_object"})).message == text
+    assert refusal(body(tool_choice="required")).message.endswith('only "none" or "auto" is supported')
 
 
 BAD_VALUES: list[tuple[str, Any, str]] = [
@@ -215,6 +223,7 @@ NESTED_BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "is empty"),
     ({"messages": [{"role": "user", "content": "hi", "name": "Bob"}]}, "messages[0].name", "not supported"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "max_completion_tokens is 6"),
 ]
 
@@ -239,7 +248,8 @@ def test_an_unknown_model_is_404() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "not valid JSON"),
+        (b"", "the body is empty"),
+        (b" ", "the body is empty"),
         (b"{", "not valid JSON"),
         (b"nonsense", "not valid JSON"),
         (b"[]", "must be a JSON object, got an array"),
@@ -376,7 +386,7 @@ def test_messages_do_not_repeat_what_was_sent() -> None:
     error = refusal(body(model="x" * 1_000_000))
     assert len(error.message) < 200
     assert len(refusal(body(**{"y" * 100_000: 1})).message) < 200
-    assert show({"a": 1}) == "an object with 1 entries"
+    assert show({"a": 1}) == "an object with 1 entry"
 
 
 JSON = st.recursive(

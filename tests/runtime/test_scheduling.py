@@ -258,7 +258,7 @@ def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> No
         (definition(media=(1, 1, 1)), 400, "3 media items, the limit is 2"),
         (definition(media=(64 * 9,)), 413, "576 bytes of media, the limit is 512"),
         (definition(128, None), 400, "128 tokens, with one to generate that is more than the context of 128"),
-        (definition(20, 109), 400, "max_tokens is 109, the context of 128 tokens has room for 108"),
+        (definition(20, 109), 400, "max_tokens: is 109, the context of 128 tokens has room for 108"),
         (definition(120, 4, companion=127), 400, "room for"),
         (definition(127, 1, companion=127), 200, ""),
     ],

@@ -218,7 +218,7 @@ def refused(effects: list[Effect]) -> m.Failed:
     [
         (text(0), "no tokens"),
         (text(64), "64 tokens, with one to generate that is more than the context of 64"),
-        (text(60, 5), "max_tokens is 5, the context of 64 tokens has room for 4"),
+        (text(60, 5), "max_tokens: is 5, the context of 64 tokens has room for 4"),
         (m.Definition("r", [1, IMAGE, 2], [], m.Sampling(), 4), "placeholders for .'image'., the request has none"),
         (m.Definition("r", [1, 2], [m.MediaItem("image", 1)], m.Sampling(), 4), "placeholders for no media"),
         (m.Definition("r", [1, IMAGE], [m.MediaItem("image", 1)], m.Sampling(), 4), "ends in media"),
