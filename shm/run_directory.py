@@ -102,11 +102,11 @@ class RunDirectory:
         _live.add(self)
 
     @staticmethod
-    def default_path(name: str = "default") -> Path:
-        """``$MMRT_RUN_DIR`` if set, else /dev/shm/mmrt-<uid>/<name>."""
-        if override := os.environ.get(ENVIRONMENT):
+    def default_path(name: str | None = None) -> Path:
+        """/dev/shm/mmrt-<uid>/<name>. Without a name ``$MMRT_RUN_DIR`` if set, else that of "default"."""
+        if name is None and (override := os.environ.get(ENVIRONMENT)):
             return Path(override).absolute()
-        return _parent() / name
+        return _parent() / (name or "default")
 
     @classmethod
     def create(cls, path: Path, run_json: dict[str, Any]) -> Self:

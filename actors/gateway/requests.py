@@ -146,6 +146,8 @@ class RequestRegistry:
     def fail_all(self, error: RequestError, now_s: float) -> None:
         """End every request that is not over with this error: the gateway itself ends."""
         for request in list(self._requests.values()):
+            if not request.is_over:
+                log.warning("%s is cut off", request.definition.request_id)
             self.cancel(request, now_s, error)
 
     def submit(self, definition: Definition, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> Request:

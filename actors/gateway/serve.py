@@ -256,7 +256,7 @@ async def _stop_accepting(runner: web.AppRunner, chat: ChatCompletions, tick: Ca
 
 async def _drain(chat: ChatCompletions, registry: RequestRegistry, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
     """Let running requests finish, then end the rest with an error that their clients see."""
-    log.info("%d requests are running", chat.num_open)
+    log.info("requests that are running: %d", chat.num_open)
     while chat.num_open and not is_late():
         tick()
         await asyncio.sleep(TICK_S / 2)

@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import mimetypes
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from ...shm.errors import MissingError
 from ...shm.run_directory import RunDirectory
 from ..errors import RunError, UserError
 from ..report import endpoint
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 _TIMEOUT_S = 600.0
 _AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", ".opus": "opus", ".m4a": "m4a"}
@@ -31,7 +32,9 @@ def register(app: typer.Typer) -> None:
         video: Annotated[list[Path] | None, typer.Option(metavar="F", help="A video file; may be repeated.")] = None,
         audio: Annotated[list[Path] | None, typer.Option(metavar="F", help="An audio file; may be repeated.")] = None,
         url: Annotated[str | None, typer.Option(metavar="U", help="Endpoint; default: the running server's.")] = None,
-        api_key: Annotated[str | None, typer.Option(help="Default: the running server's.")] = None,
+        api_key: Annotated[
+            str | None, typer.Option(metavar="KEY", help="Default: the running server's; with --url $OPENAI_API_KEY.")
+        ] = None,
         model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
         system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
         max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Length of the answer at most.")] = None,
@@ -39,7 +42,7 @@ def register(app: typer.Typer) -> None:
         seed: Annotated[int | None, typer.Option(help="Of the random draws.")] = None,
         guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 is off.")] = None,
         negative_prompt: Annotated[str | None, typer.Option(help="What to steer away from, with guidance.")] = None,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Ask the model a question, about images, videos and sounds if you like. The answer is streamed."""
         server = _Server(*_find(url, api_key, run))
@@ -59,17 +62,23 @@ def register(app: typer.Typer) -> None:
             "guidance_scale": guidance_scale,
             "negative_prompt": negative_prompt,
         }
-        for text in server.stream({key: value for key, value in body.items() if value is not None}):
-            print(text, end="", flush=True)
-        print()
+        text = None
+        try:
+            for text in server.stream({key: value for key, value in body.items() if value is not None}):
+                print(text, end="", flush=True)
+        finally:
+            if text is not None:  # what broke off ends its line, too
+                print(flush=True)
+        if server.finish_reason == "length":
+            print("(cut off at the limit of its length: --max-tokens, or the model's context)", file=sys.stderr)
 
 
-def _find(url: str | None, api_key: str | None, run: str) -> tuple[str, str]:
+def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, str]:
     """Endpoint and key: as given, or those of the running server."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
-        return url.rstrip("/").removesuffix("/v1"), api_key or ""
+        return url.rstrip("/").removesuffix("/v1"), api_key or os.environ.get("OPENAI_API_KEY", "")
     path = run_path(run)
     try:
         if not RunDirectory.is_alive(path):
@@ -88,6 +97,8 @@ def _parts(kind: str, files: list[Path] | None) -> Iterator[dict[str, Any]]:
             data = base64.b64encode(file.read_bytes()).decode()
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
+        if not data:
+            raise UserError(f"{file} is empty")
         if kind == "input_audio":
             yield {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(file.suffix.lower(), "wav")}}
         else:
@@ -100,6 +111,7 @@ class _Server:
     """An OpenAI-compatible endpoint, spoken to with the standard library alone."""
 
     def __init__(self, url: str, api_key: str) -> None:
+        self.finish_reason = ""  # of the last stream
         self._url = url
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -139,6 +151,7 @@ class _Server:
                 if "error" in event:
                     raise RunError(_reason(event))
                 for choice in event.get("choices", ()):
+                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
                     if text := choice["delta"].get("content"):
                         yield text
         raise RunError("the server closed the stream before the answer was complete")

@@ -12,7 +12,7 @@ import typer
 from ..config import ACTORS, CHILD_LISTEN_FD
 from ..control import borrow_role
 from ..processes import CHILD_LIFELINE_FD
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 _TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "HOME", "LANG", "LC_ALL")
 _HIGH_FD = 64
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Option("--command", "-c", metavar="CMD", help="A pdb command to begin with; may be repeated.")
         ] = None,
         no_pdb: Annotated[bool, typer.Option("--no-pdb", help="Do not stop at first: only breakpoint() and exceptions do.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Give an actor's role to a process in this terminal, under pdb; everything else waits for it.
 

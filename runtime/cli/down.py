@@ -10,7 +10,7 @@ from ...shm.run_directory import RunDirectory
 from ..control import DownRequest, StatusReply, StatusRequest, call
 from ..errors import RunError
 from ..lifeline import sweep
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
                 min=0, metavar="S", help="Seconds that running requests get to finish, at most supervisor.drain_s (the default)."
             ),
         ] = None,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """End the run: no new requests, running ones finish, every process ends, nothing is left behind."""
         path = run_path(run)
@@ -37,6 +37,9 @@ def register(app: typer.Typer) -> None:
         assert isinstance(status, StatusReply)
         pid = status.report.supervisor_pid
         pidfd = os.pidfd_open(pid) if pid else None
+        requests = status.report.requests
+        if num := requests.waiting + requests.preparing + requests.running:
+            print(f"requests that still run: {num}", flush=True)
         call(path, DownRequest(drain), timeout_s=None)
         if pidfd is not None:
             select.select([pidfd], [], [])

@@ -11,7 +11,7 @@ from ...shm.run_directory import RunDirectory
 from ..errors import RunError
 from ..inspect import Inspector
 from ..inspect_report import ItemReport, RequestReport, RunView
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 _SHOWN_RANGES = 12  # of pages
 _SHOWN_ID = 17  # enough to be told apart, and to be asked for
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
             typer.Argument(metavar="REQUEST", help="The id that the client was given (chatcmpl-…), the key, or how one begins."),
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Show live requests: where each is, what it holds, what is being done for it, and how long its stages took."""
         view, ended = look(run)

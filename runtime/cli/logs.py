@@ -10,7 +10,7 @@ from ...shm.run_directory import RunDirectory
 from ..config import ACTORS, process_in, read_environment
 from ..errors import RunError
 from ..logs import LogReader, read_layout_of_logs
-from .options import DEFAULT_RUN, RunName, log_directory, run_path
+from .options import RunName, log_directory, run_path
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         actor: Annotated[str | None, typer.Argument(help="Only this actor's; also supervisor, zygote.")] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
         lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with.")] = 50,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Print the logs of the run in $XDG_STATE_HOME/mmrt/RUN, all actors in the order of time."""
         if actor is not None and actor not in (*ACTORS, *_ALSO):

@@ -3,6 +3,7 @@
 Only the module of the command that was asked for is imported, so that ``mmrt status`` is quick and nothing loads torch by accident.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -57,10 +58,20 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; without this the interpreter complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has seen enough
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _forget_output()
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _forget_output() -> None:
+    """Without this the interpreter complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_app(arguments: Sequence[str]) -> int:
@@ -74,6 +85,7 @@ def _run_app(arguments: Sequence[str]) -> int:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
 
     @app.callback()

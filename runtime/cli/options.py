@@ -8,16 +8,13 @@ import typer
 from ...shm.run_directory import RunDirectory
 from ..config import Environment, RuntimeConfig, load_config
 
-RunName = Annotated[
-    str, typer.Option("--run", metavar="NAME", help="Name of the run; $MMRT_RUN_DIR, if set, is its directory instead.")
-]
+RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
-DEFAULT_RUN = "default"
 
 
-def run_path(name: str) -> Path:
-    """The run directory of this name."""
-    if not name or "/" in name or name in (".", ".."):
+def run_path(name: str | None) -> Path:
+    """The run directory of this name; without one $MMRT_RUN_DIR, or that of the default run."""
+    if name is not None and (not name or "/" in name or name in (".", "..")):
         raise typer.BadParameter(f"{name!r} is not a name", param_hint="--run")
     return RunDirectory.default_path(name)
 

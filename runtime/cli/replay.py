@@ -18,7 +18,7 @@ from ..errors import RunError, UserError
 from ..messages import Analysed, ItemError, Result
 from ..replay import SUFFIX, Capture, captures_in
 from ..replay_capture import CAPTURING_ACTORS, NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
-from .options import DEFAULT_RUN, RunName, log_directory, run_path
+from .options import RunName, log_directory, run_path
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         model: Annotated[Path | None, typer.Option("--model", "-m", metavar="DIR", help="Another place of the checkpoint.")] = None,
         repeat: Annotated[int, typer.Option("--repeat", help="Do it so often; for its time.")] = 1,
         pdb: Annotated[bool, typer.Option("--pdb", help="Step through it; at an exception look around where it was raised.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Do a captured plan again, alone, and compare. Exit status: 1 if what comes out is not what came out in the run."""
         if sum(choice is not None for choice in (plan, last, capture)) != 1:

@@ -15,7 +15,7 @@ from ...shm.run_directory import RunDirectory
 from ..config import ACTORS, convert_config
 from ..control import RestartReply, RestartRequest, call
 from ..errors import RunError
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 # A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
 ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Argument(metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.")
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Load actors' code anew without losing a request.
 

@@ -13,7 +13,7 @@ from ...shm.run_directory import RunDirectory
 from ..control import StatusReply, StatusRequest, call
 from ..errors import RunError
 from ..report import ActorReport, ComputeReport, RunReport
-from .options import DEFAULT_RUN, RunName, run_path
+from .options import RunName, run_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
     def status(
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
         watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until Ctrl-C.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Show actors, memory (PSS), processor use, queues and page pools. Exits with 1 if no run is up."""
         path = run_path(run)

@@ -13,7 +13,7 @@ from ..config import read_environment
 from ..errors import RunError, UserError
 from ..flight_dumps import SUFFIX, Recording, saved_recordings
 from ..trace import make_trace, num_requests
-from .options import DEFAULT_RUN, RunName, log_directory, run_path
+from .options import RunName, log_directory, run_path
 
 LATEST = "latest"
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
             typer.Option("--crash", metavar="NAME", help="What was saved when something died: latest, a name, or a file."),
         ] = None,
         crashes: Annotated[bool, typer.Option("--crashes", help="List what was saved.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Write requests, steps, waits and pools of a run as a trace: open it in https://ui.perfetto.dev."""
         if last is not None and not 0 < last <= 1e9:

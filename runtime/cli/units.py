@@ -11,7 +11,7 @@ from ..config import ACTORS, read_environment
 from ..errors import RunError
 from ..run import model_path
 from ..units import TARGET, service_name, unit_files
-from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, run_path
+from .options import ConfigFile, RunName, configuration, run_path
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     def units(
         out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where to write them.")] = Path("."),
         config: ConfigFile = None,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Write mmrt.target and one mmrt-PROCESS.service for each process (for systemctl --user)."""
         environment = read_environment()

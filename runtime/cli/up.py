@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import ipaddress
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from ..report import endpoint
 from ..run import free_port, model_family, model_path, run_info
 from ..supervisor import Reporter, Supervisor
 from .daemon import detach
-from .options import DEFAULT_RUN, ConfigFile, RunName, configuration, log_directory, run_path
+from .options import ConfigFile, RunName, configuration, log_directory, run_path
 from .terminal import TerminalReporter
 
 PACKAGE_DIRECTORY = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
         ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
-        run: RunName = DEFAULT_RUN,
+        run: RunName = None,
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
@@ -90,7 +91,20 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
-    return Plan(path, config, model_path(config), free_port(config), environment)
+    plan = Plan(path, config, model_path(config), free_port(config), environment)
+    _check_room(plan)
+    return plan
+
+
+def _check_room(plan: Plan) -> None:
+    """That what ``memory`` would make is possible and fits, before anything is started. Raises: ConfigError."""
+    needed, place = _layout(plan).num_bytes, next(parent for parent in plan.path.parents if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ConfigError(
+            f"the pools need {needed >> 20} MiB of shared memory, {place} has {free >> 20} MiB free; "
+            "their sizes are in [memory] of the configuration"
+        )
 
 
 def pids_of(path: Path) -> str:

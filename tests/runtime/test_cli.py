@@ -53,7 +53,10 @@ def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> Non
 @pytest.mark.parametrize("command", ["up", "down", "status", "restart", "debug", "logs", "ask", "units", "version", "actor"])
 def test_every_command_has_help(command: str, capsys: Captured) -> None:
     assert run([command, "--help"]) == 0
-    assert f"mmrt {command}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"mmrt {command}" in text
+    assert run([command, "-h"]) == 0
+    assert capsys.readouterr().out == text
 
 
 def test_version(capsys: Captured) -> None:
@@ -97,6 +100,7 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["actor", "decoed"], 2, "error: no actor 'decoed'; there are memory"),
         (["ask", "hello"], 1, "error: no run is up in"),
         (["ask", "x", "--url", "http://127.0.0.1:1"], 1, "error: cannot reach http://127.0.0.1:1: [Errno 111] Connection refused"),
+        (["ask", "x", "--url", "http://x", "--image", "/dev/null"], 2, "error: /dev/null is empty"),
         (["ask", "x", "--url", "http://x", "--image", "/no/such.png"], 2, "error: cannot read /no/such.png: No such file"),
         (["ask", "x", "--url", "file:///etc/passwd"], 2, "error: --url 'file:///etc/passwd' is not an http:// or https:// address"),
         (["model", "make", "huge", "x"], 2, "Invalid value for"),
@@ -128,6 +132,24 @@ def test_up_refuses_a_busy_directory_and_a_port_in_use(tmp_path: Path, capsys: C
         status, error = refused(capsys, "up", "--port", "0")
         assert status == 1 and f"error: a run is already up in {tmp_path}/run" in error and "mmrt down" in error
         other.destroy()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[memory]\nkv_tokens = 100000000", "error: the pools need 39"),
+        ("[model]\nmax_context = 100000", "error: "),
+    ],
+)
+def test_up_refuses_what_cannot_run_before_it_starts_anything(
+    tmp_path: Path, capsys: Captured, text: str, message: str, dry: bool
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    status, error = refused(capsys, "up", "--port", "0", "--config", str(file), *(["--dry-run"] if dry else []))
+    assert status == 2 and error.startswith(message) and error.count("\n") == 1
+    assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
 
 
 def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
@@ -283,6 +305,32 @@ def test_ask_never_takes_a_broken_stream_for_an_answer(endpoint: str, frames: li
     _Endpoint.frames = frames
     status, error = refused(capsys, "ask", "x", "--url", endpoint)
     assert (status, error) == (1, f"{message}\n")
+
+
+def test_ask_ends_the_line_of_an_answer_that_breaks_off_and_says_when_it_is_cut_off(endpoint: str, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A")]
+    assert run(["ask", "x", "--url", endpoint]) == 1
+    assert capsys.readouterr().out == "A\n"
+    _Endpoint.frames = [delta("A"), json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}), "[DONE]"]
+    assert run(["ask", "x", "--url", endpoint]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "A\n" and captured.err.startswith("(cut off at the limit of its length")
+
+
+def test_ask_takes_the_key_from_the_environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk")
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    assert run(["ask", "x", "--url", endpoint]) == 0
+    assert _Endpoint.keys == ["Bearer sk"] * 1
+
+
+def test_a_full_disk_is_one_line(endpoint: str) -> None:
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mmrt", "ask", "x", "--url", endpoint], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
 
 
 def test_ask_takes_a_question_from_what_is_no_utf8(endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -284,9 +284,10 @@ def test_creators_killed_anywhere_never_share_a_run(place, crashes, monkeypatch)
 
 def test_default_path(monkeypatch, place):
     monkeypatch.setenv("MMRT_RUN_DIR", str(place / "mine"))
-    assert RunDirectory.default_path("other") == place / "mine"
+    assert RunDirectory.default_path() == place / "mine"
+    assert RunDirectory.default_path("other").parts[-2:] == (f"mmrt-{os.getuid()}", "other"), "who names a run means that one"
     monkeypatch.delenv("MMRT_RUN_DIR")
-    assert RunDirectory.default_path("other").parts[-2:] == (f"mmrt-{os.getuid()}", "other")
+    assert RunDirectory.default_path().parts[-2:] == (f"mmrt-{os.getuid()}", "default")
 
 
 def _holding(run, actor):

@@ -1,0 +1,5 @@
+"""``python -m mmrt``: the program."""
+
+from .runtime.cli.main import main
+
+main()
