@@ -48,14 +48,14 @@ class Metrics:
         self._http_requests = counter("http_requests", "Answered HTTP requests.", "handler", "method", "status")
         self._requests = counter("requests", "Chat requests that were submitted and are over.", "finished_reason")
         self._rejections = counter("admission_rejections", "Chat requests refused or failed, by HTTP status.", "reason")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got text, of aborted ones too.")
         self._generation_tokens = counter("generation_tokens", "Completion tokens, of aborted requests too.")
 
         def histogram(name: str, help: str) -> Histogram:
             return Histogram(f"mmrt_{name}_seconds", help, buckets=_SECONDS, registry=own)
 
         self._first_token = histogram("time_to_first_token", "Submission to the first text.")
-        self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them.")
+        self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them; counted once per token.")
         self._whole = histogram("e2e_request_latency", "Submission to the end.")
         self._queue = histogram("request_queue_time", "Submission to admission.")
         self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
@@ -74,7 +74,8 @@ class Metrics:
 
     def on_text(self, gap_s: float, num_tokens: int) -> None:
         """Text of ``num_tokens`` tokens came ``gap_s`` after the text before."""
-        self._inter_token.observe(gap_s / max(1, num_tokens))
+        for _ in range(max(1, num_tokens)):
+            self._inter_token.observe(gap_s / max(1, num_tokens))
 
     def on_rejected(self, status: int) -> None:
         self._rejections.labels(str(status)).inc()
@@ -88,6 +89,7 @@ class Metrics:
                 self.on_rejected(request.error.status)
         else:
             reason = request.finish or "abort"
+        if request.error is None or request.first_text_s is not None:
             self._prompt_tokens.inc(request.prompt_tokens())
         self._requests.labels(reason).inc()
         self._generation_tokens.inc(request.num_tokens)

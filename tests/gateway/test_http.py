@@ -15,8 +15,10 @@ from aiohttp.http_parser import DeflateBuffer
 from mmrt.actors.base import Actor
 from mmrt.actors.gateway import chat as chat_module
 from mmrt.actors.gateway import serve as serve_module
-from mmrt.actors.gateway.requests import RequestRegistry
-from mmrt.runtime.errors import RunError
+from mmrt.actors.gateway.metrics import Metrics
+from mmrt.actors.gateway.requests import CLIENT_GONE, Request, RequestRegistry
+from mmrt.runtime.errors import RequestError, RunError
+from mmrt.runtime.messages import Definition, Sampling
 from mmrt.shm.status import ActorState, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -443,6 +445,21 @@ def test_metrics(stage: Any) -> None:
         assert f"vllm:num_requests_running{{{name}}} 0.0" in (await scene.http.get("/metrics")).text
 
     stage.run(test)
+
+
+def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() -> None:
+    metrics = Metrics("tiny", StatsSnapshot)
+    gone = RequestError("gone", status=CLIENT_GONE)
+    request = Request(1, Definition("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, 0.0)
+    request.error = gone
+    metrics.on_over(request, 1.0)
+    assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"
+    request.first_text_s = 0.5
+    metrics.on_over(request, 1.0)
+    metrics.on_text(0.4, 4)
+    text = metrics.render()
+    assert b"\nmmrt_prompt_tokens_total 3.0" in text
+    assert b"\nmmrt_inter_token_latency_seconds_count 4.0" in text and b"\nmmrt_inter_token_latency_seconds_sum 0.4" in text
 
 
 def test_web_pages_of_other_origins_need_the_key(stage: Any) -> None:
