@@ -118,6 +118,7 @@ class _Entry:
     opened: OpenItem
     budget: TimeBudget
     plan: Analyse | DecodeSegment  # the first that named it
+    due: int = 0  # the segment that comes next
 
 
 class VideoWorker:
@@ -178,6 +179,9 @@ class VideoWorker:
 
     def _decode_segment(self, plan: DecodeSegment) -> Done:
         self._patches.check(plan.target.pages, plan.target.generations)
+        held = self._open.get(_key(plan))
+        if held is not None and plan.segment < held.due:
+            self._close(_key(plan))  # it is decoded again, and its time counts anew
         entry = self._entry(plan)
         if _shape(entry.opened.item) != plan.shape:
             raise MediaError("the medium was analysed differently before; send the request again", 500)
@@ -187,6 +191,7 @@ class VideoWorker:
                 self._patches.scatter_rows(plan.target.pages, rows, num_rows)
                 num_rows += len(rows)
         assert num_rows == plan.shape.segments[plan.segment].num_rows
+        entry.due = plan.segment + 1
         if plan.segment == len(plan.shape.segments) - 1:
             self._close(_key(plan))
         return Done()

@@ -16,6 +16,7 @@ import av.subtitles.stream  # or ``av.open`` imports it when the first file come
 
 from .errors import MediaError, MediaMemoryError
 from .formats import refuse
+from .jpeg import check_scans, num_scans
 from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
 
 av.logging.set_level(None)
@@ -155,8 +156,9 @@ def _codec(stream: Any) -> str:
 def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
     """The stream's packets in file order. A container that breaks off yields what came before.
 
-    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget.
+    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget, or for a JPEG of too many scans.
     """
+    is_jpeg = _codec(stream) == "mjpeg"
     num_packets = 0
     packets = container.demux(stream)
     while True:
@@ -173,4 +175,6 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
             raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
         if num_packets % 64 == 0:
             budget.check()
+        if is_jpeg:
+            check_scans(num_scans(bytes(packet)), "a picture of the video", limits)
         yield packet

@@ -17,9 +17,10 @@ from . import webp
 from .container import BrokenData, ffmpeg
 from .errors import MediaError
 from .limits import MediaLimits
+from .orientation import orientation_of
 from .packets import Bitstream, PacketCursor
 from .segments import Segment
-from .video_info import VideoInfo, check_frame_size, quarter_turns
+from .video_info import VideoInfo, check_frame_size
 from .webp import WebpDecoder
 
 Output = npt.NDArray[Any]
@@ -28,7 +29,7 @@ Convert = Callable[[Any, VideoReformatter], Output]
 
 CPU = "cpu"
 
-_SKIPPING_CODECS = frozenset(("h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
+_SKIPPING_CODECS = frozenset(("h264", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
 _TRUSTING_CODECS = frozenset(("mpeg4", "h263", "flv"))  # decode from any picture on, and make grey of what they lack
 _PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
 _PLAIN_BITS = 12  # of a pixel: 8 bits, 4:2:0
@@ -120,7 +121,7 @@ class CpuDecoder:
         self.reformatter = VideoReformatter()
         self.is_sound = True
         self._context = context
-        self._can_skip = context.name in _SKIPPING_CODECS
+        self._can_skip = _can_skip(context)
         self._trusts = context.name in _TRUSTING_CODECS
 
     def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
@@ -147,6 +148,23 @@ class CpuDecoder:
 
     def close(self) -> None:
         self._context = None  # its threads end with it
+
+
+def _can_skip(context: Any) -> bool:
+    """Whether FFmpeg can be told to skip what no other picture needs. In HEVC that is what none of its own sub-layer needs: of several
+    sub-layers higher ones may need it.
+    """
+    if context.name == "hevc":
+        return _num_sub_layers(context.extradata or b"") == 1
+    return context.name in _SKIPPING_CODECS
+
+
+def _num_sub_layers(hevc_head: bytes) -> int:
+    """Temporal sub-layers; 0 if the head does not say."""
+    if hevc_head[:1] == b"\1":  # as in MP4 and Matroska
+        return hevc_head[21] >> 3 & 7 if len(hevc_head) > 21 else 0
+    sps = hevc_head.partition(b"\0\0\1\x42\1")[2]
+    return (sps[0] >> 1 & 7) + 1 if sps else 0
 
 
 def cpu_engines() -> list[Engine]:
@@ -218,7 +236,10 @@ def _frames(decoder: Decoder, packets: Iterator[tuple[Any, bool]]) -> Iterator[A
 
 
 def upright_rgb(limits: MediaLimits) -> Convert:
-    """RGB uint8 [height, width, 3], turned as the file asks. Raises: MediaError for sizes beyond the limits and formats of no use."""
+    """RGB uint8 [height, width, 3], turned and mirrored as the file asks.
+
+    Raises: MediaError for sizes beyond the limits and formats of no use.
+    """
 
     def convert(frame: Any, reformatter: VideoReformatter) -> Output:
         check_frame_size(frame.width, frame.height, limits)
@@ -226,7 +247,6 @@ def upright_rgb(limits: MediaLimits) -> Convert:
             rgb = np.asarray(ffmpeg(reformatter.reformat, frame, format="rgb24", threads=1).to_ndarray(), np.uint8)
         except BrokenData:
             raise MediaError(f"video frames of format {frame.format.name} are not supported") from None
-        turns = quarter_turns(frame)
-        return np.ascontiguousarray(np.rot90(rgb, turns)) if turns else rgb
+        return orientation_of(frame).upright(rgb)
 
     return convert

@@ -28,6 +28,7 @@ from PIL import (
 
 from .errors import MediaError, MediaMemoryError
 from .formats import refuse
+from .jpeg import check_scans, end_of_picture, num_scans
 from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
 
 Pixels = npt.NDArray[np.uint8]
@@ -118,10 +119,9 @@ def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits,
     reader.seek(0)
     data = reader.read()
     reader.seek(position)
-    num_scans = 1 if _has_one_scan(image, data[:position]) else _num_scans(data)
-    if num_scans > limits.max_jpeg_scans:
-        raise MediaError(f"the image of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
-    if num_scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
+    scans = 1 if _has_one_scan(image, data[:position]) else num_scans(data[: end_of_picture(data, position)])
+    check_scans(scans, "the image", limits)
+    if scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
         return None
     pixels = first(data, *image.size) if first is not None else None
     return pixels if pixels is not None else _simplejpeg(data, *image.size)
@@ -147,12 +147,6 @@ def _has_one_scan(image: Image.Image, head: bytes) -> bool:
     num_components = len(image.getbands())
     header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * num_components, num_components)
     return "progressive" not in image.info and head[: -3 - 2 * num_components].endswith(header)
-
-
-def _num_scans(jpeg: bytes) -> int:
-    """Start-of-scan markers in the file, thumbnails' too. In compressed data a zero follows every 0xFF: there are none by chance."""
-    words = (np.frombuffer(jpeg, "<u2", (len(jpeg) - offset) // 2, offset) for offset in (0, 1))
-    return sum(int(np.count_nonzero(at_offset == 0xDAFF)) for at_offset in words)
 
 
 def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:

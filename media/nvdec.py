@@ -7,9 +7,9 @@ where libnvcuvid or libnvidia-encode is missing (in containers: NVIDIA_DRIVER_CA
 What decoders put out is defined to the bit, so the units give the same pictures as the processor; conversion to RGB is not defined, so
 it is done on the processor here, too, and only for wanted frames: a picture is brought to host memory as the planes that FFmpeg's
 decoder would have made. What would come out otherwise is refused with EngineError, and the processor decodes it: interlaced video (the
-binding deinterlaces), rotated video (PyNvVideoCodec does not say so), more than 8 bits or other chroma than 4:2:0 (PyAV cannot tell its
-converter where such chroma samples lie), sizes that the unit's capabilities exclude. On Hopper that is all of AV1, and H.264 beyond
-4096 pixels. Formats are taken from PyAV, since PyNvVideoCodec's own demuxer reports 8 bits and 4:2:0 for all of H.264.
+binding deinterlaces), rotated or mirrored video (PyNvVideoCodec does not say so), more than 8 bits or other chroma than 4:2:0 (PyAV
+cannot tell its converter where such chroma samples lie), sizes that the unit's capabilities exclude. On Hopper that is all of AV1, and
+H.264 beyond 4096 pixels. Formats are taken from PyAV, since PyNvVideoCodec's own demuxer reports 8 bits and 4:2:0 for all of H.264.
 
 Called by the video actor of a run on CUDA.
 """
@@ -32,8 +32,8 @@ from torch.utils.dlpack import from_dlpack
 
 from .container import BrokenData, demux, ffmpeg
 from .engines import EngineError
+from .orientation import AS_STORED, orientation_of
 from .packets import Bitstream
-from .video_info import quarter_turns
 
 log = logging.getLogger(__name__)
 
@@ -146,8 +146,8 @@ class _Stream:
             frame, first = _first_frame(stream.codec_context, packets)
         if frame.format.name not in _PIXEL_FORMATS or frame.width % 2 or frame.height % 2:
             raise EngineError(f"{frame.format.name} of {frame.width}x{frame.height} is not for these units")
-        if frame.interlaced_frame or quarter_turns(frame):
-            raise EngineError("interlaced or rotated video is not for these units")
+        if frame.interlaced_frame or orientation_of(frame) != AS_STORED:
+            raise EngineError("interlaced, rotated or mirrored video is not for these units")
         self.key: Key = (bitstream.info.codec, frame.format.name, frame.width, frame.height)
         self.colorspace, self.color_range = frame.colorspace, frame.color_range
         self._parameter_sets = parameter_sets(bitstream.info.codec, self._filtered(first))

@@ -5,6 +5,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,13 @@ import numpy.typing as npt
 from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
+from .orientation import orientation_of
 from .webp import CODEC, Animation, WebpDecoder, read_animation
 
 RGBA_BITS = 32
+
+_MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
+_VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is to be seen, and not for others alone to refer to
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class PacketIndex:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """A video as its viewer sees it: size after rotation, frames that are shown. Without ``index`` it is decoded in sequence."""
+    """A video as its viewer sees it: its size when upright, frames that are shown. Without ``index`` it is decoded in sequence."""
 
     num_frames: int
     fps: float
@@ -44,7 +49,7 @@ class VideoInfo:
 
 
 def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> VideoInfo:
-    """Walk the packets and decode one frame, which proves that there is one and shows its true size and rotation.
+    """Walk the packets and decode one frame, which proves that there is one and shows its true size and orientation.
 
     Raises: MediaError, 422 for files that are not videos or hold no frame, 400 for limits.
     """
@@ -60,7 +65,7 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         num_frames = walk.num_shown
         fps, duration_s = _rate(stream, walk, limits)
         height, width = frame.height, frame.width
-        if quarter_turns(frame) % 2:
+        if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
         codec, bits = stream.codec_context.name, frame.format.padded_bits_per_pixel
@@ -98,6 +103,10 @@ class _Walk:
         self._keys: list[int] = []
         self._disposable: list[bool] = []
         self._hidden: list[bool] = []
+        self._is_vp8 = self._context.name in ("vp8", "libvpx")
+        self._max_field_ticks = _max_field_ticks(stream)
+        self._num_fields = 0
+        self._changes_head = False
 
     def add(self, packet: Any) -> None:
         if packet.is_keyframe:
@@ -107,7 +116,10 @@ class _Walk:
         self._pts.append(packet.pts)
         self._num_bytes.append(packet.size)
         self._disposable.append(packet.is_disposable)
-        self._hidden.append(packet.is_discard)
+        is_hidden = packet.is_discard or (self._is_vp8 and not bytes(packet)[0] & _VP8_SHOW_FRAME)
+        self._hidden.append(is_hidden)
+        self._num_fields += not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks
+        self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
 
     def finish(self) -> Any:
         """The first frame."""
@@ -138,26 +150,45 @@ class _Walk:
 
     @property
     def num_shown(self) -> int:
-        return self._hidden.count(False)
+        """Frames. Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets, one of them without time stamp."""
+        num_fields = self._num_fields if None in self._pts else 0
+        return self._hidden.count(False) - num_fields // 2
+
+    @property
+    def _groups(self) -> list[int]:
+        """The packets that groups of pictures begin with."""
+        return self._keys if self._keys[:1] == [0] else [0, *self._keys]
 
     def shown_pts(self) -> list[int]:
-        """Time stamps of the frames that are shown, ascending; empty if any is missing."""
-        pts = [p for p, hidden in zip(self._pts, self._hidden, strict=True) if not hidden and p is not None]
-        return sorted(pts) if len(pts) == self.num_shown else []
+        """Time stamps of the frames that are shown, ascending. Empty if any is missing or repeated, or key frames are out of order:
+        where files were put together, time begins anew.
+        """
+        pts = [p for p in self._pts if p is not None]
+        if len(set(pts)) < len(self._pts) or any(pts[a] >= pts[b] for a, b in pairwise(self._groups)):
+            return []
+        return sorted(p for p, hidden in zip(pts, self._hidden, strict=True) if not hidden)
 
     def packet_index(self) -> PacketIndex | None:
-        """None when time stamps are missing, repeated or not those of the frames, or key frames are out of order."""
-        if not self._keys or None in self._pts:
+        """None where no key frame is known, time stamps do not tell frames apart or are not those of the frames, or one packet brings
+        parameter sets that all others after it need.
+        """
+        timeline = self.shown_pts()
+        if not self._keys or not timeline or self._changes_head:
             return None
         pts = np.array(self._pts, dtype=np.int64)
-        keys = np.array(self._keys if self._keys[0] == 0 else [0, *self._keys], dtype=np.int64)
-        if np.any(np.diff(np.sort(pts)) == 0) or np.any(np.diff(pts[keys]) <= 0):
-            return None
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
             return None  # AVI has no time stamps of its own: packets are numbered as they lie, whatever order frames come out in
-        timeline = np.array(self.shown_pts(), dtype=np.int64)
         num_bytes = np.array(self._num_bytes, dtype=np.int64)
-        return PacketIndex(pts, num_bytes, np.array(self._disposable, dtype=np.bool_), keys, timeline)
+        is_disposable = np.array(self._disposable, dtype=np.bool_)
+        return PacketIndex(pts, num_bytes, is_disposable, np.array(self._groups, dtype=np.int64), np.array(timeline, dtype=np.int64))
+
+
+def _max_field_ticks(stream: Any) -> float:
+    """How long a packet of a single field may last, in units of the time base; 0 where there are none, or their time is not known."""
+    rate = stream.guessed_rate or stream.average_rate
+    if stream.codec_context.name != "h264" or not rate or not stream.time_base:
+        return 0.0
+    return _MAX_FIELD / float(rate * stream.time_base)
 
 
 def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
@@ -177,12 +208,6 @@ def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
 def _check_duration(duration_s: float, limits: MediaLimits) -> None:
     if duration_s > limits.max_video_s:
         raise MediaError(f"the video takes {duration_s:.1f} s, longer than the limit of {limits.max_video_s:g} s", 400)
-
-
-def quarter_turns(frame: Any) -> int:
-    """Quarter turns counterclockwise that the file asks for; other angles and mirroring are ignored, as players do."""
-    rotation = frame.rotation
-    return rotation // 90 % 4 if rotation % 90 == 0 else 0
 
 
 def check_frame_size(width: int, height: int, limits: MediaLimits) -> None:

@@ -24,8 +24,8 @@ def test_every_file_of_the_demo_model_is_installed() -> None:
     assert [path for path in files if not any(path.relative_to(ROOT).match(pattern) for pattern in patterns)] == []
 
 
-def test_no_module_but_the_package_itself_stands_at_the_root() -> None:
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py"}
+def test_no_module_but_the_package_and_the_program_stands_at_the_root() -> None:
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_the_tests_see_this_tree() -> None:

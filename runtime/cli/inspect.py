@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         print(msgspec.json.encode(found).decode()) if json else _print_request(found, view)
 
 
-def look(run: str) -> tuple[RunView, list[RequestReport]]:
+def look(run: str | None) -> tuple[RunView, list[RequestReport]]:
     """The live requests of a run, and those that are over but still recorded. Raises RunError when no run is up."""
     path = run_path(run)
     try:

@@ -57,6 +57,18 @@ def with_scans(jpeg: bytes, num_scans: int) -> bytes:
     return jpeg[:start] + jpeg[start : start + length] * (num_scans - 1) + jpeg[start:]
 
 
+def motion_jpeg(jpeg: bytes, height: int, width: int) -> bytes:
+    """An AVI of one picture."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="avi") as output:
+        stream = output.add_stream("mjpeg", rate=1)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuvj420p"
+        packet = av.Packet(jpeg)
+        packet.stream, packet.pts, packet.dts, packet.is_keyframe = stream, 0, 0, True
+        output.mux(packet)
+    return buffer.getvalue()
+
+
 def many_tracks(count: int) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
@@ -71,6 +83,7 @@ def many_tracks(count: int) -> bytes:
 @pytest.fixture(scope="module")
 def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
     picture = make_picture(0, 48, 64)
+    scans = with_scans(image_file(picture, "JPEG", progressive=True), 92)
     tone = 0.3 * np.sin(np.arange(16000) / 20)[None]
     return {
         "video": make_video(options={"bf": "2"}),
@@ -80,7 +93,8 @@ def files(make_video, make_audio, make_picture) -> dict[str, bytes]:
         "gif": image_file(picture, "GIF"),
         "webp": image_file(picture, "WEBP"),
         "animated webp": image_file(picture, "WEBP", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
-        "scans": with_scans(image_file(picture, "JPEG", progressive=True), 92),
+        "scans": scans,
+        "scans in AVI": motion_jpeg(scans, 48, 64),
         "audio": make_audio(tone),
         "mp3": make_audio(tone, 44100, "libmp3lame", "mp3", "fltp"),
         "sound in mp4": make_audio(tone, 48000, "aac", "mp4", "fltp"),
@@ -209,6 +223,7 @@ def test_a_video_with_broken_packets_keeps_its_timeline(files, decode_sequential
         ("image", "image", MediaLimits(max_pixels=3071), "64x48 exceeds the limit of 3071 pixels"),
         ("image", "image", MediaLimits(max_aspect=1.2), "aspect ratio limit of 1.2:1"),
         ("image", "scans", MediaLimits(), "101 scans exceeds the limit of 100"),
+        ("video", "scans in AVI", MediaLimits(), "101 scans exceeds the limit of 100"),
         ("audio", "audio", MediaLimits(max_audio_s=0.9), "longer than the limit of 0.9 s"),
         ("audio", "mp3", MediaLimits(max_packets=3), "more than 3 packets"),
         ("audio", "video with sound", MediaLimits(max_audio_s=0.9), "longer than the limit of 0.9 s"),

@@ -20,6 +20,7 @@ from mmrt.media.limits import UNLIMITED, MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import VideoInfo, analyse
 from mmrt.tests.media.conftest import assert_frames, decode_all, decode_on, encode_video, picture
+from mmrt.tests.media.h264_fields import field_coded
 
 LIMITS = MediaLimits()
 X265 = {"preset": "ultrafast"}
@@ -218,6 +219,70 @@ def test_edit_lists_that_show_nothing(h264, edits, says):
     assert caught.value.status == 422
 
 
+def box(name: bytes, *content: bytes) -> bytes:
+    body = b"".join(content)
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+def full_box(name: bytes, *numbers: int, content: bytes = b"") -> bytes:
+    return box(name, struct.pack(f">{1 + len(numbers)}I", 0, *numbers), content)
+
+
+def in_one_track(*videos: bytes) -> bytes:
+    """The videos' packets one after another in one track of an MP4, each with the sample description that it came with."""
+    descriptions, packets, num_packets = [], [], []
+    for video in videos:
+        *_, (at, size) = boxes(video, [b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd"])
+        descriptions.append(video[at + 16 : at + size])
+        with av.open(io.BytesIO(video)) as opened:
+            packets += (taken := [(bytes(p), p.is_keyframe) for p in opened.demux(video=0) if p.size])
+        num_packets.append(len(taken))
+    head = box(b"ftyp", b"isom\0\0\2\0isomavc1")
+    count, keys = len(packets), [number for number, (_, is_key) in enumerate(packets, 1) if is_key]
+    sizes = [len(data) for data, _ in packets]
+    chunks = [len(head) + 8 + sum(sizes[: sum(num_packets[:part])]) for part in range(len(videos))]
+    runs = [number for part, of_it in enumerate(num_packets, 1) for number in (part, of_it, part)]
+    tables = box(
+        b"stbl",
+        full_box(b"stsd", len(videos), content=b"".join(descriptions)),
+        full_box(b"stts", 1, count, 1),
+        full_box(b"stss", len(keys), *keys),
+        full_box(b"stsc", len(videos), *runs),
+        full_box(b"stsz", 0, count, *sizes),
+        full_box(b"stco", len(videos), *chunks),
+    )
+    data_here = box(b"dinf", full_box(b"dref", 1, content=box(b"url ", b"\0\0\0\1")))
+    handler = full_box(b"hdlr", 0, int.from_bytes(b"vide"), 0, 0, 0, content=b"\0")
+    media = box(b"mdia", full_box(b"mdhd", 0, 0, 24, count, 0), handler, box(b"minf", full_box(b"vmhd", 0, 0), data_here, tables))
+    as_stored = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    track = full_box(b"tkhd", 0, 0, 1, 0, count, 0, 0, 0, 0, *as_stored, 96 << 16, 64 << 16)
+    movie = full_box(b"mvhd", 0, 0, 24, count, 1 << 16, 1 << 24, 0, 0, *as_stored, 0, 0, 0, 0, 0, 0, 2)
+    return head + box(b"mdat", *(data for data, _ in packets)) + box(b"moov", movie, box(b"trak", track, media))
+
+
+IN_ORDER = {"options": {"bf": "0"}}
+X265_CLOSED = "log-level=none:bframes=0:keyint=12:open-gop=0"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (IN_ORDER, {"options": {"bf": "0", "x264-params": "cabac=0:8x8dct=0:ref=1"}}),
+        (IN_ORDER, IN_ORDER | {"height": 96, "width": 128}),
+        (
+            {"codec": "libx265", "options": X265 | {"x265-params": X265_CLOSED}},
+            {"codec": "libx265", "options": X265 | {"x265-params": f"{X265_CLOSED}:no-sao=1"}, "height": 96, "width": 128},
+        ),
+    ],
+    ids=["h264", "h264 of two sizes", "hevc of two sizes"],
+)
+def test_a_track_of_two_sample_descriptions(first, second):
+    """Parameter sets of the second come with its first packet alone: no decoder may begin behind it."""
+    videos = [encode_video(num_frames=36, **how) for how in (first, second)]
+    info = assert_exact(in_one_track(*videos))
+    assert info.num_frames == 72 and info.index is None
+
+
 def with_cover(video: bytes, container: str) -> bytes:
     """The video with a picture attached that is not part of it: as a track of MP4, as an attachment of Matroska."""
     cover, buffer = io.BytesIO(), io.BytesIO()
@@ -306,6 +371,56 @@ def test_colours_are_what_the_tags_say(matrix, is_full, pix_fmt):
     r, b = y + 2 * (1 - red) * cr, y + 2 * (1 - blue) * cb
     expected = np.clip([r, (y - red * r - blue * b) / (1 - red - blue), b], 0, 255)
     assert np.abs(rgb - expected).max() <= 3  # swscale's tables for 4:2:0 are that coarse
+
+
+def remuxed(video: bytes, container: str) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(io.BytesIO(video)) as source, av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                output.mux(packet)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("container", ["mp4", "mpegts"])
+def test_hevc_of_several_sub_layers(container):
+    """Pictures that no other of their sub-layer refers to, and pictures of a higher one do."""
+    layers = "log-level=none:keyint=24:scenecut=0:bframes=3:b-pyramid=1:b-adapt=0:open-gop=0:temporal-layers=3"
+    data = encode_video("libx265", options=X265 | {"x265-params": layers})
+    changed = bytearray(data)
+    with av.open(io.BytesIO(data)) as opened:
+        for packet in opened.demux(video=0):
+            at = 0
+            while at < packet.size:
+                first, second = data[packet.pos + at + 4 : packet.pos + at + 6]
+                if second == 2:
+                    changed[packet.pos + at + 4] = first & ~2
+                at += 4 + int.from_bytes(data[packet.pos + at : packet.pos + at + 4])
+    assert changed != data
+    assert_exact(remuxed(bytes(changed), container))
+
+
+@pytest.mark.parametrize("pts_of_next", [0, 1])
+def test_hidden_frames_of_vp8(pts_of_next):
+    """A reference that is made for others is a packet of its own, in WebM with the next one's time stamp."""
+    data = bytearray(encode_video("libvpx", "ivf", options={"deadline": "realtime", "cpu-used": "8"}))
+    at, hidden = 32, (1, 9, 17, 30)
+    for number in range(48):
+        size, pts = struct.unpack_from("<IQ", data, at)
+        if number in hidden:
+            data[at + 12] &= ~0x10
+            struct.pack_into("<Q", data, at + 4, pts + pts_of_next)
+        at += 12 + size
+    assert assert_exact(bytes(data)).num_frames == 44
+
+
+@pytest.mark.parametrize(("container", "has_index"), [("mpegts", False), ("h264", False), ("mp4", True), ("matroska", True)])
+def test_fields_that_are_coded_apart(container, has_index):
+    """FFmpeg takes the two fields of a frame for two packets where it takes the stream apart itself."""
+    info = assert_exact(field_coded(24, container))
+    assert (info.num_frames, info.fps, info.index is not None) == (24, 25.0, has_index)
 
 
 def test_time_stamps_need_not_be_even(h264):

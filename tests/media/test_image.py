@@ -112,6 +112,20 @@ def test_scans_of_four_components_are_counted(image):
         decoded(with_scans(encoded(image.convert("CMYK"), "JPEG"), 101))
 
 
+def test_what_follows_the_end_of_a_jpeg_has_no_scans(image):
+    progressive = encoded(image, "JPEG", progressive=True)
+    data = progressive + np.random.default_rng(1).bytes(8 << 20)
+    assert np.array_equal(decoded(data), decoded(progressive))
+
+
+def test_an_end_in_a_comment_hides_no_scans(image):
+    progressive = encoded(image, "JPEG", progressive=True)
+    at = progressive.rindex(b"\xff\xda")
+    data = progressive[:at] + b"\xff\xfe\0\x04\xff\xd9" + 100 * progressive[at:-2] + progressive[-2:]
+    with pytest.raises(MediaError, match="scans exceeds the limit of 100"):
+        decoded(data)
+
+
 def test_a_second_scan_of_all_components_is_not_decoded(image):
     plain = encoded(image, "JPEG")
     scan = plain[plain.index(b"\xff\xda") : -2]

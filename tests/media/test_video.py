@@ -3,6 +3,7 @@ codec, container and structure that hurts.
 """
 
 import io
+import struct
 import threading
 from collections.abc import Callable, Sequence
 
@@ -109,9 +110,9 @@ def test_decoding_skips_what_nobody_wants(open_video, monkeypatch):
     """Of 48 frames in 4 groups, the last frame of the second group costs that group at most, and one conversion."""
     video = open_video("h264")
     fed, turned = [], []
-    feed, quarter_turns = CpuDecoder.decode, engines.quarter_turns
+    feed, orientation_of = CpuDecoder.decode, engines.orientation_of
     monkeypatch.setattr(CpuDecoder, "decode", lambda self, *packet: fed.append(packet) or feed(self, *packet))
-    monkeypatch.setattr(engines, "quarter_turns", lambda frame: turned.append(frame) or quarter_turns(frame))
+    monkeypatch.setattr(engines, "orientation_of", lambda frame: turned.append(frame) or orientation_of(frame))
     assert_frames(video.decode([20]), [video.frames[20]])
     assert len(turned) == 1
     assert len(fed) <= 13
@@ -141,6 +142,14 @@ def test_rate_and_duration(open_video):
     assert open_video("variable frame rate").info.fps == pytest.approx(24, rel=0.05)
 
 
+@pytest.mark.parametrize("offset_s", ["0", "0.02"])
+def test_time_that_begins_anew_leaves_the_rate_alone(make_video, offset_s):
+    """Two clips in one transport stream, whose time stamps repeat or lie between each other."""
+    first, second = (make_video(container="mpegts", container_options={"output_ts_offset": late}) for late in (offset_s, "0"))
+    info = analyse(io.BytesIO(first + second), LIMITS)
+    assert (info.num_frames, info.fps, info.duration_s) == (96, 24.0, 4.0)
+
+
 def test_rotation_turns_the_way_the_file_says(make_video, make_picture):
     """A display rotation of 90 degrees counterclockwise, applied to the stored picture."""
     data = make_video(rotation=90, num_frames=1, options={"qp": "0"}, pix_fmt="yuv444p")
@@ -148,6 +157,33 @@ def test_rotation_turns_the_way_the_file_says(make_video, make_picture):
     ((_, frame),) = decode_frames(io.BytesIO(data), info, [0])
     expected = np.rot90(make_picture(0, 64, 96)).astype(int)
     assert np.abs(frame.astype(int) - expected).mean() < 3
+
+
+ONE = 1 << 16
+UPRIGHT: dict[str, tuple[tuple[int, int, int, int], Callable[[np.ndarray], np.ndarray]]] = {
+    "as stored": ((ONE, 0, 0, ONE), lambda stored: stored),
+    "mirrored": ((-ONE, 0, 0, ONE), np.fliplr),
+    "upside down": ((ONE, 0, 0, -ONE), np.flipud),
+    "by 180": ((-ONE, 0, 0, -ONE), lambda stored: np.rot90(stored, 2)),
+    "by 90": ((0, -ONE, ONE, 0), np.rot90),
+    "by 89.95": ((57, -ONE, ONE, 57), np.rot90),
+    "by -90": ((0, ONE, -ONE, 0), lambda stored: np.rot90(stored, -1)),
+    "transposed": ((0, ONE, ONE, 0), lambda stored: stored.swapaxes(0, 1)),
+    "transposed, by 180": ((0, -ONE, -ONE, 0), lambda stored: np.rot90(stored.swapaxes(0, 1), 2)),
+    "by 45": ((ONE, -ONE, ONE, ONE), lambda stored: stored),
+}
+
+
+@pytest.mark.parametrize("name", UPRIGHT)
+def test_a_file_may_turn_and_mirror_its_pictures(make_video, name):
+    (a, b, c, d), turn = UPRIGHT[name]
+    data = bytearray(make_video(num_frames=1))
+    ((_, stored),) = decode_frames(io.BytesIO(data), analyse(io.BytesIO(data), LIMITS), [0])
+    struct.pack_into(">5i", data, data.index(b"tkhd") + 44, a, b, 0, c, d)
+    info = analyse(io.BytesIO(data), LIMITS)
+    ((_, frame),) = decode_frames(io.BytesIO(data), info, [0])
+    assert np.array_equal(frame, turn(stored))
+    assert (info.height, info.width) == frame.shape[:2]
 
 
 def test_wanted_indices_are_checked(open_video):

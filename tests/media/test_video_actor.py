@@ -283,6 +283,16 @@ def test_analysing_a_video_pushes_out_none_that_is_decoded(bench, video):
     assert [key[0] for key in bench.worker._open] == [2, 0, 1, 9] and held <= 100 << 20
 
 
+def test_time_counts_anew_when_a_video_is_decoded_again(bench, video):
+    """Its patch pages were taken from it, and the item is still open."""
+    bench.new_worker(fps=24)
+    plan, shape = bench.analyse("video", video)
+    first, _ = [bench.rows(plan, shape, segment) for segment in range(2)]
+    (entry,) = bench.worker._open.values()
+    entry.budget._limit_s = 0.0
+    assert np.array_equal(bench.rows(plan, shape, 0), first)
+
+
 def test_closed_in_the_middle_it_leaves_no_thread_and_another_goes_on(bench, video):
     """As in a hot restart: all engines are ahead of what has been asked for."""
     before = threading.active_count()

@@ -1,0 +1,32 @@
+"""How much work a JPEG asks for: each scan is a pass over its pixels, and may take a few bytes. Used by image and container."""
+
+import re
+
+import numpy as np
+
+from .errors import MediaError
+from .limits import MediaLimits
+
+_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that has a length behind it, or ends the picture
+_END = b"\xff\xd9"
+
+
+def num_scans(jpeg: bytes) -> int:
+    """Start-of-scan markers, thumbnails' too. In compressed data a zero follows every 0xFF: there are none by chance."""
+    words = (np.frombuffer(jpeg, "<u2", (len(jpeg) - offset) // 2, offset) for offset in (0, 1))
+    return sum(int(np.count_nonzero(at_offset == 0xDAFF)) for at_offset in words)
+
+
+def end_of_picture(jpeg: bytes, start: int) -> int:
+    """Where libjpeg stops that reads on from ``start``, behind the header of a scan: a file may hold anything after its picture."""
+    while (marker := _SEGMENT_OR_END.search(jpeg, start)) is not None:
+        if marker[0] == _END:
+            return marker.end()
+        start = marker.end() + max(2, int.from_bytes(jpeg[marker.end() : marker.end() + 2]))
+    return len(jpeg)
+
+
+def check_scans(num_scans: int, whose: str, limits: MediaLimits) -> None:
+    """Raises: MediaError (400) for too many."""
+    if num_scans > limits.max_jpeg_scans:
+        raise MediaError(f"{whose} of {num_scans} scans exceeds the limit of {limits.max_jpeg_scans}", 400)
