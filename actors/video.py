@@ -227,7 +227,7 @@ class VideoWorker:
         except Exception as error:
             self._close(_key(plan))
             status, message = _explain(error, plan.media.kind)
-        return ItemError(status, f"media item {plan.item + 1}: {message}")
+        return ItemError(status, f"{plan.media.path}: {message}")
 
 
 def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:

@@ -64,12 +64,14 @@ class MediaOptions(Record, frozen=True):
 
 
 class MediaItem(Record, frozen=True):
-    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages."""
+    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: the field of the
+    client's request that it stood in, for messages."""
 
     kind: MediaKind
     num_bytes: int
     mime: str = ""
     options: MediaOptions = MediaOptions()
+    path: str = "messages"
 
 
 class Definition(Record, frozen=True):

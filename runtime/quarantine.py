@@ -43,7 +43,9 @@ def _charge(request: Request, outstanding: Outstanding, result: ItemError | Died
     """Count this against the request. Returns its verdict, None while it may try again."""
     if isinstance(result, ItemError) and is_alone:
         if result.status < 500:
-            return RequestError(result.message, status=result.status, param="messages")
+            plan = outstanding.plan
+            path = plan.media.path if isinstance(plan, Analyse | DecodeSegment) else "messages"
+            return RequestError(result.message, status=result.status, param=path)
         return RequestError(result.message, status=result.status, type="internal_error")
     kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED if result.crashed else StrikeKind.KILLED
     strikes = request.record.strikes

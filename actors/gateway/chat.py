@@ -198,7 +198,9 @@ class ChatCompletions:
         definition = Definition(
             request_id=id,
             prompt_ids=prompt.ids,
-            items=[MediaItem(medium.kind, len(medium.data), medium.mime, medium.options) for medium in chat.conversation.media],
+            items=[
+                MediaItem(medium.kind, len(medium.data), medium.mime, medium.options, medium.path) for medium in chat.conversation.media
+            ],
             sampling=chat.sampling,
             max_new_tokens=chat.max_new_tokens,
             stop=chat.stop,

@@ -45,12 +45,13 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
 
 
 class Medium(NamedTuple):
-    """One medium of a request, as received."""
+    """One medium of a request, as received. ``path``: the field that its bytes stood in."""
 
     kind: MediaKind
     mime: str
     data: bytes
     options: MediaOptions
+    path: str
 
 
 class MediaIntake:
@@ -79,6 +80,7 @@ class MediaIntake:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
         inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
         options = self._options.read(kind, part)
+        path = inner.path("url" if kind_of_part in URL_PARTS else "data")
         if kind_of_part in URL_PARTS:
             mime, data = _from_url(kind, inner, self._limits)
             detail = inner.take("detail")
@@ -87,7 +89,7 @@ class MediaIntake:
         else:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()
-        self.media.append(Medium(kind, mime, data, options))
+        self.media.append(Medium(kind, mime, data, options, path))
         return kind
 
 

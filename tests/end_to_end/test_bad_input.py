@@ -89,7 +89,8 @@ def test_bad_media(server: Server, name: str, stream: bool) -> None:
     assert answer.status_code in statuses, answer.text
     error = answer.error
     assert error["code"] == answer.status_code
-    assert len(error["message"]) > 10
+    assert error["param"].startswith("messages[0].content[0].") and error["message"].startswith(f"{error['param']}: ")
+    assert len(error["message"]) >= len(error["param"]) + 10
     assert not re.search(r"\b0x[0-9a-f]{6,}", error["message"])
     assert "/dev/" not in error["message"]
     server.wait_until_empty()

@@ -318,7 +318,7 @@ def test_an_item_is_let_go_with_its_last_segment(bench, video):
 @pytest.mark.parametrize(
     ("kind", "name", "status", "says"),
     [
-        ("image", "video", 422, "media item 1: this is an MP4 video, not an image: send it as video_url"),
+        ("image", "video", 422, "messages: this is an MP4 video, not an image: send it as video_url"),
         ("video", "png", 422, "a PNG image, not a video"),
         ("audio", "png", 422, "a PNG image, not an audio"),
         ("image", "cut", 422, "broken or cut off"),
@@ -362,7 +362,7 @@ def test_sound_longer_than_the_model_takes(bench, make_audio):
 def test_a_model_without_towers(bench, png):
     bench.new_worker(TEXT_MODEL)
     error = bench.refusal(bench.analyse_plan("image", png))
-    assert (error.status, error.message) == (400, "media item 1: this model takes no image")
+    assert (error.status, error.message) == (400, "messages: this model takes no image")
 
 
 def test_pages_that_were_given_away_are_not_touched(bench, png):
@@ -393,7 +393,7 @@ def test_a_lack_of_memory_is_the_items_fault_or_the_process_ends(bench, png, mon
     monkeypatch.setattr(video_actor, "open_item", fail)
     monkeypatch.setattr(video_actor, "memory_left", lambda: 700 << 20)
     error = bench.refusal(plan)
-    assert (error.status, error.message) == (400, "media item 1: decoding the image takes more memory than the limit of 700 MiB")
+    assert (error.status, error.message) == (400, "messages: decoding the image takes more memory than the limit of 700 MiB")
     monkeypatch.setattr(video_actor, "memory_left", lambda: 1 << 20)
     with pytest.raises(MemoryError):
         bench.worker.execute(plan)
@@ -418,7 +418,7 @@ for size in (3000, 3000, 30):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     *refused, analysed = done.stdout.splitlines()
     assert analysed == "analysed", done.stderr
-    pattern = r"media item 1: decoding the image takes more memory than the limit of \d+ MiB"
+    pattern = r"messages: decoding the image takes more memory than the limit of \d+ MiB"
     assert len(refused) == 2 and all(re.fullmatch(pattern, line) for line in refused), refused
 
 
@@ -429,4 +429,4 @@ for size in (3000, 3000, 30):
 def test_sound_tracks_that_cannot_be_used(bench, make_video, with_sound, max_audio_s, status, says):
     bench.new_worker(max_audio_s=max_audio_s)
     plan = bench.analyse_plan("video", make_video(audio=with_sound), item=1, options=MediaOptions(use_audio_in_video=True))
-    assert bench.worker.execute(plan) == ItemError(status, f"media item 2: {says}")
+    assert bench.worker.execute(plan) == ItemError(status, f"messages: {says}")

@@ -248,11 +248,12 @@ def test_a_prompt_that_grows_beyond_the_context_fails_after_analysis() -> None:
 
 def test_media_that_cannot_be_used_fails_alone() -> None:
     driver = Driver()
-    driver.submit(image())
+    item = m.MediaItem("image", 10, path="messages[0].content[2].image_url.url")
+    driver.submit(msgspec.structs.replace(image(), items=[item]))
     driver.submit(text(), key=8)
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     failed = refused(driver.done("video", m.ItemError(422, "not an image")))
-    assert (failed.key, failed.status, failed.message) == (KEY, 422, "not an image")
+    assert (failed.key, failed.status, failed.message, failed.param) == (KEY, 422, "not an image", item.path)
     assert driver.core.requests[8].failure is None
     # told again for as long as the gateway asks, also by a Filled that was lost before
     for again in (m.Query(1, KEY), m.Filled(1, KEY), m.Submit(1, KEY, image())):
