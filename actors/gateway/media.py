@@ -85,7 +85,10 @@ class MediaIntake:
             mime, data = _from_url(kind, inner, self._limits)
             detail = inner.take("detail")
             if detail not in (None, "auto", "high"):
-                raise refuse(inner.path("detail"), f"'auto' and 'high' are supported, got {show(detail)}; see max_pixels")
+                raise refuse(
+                    inner.path("detail"),
+                    f'is {show(detail)}, only "auto" or "high" is supported; max_pixels beside the part\'s type makes it smaller',
+                )
         else:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()

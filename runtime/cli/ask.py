@@ -27,21 +27,21 @@ _AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", 
 def register(app: typer.Typer) -> None:
     @app.command()
     def ask(
-        question: Annotated[str, typer.Argument(help='What to ask; "-" reads it from standard input.')],
-        image: Annotated[list[Path] | None, typer.Option(metavar="F", help="An image file; may be repeated.")] = None,
-        video: Annotated[list[Path] | None, typer.Option(metavar="F", help="A video file; may be repeated.")] = None,
-        audio: Annotated[list[Path] | None, typer.Option(metavar="F", help="An audio file; may be repeated.")] = None,
-        url: Annotated[str | None, typer.Option(metavar="U", help="Endpoint; default: the running server's.")] = None,
+        question: Annotated[str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from standard input.')],
+        image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="An image file; may be repeated.")] = None,
+        video: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="A video file; may be repeated.")] = None,
+        audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="An audio file; may be repeated.")] = None,
+        url: Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")] = None,
         api_key: Annotated[
             str | None, typer.Option(metavar="KEY", help="Default: the running server's; with --url $OPENAI_API_KEY.")
         ] = None,
-        model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
-        system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+        model: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the first that the server lists.")] = None,
+        system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt.")] = None,
         max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Length of the answer at most.")] = None,
         temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")] = None,
-        seed: Annotated[int | None, typer.Option(help="Of the random draws.")] = None,
-        guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 is off.")] = None,
-        negative_prompt: Annotated[str | None, typer.Option(help="What to steer away from, with guidance.")] = None,
+        seed: Annotated[int | None, typer.Option(metavar="N", help="Of the random draws.")] = None,
+        guidance_scale: Annotated[float | None, typer.Option(metavar="S", help="Classifier-free guidance; 1 is off.")] = None,
+        negative_prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What to steer away from, with guidance.")] = None,
         run: RunName = None,
     ) -> None:
         """Ask the model a question, about images, videos and sounds if you like. The answer is streamed."""

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         print(to_toml(configuration(config, read_environment())), end="")
 
     @group.command()
-    def check(file: Annotated[Path, typer.Argument(help="A TOML configuration.")]) -> None:
+    def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML configuration.")]) -> None:
         """Exit with 0 if FILE is a valid configuration, with 2 and the reason if it is not."""
         load_config(file)
         print(f"{file}: ok")

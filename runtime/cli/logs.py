@@ -20,9 +20,9 @@ _ALSO = ("supervisor", "zygote")
 def register(app: typer.Typer) -> None:
     @app.command()
     def logs(
-        actor: Annotated[str | None, typer.Argument(help="Only this actor's; also supervisor, zygote.")] = None,
+        actor: Annotated[str | None, typer.Argument(metavar="ACTOR", help="Only this actor's; also supervisor, zygote.")] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-        lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with.")] = 50,
+        lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many to begin with.")] = 50,
         run: RunName = None,
     ) -> None:
         """Print the logs of the run in $XDG_STATE_HOME/mmrt/RUN, all actors in the order of time."""

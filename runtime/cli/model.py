@@ -30,12 +30,12 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def make(
-        shape: Annotated[Shape, typer.Argument(help="How large it is.")],
-        out: Annotated[Path, typer.Argument(help="The checkpoint directory to write; must not exist.")],
+        shape: Annotated[Shape, typer.Argument(metavar="SHAPE", help="How large it is.")],
+        out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
         family: Annotated[
             Family, typer.Option(help="qwen2_5_omni hears too; null computes nothing (to measure the runtime).")
         ] = Family.qwen2_5_omni,
-        seed: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 0,
+        seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the weights.")] = 0,
     ) -> None:
         """Write a random-weight Hugging Face checkpoint with its own tokenizer and chat template; downloads nothing."""
         from rich.progress import Progress

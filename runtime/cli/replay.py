@@ -32,11 +32,11 @@ def register(app: typer.Typer) -> None:
         capture: Annotated[
             str | None, typer.Option("--capture", metavar="ACTOR", help="Capture the next plans of a live run instead.")
         ] = None,
-        count: Annotated[int, typer.Option("--count", "-n", help=f"How many to capture, at most {NUM_KEPT}.")] = 1,
+        count: Annotated[int, typer.Option("--count", "-n", metavar="N", help=f"How many to capture, at most {NUM_KEPT}.")] = 1,
         out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where the captured plan goes.")] = None,
         wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for plans to capture.")] = 60.0,
         model: Annotated[Path | None, typer.Option("--model", "-m", metavar="DIR", help="Another place of the checkpoint.")] = None,
-        repeat: Annotated[int, typer.Option("--repeat", help="Do it so often; for its time.")] = 1,
+        repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Do it so often; for its time.")] = 1,
         pdb: Annotated[bool, typer.Option("--pdb", help="Step through it; at an exception look around where it was raised.")] = False,
         run: RunName = None,
     ) -> None:

@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
         model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
         device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
         host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere.")] = None,
-        port: Annotated[int | None, typer.Option("--port", "-p", help="The port; 0 picks a free one.")] = None,
+        port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port; 0 picks a free one.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
@@ -163,7 +163,9 @@ def _describe(plan: Plan) -> None:
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
         print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
+    tables = layout.num_bytes - sum(pool.num_bytes for pool in layout.pools.values() if not pool.on_device)
     weights = "" if plan.config.model.on_cuda else ", and the weights"
+    print(f"tables, rings  {tables / 2**20:.0f} MiB")
     print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
     for name in ACTORS:
         section, process = plan.config.actor(name), plan.config.process_of(name)

@@ -320,7 +320,7 @@ BAD_PARTS: list[tuple[Any, str, str, int]] = [
     ({"type": ["text"], "text": "x"}, ".type", "allowed are", 400),
     ({"type": "image_url"}, ".image_url", "is required", 400),
     ({"type": "image_url", "image_url": data_url()}, ".image_url", "expected an object", 400),
-    ({"type": "image_url", "image_url": {"url": data_url(), "detail": "low"}}, ".image_url.detail", "'auto' and 'high'", 400),
+    ({"type": "image_url", "image_url": {"url": data_url(), "detail": "low"}}, ".image_url.detail", 'only "auto" or "high"', 400),
     ({"type": "image_url", "image_url": {"url": data_url(), "size": 5}}, ".image_url.size", "not supported", 400),
     (image("https://example.com/cat.png"), ".image_url.url", "remote media is off", 400),
     (image("HTTP://example.com/cat.png"), ".image_url.url", "remote media is off", 400),
