@@ -97,7 +97,7 @@ def decode_image(
         with image:
             _check_size(*image.size, limits)
             try:
-                pixels = _decode_jpeg(guarded, image, limits, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
+                pixels = _decode_jpeg(guarded, image, limits, budget, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
                 if pixels is None:
                     image.load()
                     pixels = np.array(on_white(image))
@@ -110,7 +110,9 @@ def decode_image(
                 raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 
 
-def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits, first: JpegDecoder | None) -> Pixels | None:
+def _decode_jpeg(
+    reader: GuardedReader, image: Image.Image, limits: MediaLimits, budget: TimeBudget, first: JpegDecoder | None
+) -> Pixels | None:
     """The pixels of an open JPEG; None for what Pillow is to decode or refuse: CMYK, broken files, a size that the two read otherwise.
 
     Raises: MediaError (400) for too many scans.
@@ -119,7 +121,9 @@ def _decode_jpeg(reader: GuardedReader, image: Image.Image, limits: MediaLimits,
     reader.seek(0)
     data = reader.read()
     reader.seek(position)
-    scans = 1 if _has_one_scan(image, data[:position]) else num_scans(data[: end_of_picture(data, position)])
+    scans = 1 if _has_one_scan(image, data[:position]) else num_scans(data)
+    if scans > _MAX_SCANS_AT_ONCE:
+        scans = num_scans(data[: end_of_picture(data, position, budget)])
     check_scans(scans, "the image", limits)
     if scans > _MAX_SCANS_AT_ONCE or image.mode not in ("RGB", "L"):
         return None

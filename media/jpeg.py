@@ -1,11 +1,12 @@
 """How much work a JPEG asks for: each scan is a pass over its pixels, and may take a few bytes. Used by image and container."""
 
+import itertools
 import re
 
 import numpy as np
 
 from .errors import MediaError
-from .limits import MediaLimits
+from .limits import MediaLimits, TimeBudget
 
 _SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that has a length behind it, or ends the picture
 _END = b"\xff\xd9"
@@ -17,11 +18,19 @@ def num_scans(jpeg: bytes) -> int:
     return sum(int(np.count_nonzero(at_offset == 0xDAFF)) for at_offset in words)
 
 
-def end_of_picture(jpeg: bytes, start: int) -> int:
-    """Where libjpeg stops that reads on from ``start``, behind the header of a scan: a file may hold anything after its picture."""
-    while (marker := _SEGMENT_OR_END.search(jpeg, start)) is not None:
+def end_of_picture(jpeg: bytes, start: int, budget: TimeBudget) -> int:
+    """Where libjpeg stops that reads on from ``start``, behind the header of a scan: a file may hold anything after its picture.
+
+    Raises: MediaError (400) beyond the time budget.
+    """
+    for number in itertools.count():
+        marker = _SEGMENT_OR_END.search(jpeg, start)
+        if marker is None:
+            break
         if marker[0] == _END:
             return marker.end()
+        if number % 4096 == 0:
+            budget.check()
         start = marker.end() + max(2, int.from_bytes(jpeg[marker.end() : marker.end() + 2]))
     return len(jpeg)
 

@@ -160,20 +160,21 @@ class _Walk:
         return self._keys if self._keys[:1] == [0] else [0, *self._keys]
 
     def shown_pts(self) -> list[int]:
-        """Time stamps of the frames that are shown, ascending. Empty if any is missing or repeated, or key frames are out of order:
-        where files were put together, time begins anew.
+        """Time stamps of the frames that are shown, ascending. Empty if any is missing, or key frames are out of order: where files
+        were put together, time begins anew.
         """
-        pts = [p for p in self._pts if p is not None]
-        if len(set(pts)) < len(self._pts) or any(pts[a] >= pts[b] for a, b in pairwise(self._groups)):
+        shown = [pts for pts, hidden in zip(self._pts, self._hidden, strict=True) if not hidden and pts is not None]
+        begins = [pts for group in self._groups if (pts := self._pts[group]) is not None]
+        if len(shown) < self._hidden.count(False) or any(a >= b for a, b in pairwise(begins)):
             return []
-        return sorted(p for p, hidden in zip(pts, self._hidden, strict=True) if not hidden)
+        return sorted(shown)
 
     def packet_index(self) -> PacketIndex | None:
         """None where no key frame is known, time stamps do not tell frames apart or are not those of the frames, or one packet brings
         parameter sets that all others after it need.
         """
         timeline = self.shown_pts()
-        if not self._keys or not timeline or self._changes_head:
+        if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts) or self._changes_head:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
@@ -185,7 +186,7 @@ class _Walk:
 
 def _max_field_ticks(stream: Any) -> float:
     """How long a packet of a single field may last, in units of the time base; 0 where there are none, or their time is not known."""
-    rate = stream.guessed_rate or stream.average_rate
+    rate = stream.codec_context.framerate or stream.guessed_rate or stream.average_rate
     if stream.codec_context.name != "h264" or not rate or not stream.time_base:
         return 0.0
     return _MAX_FIELD / float(rate * stream.time_base)

@@ -182,6 +182,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
     mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
+    api_key: str = ""  # OPENAI_API_KEY: of other servers that `mmrt ask --url` asks
     plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
 
 
@@ -211,6 +212,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         lifeline_fd=number("MMRT_LIFELINE_FD"),
         listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
         fault_file=path("MMRT_FAULTS"),
+        api_key=environ.get("OPENAI_API_KEY", ""),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
         mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,

@@ -39,4 +39,3 @@ class RequestError(ValueError):
         self.type = type
         self.param = param
         self.retry_after_s = retry_after_s
-        self.request_id = ""  # set once it has one

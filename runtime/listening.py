@@ -46,7 +46,7 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
         for listener in opened:
             listener.close()
         reason = getattr(error, "strerror", None) or error
-        hint = "; another port: --port" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        hint = "; another port: --port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else ""
         raise RunError(f"cannot serve on {host}:{port} (server.host, server.port): {reason}{hint}") from None
     return opened
 

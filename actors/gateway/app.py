@@ -1,5 +1,6 @@
 """The HTTP application: routes, authentication, errors in OpenAI's shape, and the small endpoints beside chat."""
 
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -14,6 +15,8 @@ from aiohttp.typedefs import Handler, Middleware
 from ...runtime.errors import RequestError
 from .chat import ChatCompletions
 from .metrics import CONTENT_TYPE, Metrics
+from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
+from .requests import CLIENT_GONE
 from .responses import error_body
 from .validation import Limits
 
@@ -21,7 +24,6 @@ log = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 DEFAULT_RETRY_S = 1
-PROBLEM = web.RequestKey("problem", str)  # why the request was refused
 
 
 def build_app(
@@ -123,8 +125,6 @@ def _error_response(error: RequestError) -> web.Response:
         response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if error.request_id:
-        response.headers["X-Request-Id"] = error.request_id
     return response
 
 
@@ -132,22 +132,21 @@ def _measure(metrics: Metrics) -> Middleware:
     @web.middleware
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         began_s = time.monotonic()
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:
+            request[PROBLEM] = "its client has gone"
+            log_answer(request, CLIENT_GONE, time.monotonic() - began_s)
+            raise
         resource = request.match_info.route.resource
         metrics.on_http(resource.canonical if resource is not None else "none", request.method, response.status)
         if request.method == "POST" or response.status >= 400:
             if not response.prepared:
-                response.headers.setdefault("X-Request-Id", f"req-{secrets.token_hex(12)}")
-            _log_answer(request, response, time.monotonic() - began_s)
+                response.headers["X-Request-Id"] = request.setdefault(REQUEST_ID, f"req-{secrets.token_hex(12)}")
+            log_answer(request, response.status, time.monotonic() - began_s)
         return response
 
     return measure
-
-
-def _log_answer(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
-    """A line for each request for work, and for whatever was refused; the model's answer is in none."""
-    words = request.method, request.path[:100], response.status, seconds, response.headers["X-Request-Id"], request.get(PROBLEM, "")
-    log.info("%s %s: %d after %.2f s, %s%s", *words)
 
 
 @web.middleware
@@ -156,7 +155,7 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except RequestError as error:
-        request[PROBLEM] = f": {error}"
+        request[PROBLEM] = error.message
         return _error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
@@ -170,7 +169,7 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
             response.headers["Allow"] = error.headers["Allow"]
         return response
     except Exception:  # the outermost loop of a request: a bug here must cost this request only
-        log.exception("%s %s failed", request.method, request.path)
+        log.exception("%s %s failed", request.method, one_line(request.path))
         return _error_response(RequestError("internal error", status=500, type="internal_error"))
 
 

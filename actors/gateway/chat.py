@@ -19,6 +19,7 @@ from ...runtime.errors import RequestError
 from ...runtime.messages import Definition, MediaItem
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
+from .request_log import PROBLEM, REQUEST_ID
 from .requests import Request, RequestRegistry
 from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Completion, error_event
 from .validation import ChatRequest, Limits, read_request
@@ -194,7 +195,7 @@ class ChatCompletions:
         if self.is_closed:
             raise shutting_down()
         now_s = time.monotonic()
-        id = f"chatcmpl-{secrets.token_hex(12)}"
+        id = http[REQUEST_ID] = f"chatcmpl-{secrets.token_hex(12)}"
         definition = Definition(
             request_id=id,
             prompt_ids=prompt.ids,
@@ -217,9 +218,6 @@ class ChatCompletions:
                 chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage, chat.return_token_ids)
                 return await self._stream(http, request, completion, chunks, event)
             return await self._whole(request, completion, event)
-        except RequestError as error:
-            error.request_id = id
-            raise
         finally:
             now_s = time.monotonic()
             self._registry.cancel(request, now_s)
@@ -265,9 +263,11 @@ class ChatCompletions:
             await response.prepare(http)
             try:
                 await self._write_events(response, stream, chunks)
+                if request.error is not None:
+                    http[PROBLEM] = request.error.message
                 await response.write_eof()
             except ConnectionResetError:
-                log.info("%s: its client has gone", completion.id)
+                http[PROBLEM] = "its client has gone"
             except Exception:  # a bug here must not look like an end, nor like a second response
                 log.exception("%s: its stream failed", completion.id)
                 _reset(http.transport)

@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import mimetypes
-import os
 import sys
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ import typer
 
 from ...shm.errors import MissingError
 from ...shm.run_directory import RunDirectory
+from ..config import read_environment
 from ..errors import RunError, UserError
 from ..report import endpoint
 from .options import RunName, run_path
@@ -78,7 +78,7 @@ def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, s
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
-        return url.rstrip("/").removesuffix("/v1"), api_key or os.environ.get("OPENAI_API_KEY", "")
+        return url.rstrip("/").removesuffix("/v1"), api_key or read_environment().api_key
     path = run_path(run)
     try:
         if not RunDirectory.is_alive(path):

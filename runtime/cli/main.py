@@ -62,11 +62,20 @@ def run(arguments: Sequence[str]) -> int:
         _forget_output()
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno != errno.ENOSPC or not _is_output_full():
             raise
         _forget_output()
         print(f"error: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _is_output_full() -> bool:
+    """Whether what we printed finds no room, not what some file holds."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
 
 
 def _forget_output() -> None:

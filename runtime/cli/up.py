@@ -63,8 +63,11 @@ def register(app: typer.Typer) -> None:
         environment = read_environment()
         plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, host, port), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
+        layout = _layout(plan)
         if dry_run:
-            _describe(plan)
+            _describe(plan, layout)
+        _check_room(plan, layout)
+        if dry_run:
             return
         reporter = TerminalReporter(sys.stdout, environment)
         if detached:
@@ -91,19 +94,17 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
-    plan = Plan(path, config, model_path(config), free_port(config), environment)
-    _check_room(plan)
-    return plan
+    return Plan(path, config, model_path(config), free_port(config), environment)
 
 
-def _check_room(plan: Plan) -> None:
-    """That what ``memory`` would make is possible and fits, before anything is started. Raises: ConfigError."""
-    needed, place = _layout(plan).num_bytes, next(parent for parent in plan.path.parents if parent.exists())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise ConfigError(
-            f"the pools need {needed >> 20} MiB of shared memory, {place} has {free >> 20} MiB free; "
-            "their sizes are in [memory] of the configuration"
+def _check_room(plan: Plan, layout: MemoryLayout) -> None:
+    """That pools and tables fit, weights aside. What a dead run of this name has left is swept before. Raises: RunError."""
+    usage = shutil.disk_usage(next(path for path in (plan.path, *plan.path.parents) if path.exists()))
+    available = usage.free + sum(512 * file.stat().st_blocks for file in plan.path.glob("*"))
+    if usage.total and layout.num_bytes > available:
+        raise RunError(
+            f"pools and tables need {layout.num_bytes >> 20} MiB of shared memory, {plan.path.parent} has {available >> 20} MiB "
+            "available; their sizes are in [memory] of the configuration"
         )
 
 
@@ -153,13 +154,12 @@ def _is_reachable(host: str) -> bool:
         return host != "localhost"
 
 
-def _describe(plan: Plan) -> None:
+def _describe(plan: Plan, layout: MemoryLayout) -> None:
     """--dry-run: what would be started, and how much shared memory it would take."""
     print(f"run directory  {plan.path}")
     print(f"model          {plan.model}")
     print(f"endpoint       {endpoint(run_info(plan.config, plan.model, plan.port))}/v1")
     print(f"logs           {plan.logs}")
-    layout = _layout(plan)
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
         print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")

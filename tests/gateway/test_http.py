@@ -319,6 +319,55 @@ def test_each_request_for_work_and_each_refusal_is_a_line_in_the_log(stage: Any,
         stage.run(test)
 
 
+def test_nobody_writes_lines_of_his_own_into_the_log(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(scene: Any) -> None:
+        await scene.http.get("/v1/%0AINFO%20x%0D%1b[31m%C2%9b")
+        await scene.post(scene.chat(**{"x\nINFO y\x1b[2J\x9b": 1}))
+        lines = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
+        assert len(lines) == 2 and all(line.isprintable() for line in lines), lines
+
+    with caplog.at_level("INFO"):
+        stage.run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_is_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    async def script(play: Any) -> None:
+        await play.grant()
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scene.post(scene.chat(stream=stream)), 0.3)
+        for _ in range(1000):
+            if " after " in caplog.text:
+                break
+            await asyncio.sleep(0.01)
+        (line,) = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
+        assert "completions: 499 after" in line and "chatcmpl-" in line and line.endswith(": its client has gone")
+
+    with caplog.at_level("INFO"):
+        stage.run(test)
+
+
+def test_a_stream_that_fails_says_so_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.prepare()
+        play.text("Half")
+        await asyncio.sleep(0.2)
+        play.fail(500, "too bad")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        assert "too bad" in (await scene.post(scene.chat(stream=True))).text
+        (line,) = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
+        assert "completions: 200 after" in line and line.endswith(": too bad")
+
+    with caplog.at_level("INFO"):
+        stage.run(test)
+
+
 def test_a_failed_request_can_be_named(stage: Any) -> None:
     async def script(play: Any) -> None:
         await play.grant()

@@ -423,6 +423,27 @@ def test_fields_that_are_coded_apart(container, has_index):
     assert (info.num_frames, info.fps, info.index is not None) == (24, 25.0, has_index)
 
 
+def test_frames_of_a_high_rate_are_no_fields():
+    """Raw H.264 has no time stamps, and from some rate on FFmpeg guesses another."""
+    assert assert_exact(encode_video(num_frames=48, container="h264", rate=120)).num_frames == 48
+
+
+def test_a_repeated_time_stamp_leaves_the_measured_rate():
+    times = np.cumsum([600 if i % 8 == 0 else 25 for i in range(24)]).tolist()
+    source = encode_video(container="matroska", num_frames=24, times=times, options={"bf": "0"})
+    repeated = io.BytesIO()
+    with av.open(io.BytesIO(source)) as file, av.open(repeated, "w", format="matroska") as out:
+        stream = out.add_stream_from_template(file.streams.video[0])
+        packets = [packet for packet in file.demux() if packet.size]
+        packets[13].pts = packets[13].dts = packets[12].pts
+        for packet in packets:
+            packet.stream = stream
+            out.mux(packet)
+    info = analyse(io.BytesIO(repeated.getvalue()), LIMITS)
+    assert info.index is None and info.num_frames == 24
+    assert info.fps == pytest.approx(23 / ((times[-1] - times[0]) / 600), rel=0.1)
+
+
 def test_time_stamps_need_not_be_even(h264):
     """A variable frame rate in which some frames stand for a second: the rate is that of the frames shown."""
     times = np.cumsum([600 if i % 8 == 0 else 25 for i in range(24)]).tolist()

@@ -1,0 +1,26 @@
+"""One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and what went wrong.
+
+Neither prompts nor answers stand in it, but a refusal quotes up to 60 characters of the value that it is about. Used by app and chat.
+"""
+
+import logging
+
+from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = web.RequestKey("request_id", str)  # what the client knows it by
+PROBLEM = web.RequestKey("problem", str)  # why it was refused, or did not end well
+_SHOWN_CHARS = 100
+
+
+def log_answer(request: web.Request, status: int, seconds: float) -> None:
+    """To be called once, when the last of the answer is out or nobody takes it any more."""
+    problem = f": {one_line(request[PROBLEM])}" if PROBLEM in request else ""
+    path = one_line(request.path[:_SHOWN_CHARS])
+    log.info("%s %s: %d after %.2f s, %s%s", request.method, path, status, seconds, request.get(REQUEST_ID, "without an id"), problem)
+
+
+def one_line(text: str) -> str:
+    """Without what a client could write lines of its own with, or steer a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
