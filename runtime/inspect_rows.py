@@ -50,9 +50,9 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
             definition = decode_sequence_definition(table.read_definition(row, generation))
         except StaleRow:
             definition = None
+        first, second = table.prefilled[row].tolist()  # before what it is a part of, which grows
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
-        first, second = table.prefilled[row].tolist()
         if table.phase(row) == (generation, phase):
             record = None if state is None else decode_record(state)
             return Row(row, generation, phase, record, definition, tables, (first, second), committed, end)

@@ -14,6 +14,7 @@ from mmrt.shm.run_directory import RunDirectory
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported, by whichever test that is

@@ -34,7 +34,7 @@ class Foreground:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self._ready.wait(100)
-        if self.process.poll() is not None or "ready" not in self.output[-1]:
+        if self.process.poll() is not None or not any("ready after" in line for line in self.output):
             self.process.kill()
             self.end()
             raise AssertionError(self.output)

@@ -1,5 +1,6 @@
 """A run with a quantized KV cache: the demo model's answers stay true, and a kill in mid-stream changes nothing."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -48,6 +49,6 @@ def test_a_kill_changes_nothing(quantized: Server) -> None:
     for chunk in quantized.stream(PROMPT, **LONG):
         ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
         if killed and len(ids) > 5:
-            quantized.kill("decode", signal.SIGKILL)
+            os.kill(killed, signal.SIGKILL)
             killed = 0
     assert ids == expected and quantized.pid("decode") != before

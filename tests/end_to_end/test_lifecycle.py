@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -30,20 +31,26 @@ def own(launch: Callable[..., Server]) -> Server:
     return launch()
 
 
+STORY: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}  # longer than a restart takes
+
+
+@pytest.fixture(scope="module")
+def story(own: Server) -> list[int]:
+    return own.chat("A long story, please.", **STORY)[1]
+
+
 @pytest.mark.parametrize("actor", ["decode", "prefill", "encoder", "video", "controller", "detokenizer", "memory"])
-def test_hot_restart_changes_one_process_and_no_text(own: Server, actor: str) -> None:
-    prompt = "A long story, please."
-    expected = own.chat(prompt, max_tokens=200, extra_body={"ignore_eos": True})[1]
+def test_hot_restart_changes_one_process_and_no_text(own: Server, story: list[int], actor: str) -> None:
     before = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
     ids: list[int] = []
     done = None
-    for chunk in own.stream(prompt, max_tokens=200, extra_body={"ignore_eos": True}):
+    for chunk in own.stream("A long story, please.", **STORY):
         ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
         if len(ids) > 5 and done is None:
             done = own.mmrt("restart", actor)
     assert done is not None
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ids == expected
+    assert ids == story
     after = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
     assert {name for name in after if after[name] != before[name]} == {actor}
     assert after[actor][1] > before[actor][1]

@@ -22,7 +22,7 @@ from mmrt.runtime.config import ACTORS
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
 PROMPT = "A long story, please."
-LONG = {"max_tokens": 250, "extra_body": {"ignore_eos": True}}
+LONG = {"max_tokens": 1000, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,12 @@ class Streams:
         self._threads = [threading.Thread(target=self._read, args=(server, ids)) for ids in self.ids]
 
     def _read(self, server: Server, ids: list[int]) -> None:
+        is_flowing = False
         try:
             for chunk in server.stream(PROMPT, **LONG):
                 ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
-                if len(ids) > 3:
+                if len(ids) > 3 and not is_flowing:
+                    is_flowing = True
                     self.flowing.release()
         except Exception as error:
             self.errors.append(error)
@@ -213,7 +215,7 @@ def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
         restart.start()
         with pytest.raises(OSError):  # until new connections wait for the successor
             while True:
-                urllib.request.urlopen(f"{own.url}/health", timeout=0.5).close()
+                urllib.request.urlopen(f"{own.url}/health", timeout=5).close()
         upload.sendall(body[len(body) // 2 :])
         answer = b"".join(iter(lambda: upload.recv(65536), b""))
         restart.join(60)

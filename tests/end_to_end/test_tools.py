@@ -72,9 +72,15 @@ def test_every_request_is_in_the_trace(traced: tuple[dict[str, str], list[Event]
         assert spans[request]["args"]["tokens_sent"] > 0
 
 
-def test_stages_of_one_video_work_at_once(traced: tuple[dict[str, str], list[Event]]) -> None:
-    ids, events = traced
-    decoded, encoded, prefilled = (plans(events, name, ids["video"]) for name in ("decode segment", "encode", "prefill"))
+def test_stages_of_one_video_work_at_once(server: Server, traced: tuple[dict[str, str], list[Event]]) -> None:
+    request, events = traced[0]["video"], traced[1]
+    for _ in range(5):  # on a loaded machine one stage may have no core until the one before it is done
+        decoded, encoded, prefilled = (plans(events, name, request) for name in ("decode segment", "encode", "prefill"))
+        if overlap(decoded, encoded) and overlap(encoded, prefilled):
+            break
+        request = ask(server, [video(96, 224, 224, 2)[0], text("What moves?")])
+        server.wait_until_empty()
+        events = trace_of(server)[1]
     assert len(decoded) > 4 and len(encoded) > 2 and len(prefilled) > 2
     assert overlap(decoded, encoded), "a segment is decoded while the one before it is encoded"
     assert overlap(encoded, prefilled), "a segment is encoded while the one before it is prefilled"
@@ -104,9 +110,12 @@ def test_pools_queues_and_generations_are_in_the_trace(traced: tuple[dict[str, s
 
 def test_the_last_seconds_alone(server: Server, traced: tuple[dict[str, str], list[Event]]) -> None:
     time.sleep(5.1)  # nothing can tell us that so many seconds without work are over
-    request = ask(server, "Say something.")
+    stream = server.stream("Say something.", max_tokens=30000, extra_body=FOREVER)
+    request = next(stream).id
     spans = [event["name"] for event in trace_of(server, "--last", "5")[1] if event["ph"] == "b" and event.get("cat") == "request"]
+    stream.close()
     assert request in spans and not set(traced[0].values()) & set(spans)
+    server.wait_until_empty()
 
 
 # ------------------------------------------------------------------------------------------------------------- inspect
@@ -163,7 +172,7 @@ def test_a_request_with_media_from_outside(server: Server) -> None:
     """Seen again and again from its begin to its end: stages only advance, and what it holds fits to where it is."""
     for _ in range(5):  # on a loaded machine it may be over before somebody has looked
         seen = looked_at(server)
-        if any(found["stage"] == "prefilling" for found in seen):
+        if any(found["stage"] == "prefilling" and found["plans"] for found in seen):
             break
     stages = ["submitted", "queued", "fetching", "analysing", "waits for kv", "prefilling", "decoding", "delivering", "ending"]
     order = [stages.index(found["stage"]) for found in seen]

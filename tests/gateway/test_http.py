@@ -337,8 +337,9 @@ def test_who_goes_is_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture, st
 
     async def test(scene: Any) -> None:
         scene.controller.script = script
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(scene.post(scene.chat(stream=stream)), 0.3)
+        asking = asyncio.create_task(scene.post(scene.chat(stream=stream)))
+        await (await scene.controller.first_play()).filled.wait()
+        asking.cancel()
         for _ in range(1000):
             if " after " in caplog.text:
                 break
@@ -351,16 +352,24 @@ def test_who_goes_is_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture, st
 
 
 def test_a_stream_that_fails_says_so_in_the_log(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    seen = asyncio.Event()
+
     async def script(play: Any) -> None:
         await play.grant()
         play.prepare()
         play.text("Half")
-        await asyncio.sleep(0.2)
+        await seen.wait()
         play.fail(500, "too bad")
 
     async def test(scene: Any) -> None:
         scene.controller.script = script
-        assert "too bad" in (await scene.post(scene.chat(stream=True))).text
+        received = ""
+        async with scene.http.stream("POST", "/v1/chat/completions", json=scene.chat(stream=True)) as response:
+            async for part in response.aiter_text():
+                received += part
+                if "Half" in received:
+                    seen.set()
+        assert "too bad" in received
         (line,) = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
         assert "completions: 200 after" in line and line.endswith(": too bad")
 

@@ -68,6 +68,18 @@ class ToyRun:
     def wait_for_state(self, actor: str, state: str) -> None:
         self.wait_for("progress", lambda event: event["actor"] == actor and event["state"] == state)
 
+    def wait_for_states(self, actor: str, *states: str) -> None:
+        """One after the other; others may come in between."""
+        begin = 0
+        for state in states:
+            found = self.wait_for(
+                "progress",
+                lambda event, begin=begin, state=state: (  # type: ignore[misc]
+                    (event["actor"], event["state"]) == (actor, state) and any(event is late for late in self.events[begin:])
+                ),
+            )
+            begin = 1 + next(number for number, event in enumerate(self.events) if event is found)
+
     def forget(self) -> None:
         """Take what has been reported so far out of what ``wait_for`` finds."""
         self.events.clear()

@@ -99,9 +99,7 @@ def test_a_hung_actor_is_killed_and_started_again(toy: "ToyRun") -> None:
     toy.start("memory", "decode", watchdog_s=0.4)
     toy.wait_for("ready")
     toy.behave("decode")
-    toy.wait_for_state("decode", "backoff")
-    toy.forget()
-    toy.wait_for_state("decode", "active")
+    toy.wait_for_states("decode", "backoff", "active")
     assert toy.actor("decode").last_exit == "SIGKILL (hang: no sign of life for 0.4 s)"
 
 
