@@ -82,6 +82,12 @@ OTHERWISE: dict[str, tuple[str, ...]] = {
         "do you see anything {colour}?",
         "Are any of the shapes {colour}?",
     ),
+    "exists_number": (
+        "are there just {number} {group} in here?",
+        "Can you find exactly {number} {group}?",
+        "do I see {number} {group} here or not?",
+        "Does this have exactly {number} {group} in it?",
+    ),
     "find_colour": (
         "Can you tell me the colour of the {shape}?",
         "Which color is that {shape}?",

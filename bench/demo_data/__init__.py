@@ -6,13 +6,14 @@ sample ``index`` of ``seed`` is the same whatever was made before it.
 
 from .codecs import decode_frames, encode, encode_frames, roundtrip
 from .drawing import COLOURS, SHAPES
-from .kinds import SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Shares, Sound, Thing, normalised
+from .kinds import SHARES, SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Shares, Sound, Thing, normalised
 from .samples import MEDIA, TASKS, crowded, sample
 
 __all__ = [
     "COLOURS",
     "MEDIA",
     "SHAPES",
+    "SHARES",
     "SOUND_RATE",
     "TASKS",
     "Clip",

@@ -2,9 +2,9 @@
 
 import re
 
-from .drawing import COLOURS, SHAPES, Rng
+from .drawing import Rng
 from .kinds import chance, pick
-from .phrases import ORDERS, REFERENCES, plural
+from .phrases import TOLD
 
 _SHORT = (
     ("hat is ", "hat's "),
@@ -18,8 +18,6 @@ _AROUND = (
     "Hi! {}", "Hello, {}", "Hey, {}", "OK, {}", "So, {}", "And {}", "Now {}", "Please: {}", "Question: {}", "I have a question. {}",
     "A quick question: {}", "Tell me, {}", "{} Please.", "{} Thanks!", "{} Thank you.", "{} I am curious.", "{} Be brief.",
 )  # fmt: skip
-# What training tells words by.
-_SPELT = frozenset({*SHAPES, *map(plural, SHAPES), *COLOURS, *ORDERS, *REFERENCES})
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
@@ -38,11 +36,12 @@ def typed(rng: Rng, text: str) -> str:
 
 
 def _slip(rng: Rng, text: str) -> str:
-    """A letter left out, doubled, or in the place of the next, in one of the longer words; names of shapes and colours stay."""
-    words = [match for match in _WORD.finditer(text) if match.group().lower() not in _SPELT]
+    """A letter left out, doubled, or in the place of the next, in one of the longer words; no word of ``TOLD`` goes or comes."""
+    words = [match for match in _WORD.finditer(text) if match.group().lower() not in TOLD]
     if not words:
         return text
     word = pick(rng, words)
     at = int(rng.integers(word.start() + 1, word.end() - 1))
     slipped = pick(rng, (text[at + 1 : at + 2] + text[at], text[at] * 2 + text[at + 1 : at + 2], text[at + 1 : at + 2]))
-    return text[:at] + slipped + text[at + 2 :]
+    other = text[word.start() : at] + slipped + text[at + 2 : word.end()]
+    return text if other.lower() in TOLD else text[: word.start()] + other + text[word.end() :]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -117,15 +118,17 @@ Thing = Picture | Clip | Sound
 Mix = Literal["same", "few", "mixed"]
 
 
-class Shares(NamedTuple):
-    """How many of the pictures that come alone are of one thing and of several; the others are of a number.
+class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What samples are of, and how many of them are degraded.
 
+    single, several: how many of the pictures that come alone are of one thing and of several; the others are of a number.
     mixes: several things are all the same, of two shapes and two colours at most, or of any. Each entry is as likely as the others.
     """
 
     single: float = 0.25
     several: float = 0.45
     mixes: tuple[Mix, ...] = ("same", "mixed", "mixed", "few")
+    degraded: float = 0.5
 
 
 SHARES = Shares()

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from .clip_phrases import CLIP_PHRASES
-from .drawing import Rng
-from .kinds import Question, Wording, pick
+from .drawing import COLOURS, SHAPES, Rng
+from .kinds import NUMBERS, Question, Wording, pick
 from .picture_phrases import PICTURE_PHRASES
 
 PHRASES = PICTURE_PHRASES | CLIP_PHRASES
@@ -14,6 +14,15 @@ REFERENCES = ("from", "side")  # before two things: the first of them is what th
 
 def plural(shape: str) -> str:
     return "crosses" if shape == "cross" else f"{shape}s"
+
+
+# What training tells heads by: each is a token of its own behind a space, and nobody's slip.
+TOLD = (*SHAPES, *map(plural, SHAPES), *COLOURS, *NUMBERS[2:], *ORDERS, *REFERENCES)
+
+
+def groups(shape: str, colour: str) -> tuple[str, str, str, str]:
+    """What such a thing may be counted among."""
+    return "things", plural(shape), f"{colour} things", f"{colour} {plural(shape)}"
 
 
 def asker(rng: Rng) -> Callable[..., Question]:

@@ -122,6 +122,17 @@ PICTURE_PHRASES = alternatives(
         the shapes {colour}? | There's something {colour} in the image, correct? | Did you notice {a} {colour} form? | Please check
         for {colour} things.
         """,
+        "exists_number": """
+        Are there {number} {group}? | Are there {number} {group} in the picture? | Are there exactly {number} {group}? | Are there
+        exactly {number} {group} in the image? | Do you see exactly {number} {group}? | Can you see exactly {number} {group}? | Does
+        the picture show exactly {number} {group}? | Are {number} {group} in the picture? | Is the number of {group} {number}? |
+        Could you tell me if there are {number} {group}? | Does the photo contain just {number} {group}? | Do you spot {number}
+        {group}, no more and no less? | Are exactly {number} {group} shown? | Tell me whether you see {number} {group}. | The pic
+        has {number} {group}, yes or no? | There are {number} {group} in the image, correct? | I count {number} {group}, is that
+        right? | Please check for exactly {number} {group}. | Is it true that there are {number} {group}? | Did you count {number}
+        {group}? | Have exactly {number} {group} been drawn? | Are there {number} {group} or not? | Is {number} how many {group}
+        there are?
+        """,
         "find_colour": """
         What colour is the {shape}? | What color is the {shape}? | Which colour does the {shape} have? | Which color is the {shape}?
         | What is the colour of the {shape}? | What is the color of the {shape} in the picture? | Name the colour of the {shape}. |

@@ -60,7 +60,7 @@ def single_questions(rng: Rng, picture: Picture, size: str) -> list[Question]:
     if chance(rng, 0.25):
         questions.append(_absent(rng, picture))
     if chance(rng, 0.15):
-        questions.append(ask("digits", "I see no number."))
+        questions.append(_no_number(rng))
     return questions
 
 
@@ -84,6 +84,21 @@ def _exists(rng: Rng, picture: Picture) -> Question:
     return ask("exists", "Yes." if is_there else "No.", phrase=kind, shape=shape, colour=colour, a="an" if colour == "orange" else "a")
 
 
+def _exists_number(rng: Rng, picture: Picture) -> Question:
+    """Whether there are exactly two, three, four or five things, of a shape, of a colour or of any. A no says how many there are."""
+    groups = Counter(group for thing in picture.objects for group in phrases.groups(thing.label, thing.colour))
+    group = pick(rng, [one for one, number in sorted(groups.items()) for _ in range(number * number)])  # where there are many
+    if chance(rng, 0.15):
+        colours = [colour for colour in COLOURS if colour not in picture.ground]
+        group = pick(rng, phrases.groups(pick(rng, SHAPES), pick(rng, colours)))
+    number = groups[group]
+    is_so = number > 1 and chance(rng, 0.7)
+    others = [other for other in range(2, len(NUMBERS)) if other != number for _ in range(len(NUMBERS) - abs(other - number))]
+    asked = number if is_so else pick(rng, others)  # what is near is likelier
+    answer = "Yes." if is_so else sentence(f"no, {NUMBERS[number] if number else 'none'}")
+    return phrases.asker(rng)("exists_number", answer, number=NUMBERS[asked], group=group)
+
+
 def _absent(rng: Rng, picture: Picture) -> Question:
     """A question about a shape or a colour that is not there, nor that of the background."""
     ask = phrases.asker(rng)
@@ -100,6 +115,10 @@ def _absent(rng: Rng, picture: Picture) -> Question:
     shape = pick(rng, [shape for shape in SHAPES if all(thing.label != shape for thing in objects)])
     phrase = pick(rng, ("find_colour", "count_shape", "count_both", "position", "size"))
     return ask("absent", f"I see no {shape}.", phrase=phrase, naming="{shape", shape=shape, colour=pick(rng, COLOURS))
+
+
+def _no_number(rng: Rng) -> Question:
+    return phrases.asker(rng)("absent", "I see no number.", phrase="digits")
 
 
 def several_questions(rng: Rng, picture: Picture) -> list[Question]:
@@ -126,6 +145,10 @@ def several_questions(rng: Rng, picture: Picture) -> list[Question]:
         questions.append(ask("find_shape", sentence(f"a {found}"), colour=colour))
     if chance(rng, 0.35):
         questions.append(_absent(rng, picture))
+    if chance(rng, 0.06):
+        questions.append(_no_number(rng))
+    if chance(rng, 0.4):
+        questions.append(_exists_number(rng, picture))
     questions += _find_place(rng, objects)
     if len(kinds) <= 4:
         questions.append(ask("list", description(objects), phrase="describe"))

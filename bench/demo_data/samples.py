@@ -19,6 +19,7 @@ TASKS: dict[str, Medium] = {
     "count": "image",
     "count_some": "image",
     "exists": "image",
+    "exists_number": "image",
     "digits": "image",
     "find_colour": "image",
     "find_shape": "image",
@@ -66,7 +67,7 @@ _PRESENT: dict[Medium, tuple[str, ...]] = {
 def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None, shares: Shares = SHARES) -> Sample:
     """Sample ``index`` of ``seed``. degraded: whether the media are hard to make out; None draws it, text never is."""
     rng = np.random.default_rng((seed, index, MEDIA.index(medium)))
-    drawn = chance(rng, 0.5)
+    drawn = chance(rng, shares.degraded)
     hard = medium != "text" and (drawn if degraded is None else degraded)
     media, questions = _make(rng, medium, hard, shares)
     present = _PRESENT[medium]
@@ -92,7 +93,7 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None, 
 def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
     """A picture of many things and numbers, for whoever learns what is where; nobody asks about it in words."""
     rng = np.random.default_rng((seed, index, len(MEDIA)))
-    drawn = chance(rng, 0.5)
+    drawn = chance(rng, SHARES.degraded)
     hard = drawn if degraded is None else degraded
     return Sample((pictures.crowd(rng, hard),), (talk.greeting(rng),), hard)
 

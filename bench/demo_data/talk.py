@@ -4,7 +4,7 @@ from . import phrases
 from .drawing import COLOURS, SHAPES, Rng
 from .facts import FACTS
 from .greetings import GREETINGS
-from .kinds import Question, pick
+from .kinds import NUMBERS, Question, pick
 
 MISSING = {"image": "I see no image.", "video": "I see no video.", "audio": "I hear no sound."}
 _ASKED = {
@@ -20,6 +20,7 @@ _ASKED = {
         "count_both",
         "exists",
         "exists_shape",
+        "exists_number",
         "find_colour",
         "find_shape",
         "side",
@@ -59,6 +60,8 @@ def missing(rng: Rng, present: tuple[str, ...]) -> Question:
         "one": f"{colour} {shape}",
         "other": f"{other} {pick(rng, SHAPES)}",
         "nth": pick(rng, ("first", "second")),
+        "number": pick(rng, NUMBERS[2:]),
+        "group": pick(rng, phrases.groups(shape, colour)),
     }
     asked = phrases.PHRASES[pick(rng, _ASKED[medium])]
     if present:  # what is short may be about what is there

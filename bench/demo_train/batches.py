@@ -19,7 +19,7 @@ from ...media.preprocess import image_rows, video_rows
 from ...models.architecture import ModelConfig
 from ...models.families import qwen2_5_omni
 from ...models.tokenizer import Tokenizer
-from ..demo_data import TASKS, Clip, Medium, Picture, Question, Sample, Shares, Sound, crowded, roundtrip, sample
+from ..demo_data import SHARES, TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
 from .grounding import Looks, looks
 from .hints import Prepared, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
@@ -107,21 +107,21 @@ class Batches(Dataset[Batch]):
         recipe = self._recipe
         rng = np.random.default_rng((recipe.seed, step))
         alone = step < recipe.towers.steps
-        mixture, batch, pictures = recipe.mixture, recipe.batch, Shares()
+        mixture, batch, shares = recipe.mixture, recipe.batch, SHARES
         if alone:
             mixture, batch = recipe.towers.mixture, recipe.towers.batch
         elif step >= recipe.late.step:
-            mixture, pictures = recipe.late.mixture, recipe.late.pictures
+            mixture, shares = recipe.late.mixture, recipe.late.shares
         names = sorted(mixture)
-        shares = np.array([mixture[name] for name in names])
-        medium = cast(Medium, names[rng.choice(len(names), p=shares / shares.sum())])
+        weights = np.array([mixture[name] for name in names])
+        medium = cast(Medium, names[rng.choice(len(names), p=weights / weights.sum())])
         # Sample numbers of a step are its own: no step needs to know how many samples others took.
         degraded = False if step < recipe.towers.clean_steps else None
         numbers = range(step * 1000, step * 1000 + batch[medium])[self._part :: self._parts]
         if alone and medium == "image":
             samples = [crowded(recipe.seed, number, degraded) for number in numbers]
         else:
-            samples = [sample(recipe.seed, number, medium, degraded, pictures) for number in numbers]
+            samples = [sample(recipe.seed, number, medium, degraded, shares) for number in numbers]
         return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
 
     def collate(self, medium: Medium, style: float, samples: Sequence[Sample], rngs: Sequence[np.random.Generator]) -> Batch:

@@ -30,8 +30,9 @@ SLOTS = (SHAPES, COLOURS, WORDS, THINGS, OTHERS, NAMED, OTHER_WORDS)
 COMPARED = 4  # words: a question with so many is about two things
 MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the picture
 # Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
-# they are further up or down, left or right; of two pictures or of a picture and a sound, whether the first are more; of two things,
-# whether shape and colour are the same; and the label and ink that all have in common that the question is about, first and second.
+# they are further up or down, left or right; of two pictures, of a picture and a sound, or of a picture and a number in the question,
+# whether the first are more; of two things, whether shape and colour are the same; and the label and ink that all have in common that
+# the question is about, first and second.
 FACTS = {
     "here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3,
     "label_here": len(LABELS), "ink_here": len(INKS), "label_there": len(LABELS), "ink_there": len(INKS),
@@ -59,6 +60,7 @@ class _Row(NamedTuple):
 
     shape: Ints
     ink: Ints
+    number: Ints
     is_digit: Bools
     is_name: Bools
     is_order: Bools
@@ -78,7 +80,7 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
     label, ink = words.label[row.ids], words.ink[row.ids]
     is_digit = label >= LABELS.index("0")
     shape = np.where(is_digit, 0, label)
-    said = _Row(shape, ink, is_digit, (shape > 0) | (ink > 0), words.orders[row.ids], words.refers[row.ids])
+    said = _Row(shape, ink, words.number[row.ids], is_digit, (shape > 0) | (ink > 0), words.orders[row.ids], words.refers[row.ids])
     found = [
         _look(slot, int(position), (seen == word[position]).any(1))
         for slot, word, seen in ((SHAPES, shape, scene.label), (COLOURS, ink, scene.ink))
@@ -117,7 +119,7 @@ def _unsaid(meant: Bools, groups: Sequence[_Group], number: int) -> Ints:
 
 class _Aim(NamedTuple):
     """What a question is about: its words [n], at one and at another look; middles of things [length, 4], of all and at each look.
-    ``is_open``: it names nothing, and all there is is one picture."""
+    ``is_open``: it names nothing, and all there is is one picture; number: what it asks for, 0 for none."""
 
     one: Ints
     other: Ints
@@ -125,6 +127,7 @@ class _Aim(NamedTuple):
     here: Bools
     there: Bools
     is_open: bool = False
+    number: int = 0
 
 
 def _aim(scene: Scene, said: _Row, asked: Ints, answer: Ints) -> _Aim:
@@ -142,7 +145,7 @@ def _aim(scene: Scene, said: _Row, asked: Ints, answer: Ints) -> _Aim:
     else:
         here, there = (meant & (scene.view == view)[:, None] for view in (0, 1))
     is_open = not (len(named) or scene.is_video or scene.view.any() or scene.onset.any())
-    return _Aim(words, words, meant, here, there, is_open)
+    return _Aim(words, words, meant, here, there, is_open, int(said.number[asked].max(initial=0)))
 
 
 def _course(scene: Scene, meant: Bools) -> tuple[Bools, Bools]:
@@ -183,10 +186,13 @@ def _moved(scene: Scene, aim: _Aim) -> Ints:
 
 
 def _compared(scene: Scene, aim: _Aim, num_here: int, num_there: int) -> tuple[int, int, int]:
-    """Whether there are more here than there, and whether one thing here has the shape and the colour of the one there."""
+    """Whether there are more here than there, or than the number asked for; and whether one thing here has the shape and the colour of
+    the one there."""
     two_pictures = scene.view.any() and not scene.is_video
     more = _NEITHER
-    if two_pictures or (scene.onset.any() and num_here):
+    if aim.number and scene.first.any() and not (scene.is_video or scene.view.any()):
+        more = int(np.sign(num_here - aim.number)) + _NEITHER
+    elif two_pictures or (scene.onset.any() and num_here):
         more = int(np.sign(num_here - num_there)) + _NEITHER
     if not two_pictures or aim.here.sum() != 1 or aim.there.sum() != 1:
         return more, _NEITHER, _NEITHER

@@ -49,11 +49,11 @@ class Towers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Late(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From ``step`` on, when the simple is learned: another mixture, and other pictures."""
+    """From ``step`` on, when the simple is learned: another mixture, and other samples."""
 
     step: int
     mixture: dict[str, float]
-    pictures: Shares
+    shares: Shares
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,11 +103,13 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
         raise ValueError("a mixture is empty, or a batch has no samples, expected one of each at least")
     if not recipe.towers.steps <= recipe.late.step <= recipe.steps:
         raise ValueError(f"late.step is {recipe.late.step}, expected {recipe.towers.steps} (towers.steps) to {recipe.steps} (steps)")
-    single, several, mixes = recipe.late.pictures
-    if min(single, several) < 0 or single + several > 1:
-        raise ValueError(f"late.pictures has shares of {single:g} and {several:g}, expected 0 to 1 together")
-    if not mixes:
-        raise ValueError("late.pictures has no mixes of several things, expected one at least")
+    shares = recipe.late.shares
+    if min(shares.single, shares.several) < 0 or shares.single + shares.several > 1:
+        raise ValueError(f"late.shares has {shares.single:g} single and {shares.several:g} several, expected 0 to 1 together")
+    if not shares.mixes:
+        raise ValueError("late.shares has no mixes of several things, expected one at least")
+    if not 0 <= shares.degraded <= 1:
+        raise ValueError(f"late.shares has {shares.degraded:g} degraded, expected 0 to 1")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
         raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")

@@ -9,6 +9,7 @@ import torch
 
 from ...models.architecture import ModelConfig
 from ...models.tokenizer import Tokenizer
+from ..demo_data.kinds import NUMBERS
 from ..demo_data.phrases import ORDERS, REFERENCES, plural
 from .hints import INKS, LABELS, Prepared
 
@@ -16,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class Vocabulary:
-    """Which token names what: class of shape or digit, and of colour; 0 for nothing. ``orders``: whether it says which of several;
-    ``refers``: whether what comes first behind it is what the other is seen from."""
+    """Which token names what: class of shape or digit, and of colour; 0 for nothing. ``number``: from two on, which it is in words;
+    ``orders``: whether it says which of several; ``refers``: whether what comes first behind it is what the other is seen from."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         words = [text.decode(errors="replace").strip().lower() for text in tokenizer.token_bytes]
@@ -25,6 +26,8 @@ class Vocabulary:
         inks = {name: number for number, name in enumerate(INKS)}
         self.label = np.array([labels.get(word, 0) for word in words])
         self.ink = np.array([inks.get(word, 0) for word in words])
+        numbers = {name: number for number, name in enumerate(NUMBERS) if number > 1}
+        self.number = np.array([numbers.get(word, 0) for word in words])
         self.orders = np.array([word in ORDERS for word in words])
         self.refers = np.array([word in REFERENCES for word in words])
 

@@ -8,10 +8,12 @@ from typing import get_args
 from ...models.make_config import Dimensions, write_configs, write_json
 from ...models.make_tokenizer import Family, write_tokenizer
 from ..demo_data import Medium, sample
+from ..demo_data.phrases import TOLD
 from .recipe import Recipe
 
 FAMILY: Family = "qwen2_5_omni"
 CORPUS_SAMPLES = 400  # per medium: every sentence of the material turns up many times
+WORD_REPEATS = 200  # of each word that grounding takes as a token: often enough to become one
 
 
 def write_skeleton(out: Path, recipe: Recipe) -> None:
@@ -39,4 +41,5 @@ def _write_processor(file: Path, processor: dict[str, object], pixels: tuple[int
 @cache
 def _corpus(seed: int) -> list[str]:
     samples = (sample(seed, index, medium) for medium in get_args(Medium) for index in range(CORPUS_SAMPLES))
-    return [text for one in samples for question in one.questions for text in (question.text, question.answer)]
+    texts = [text for one in samples for question in one.questions for text in (question.text, question.answer)]
+    return texts + [f" {word}" for word in TOLD] * WORD_REPEATS

@@ -174,7 +174,12 @@ def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> Non
     batches = Batches(recipe, prepared.config, prepared.tokenizer)
     assert [batches[step].medium for step in range(4)] == ["text", "text", "image", "image"]
     asked = {*batches[2].tasks, *batches[3].tasks}
-    assert "list" in asked and not {"digits", "size"} & asked, "neither numbers nor single things"
+    assert "list" in asked and not {"describe", "shape", "size"} & asked, "neither numbers nor single things"
+
+
+def test_as_many_samples_are_degraded_as_is_said() -> None:
+    hard = [sum(sample(3, number, "audio", None, Shares(degraded=share)).degraded for number in range(40)) for share in (0.0, 0.8, 1.0)]
+    assert hard[0] == 0 and 25 <= hard[1] <= 38 and hard[2] == 40
 
 
 def test_several_things_may_be_of_few_shapes_and_colours() -> None:

@@ -22,7 +22,7 @@ from mmrt.bench.demo_data.drawing import COLOURS, DIGIT_STYLES, SHAPES, colour_o
 from mmrt.bench.demo_data.facts import FACTS
 from mmrt.bench.demo_data.greetings import GREETINGS
 from mmrt.bench.demo_data.kinds import NUMBERS, normalised
-from mmrt.bench.demo_data.phrases import PHRASES
+from mmrt.bench.demo_data.phrases import PHRASES, plural
 from mmrt.bench.demo_data.unknowns import UNKNOWN
 from mmrt.media.audio import decode_audio
 from mmrt.media.image import decode_image
@@ -166,6 +166,40 @@ def test_sides_sizes_and_yes_and_no() -> None:
                 height, width = picture.pixels.shape[:2]
                 share = max((box[2] - box[0]) * width, (box[3] - box[1]) * height) / min(width, height)
                 assert question.answer == ("Small." if share < 0.26 else "Big.") and not 0.26 < share < 0.46
+
+
+def test_a_number_in_a_question_is_that_of_the_things_or_is_put_right() -> None:
+    replies: Counter[str] = Counter()
+    for one in samples("image", 400, None):
+        (picture,) = one.media
+        assert isinstance(picture, Picture)
+        for question in one.questions:
+            if question.task != "exists_number":
+                continue
+            assert question.wording is not None
+            slots = dict(question.wording.slots)
+            group = slots["group"].split()
+            shape = next((shape for shape in SHAPES if plural(shape) == group[-1]), "")
+            colour = group[0] if group[0] in COLOURS else ""
+            number = sum(shape in ("", thing.label) and colour in ("", thing.colour) for thing in picture.objects)
+            is_so = NUMBERS[number] == slots["number"]
+            assert question.answer == ("Yes." if is_so else f"No, {NUMBERS[number] if number else 'none'}."), question
+            said = f" {re.sub('[,?.]', ' ', question.text.lower())} "
+            assert f" {slots['number']} " in said and slots["number"] in NUMBERS[2:], question
+            replies[question.answer] += 1
+    assert replies.total() > 60 and 0.35 < replies["Yes."] / replies.total() < 0.65, replies
+    assert set(replies) == {"Yes.", "No, none.", *(f"No, {number}." for number in NUMBERS[1:])}
+
+
+def test_nobody_sees_a_number_where_there_is_none() -> None:
+    answers = [
+        (isinstance(one.media[0], Picture) and one.media[0].objects[0].label.isdigit(), question.answer)
+        for one in samples("image", 400, None)
+        for question in one.questions
+        if question.wording is not None and question.wording.phrase == "digits"
+    ]
+    assert {answer for has_number, answer in answers if not has_number} == {"I see no number."}
+    assert all(answer[:-1].isdigit() for has_number, answer in answers if has_number)
 
 
 def test_one_of_several_things_is_where_the_answer_says() -> None:
@@ -439,7 +473,7 @@ def test_no_answer_is_the_usual_one() -> None:
     assert set(by_task) == set(TASKS)
     for task, counts in by_task.items():
         if task != "unknown":
-            most = 0.75 if len(counts) <= 2 else 0.5
+            most = 0.75 if len(counts) <= 2 or task == "exists_number" else 0.5
             assert max(counts.values()) <= most * counts.total(), (task, counts)
 
 

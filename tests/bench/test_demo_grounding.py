@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mmrt.bench.demo_data import Clip, Picture, Placed, Sound, sample
-from mmrt.bench.demo_data.kinds import Note, Question
+from mmrt.bench.demo_data.kinds import NUMBERS, Note, Question
+from mmrt.bench.demo_data.phrases import PHRASES, TOLD, fill
 from mmrt.bench.demo_train.grounding import (
     COLOURS,
     FACTS,
@@ -105,6 +106,40 @@ def picture(*things: Placed, width: int = 84) -> Picture:
 COMPARING = 7  # of the facts: numbers, and what compares; behind them is what is common to all
 NONE = [1] * 5  # of the facts that compare
 RED, BLUE = Placed("circle", "red", (0.3, 0.0, 0.6, 0.3)), Placed("circle", "blue", (0.3, 0.35, 0.65, 0.65))  # tokens 1 and 9 of 16
+
+
+def test_words_that_heads_are_told_about_are_one_token_each(prepared: Prepared) -> None:
+    for word in TOLD:
+        assert len(prepared.tokenizer.encode(f" {word}")) == 1, word
+
+
+def test_a_number_in_a_question_is_compared(prepared: Prepared) -> None:
+    questions = [
+        Question("exists_number", "Are there two circles?", "Yes."),
+        Question("exists_number", "Are there three things?", "No, two."),
+        Question("exists_number", "Are there two red things?", "No, one."),
+        Question("exists_number", "Is the number of green things two?", "No, none."),
+        Question("exists", "Is there a red thing?", "Yes."),
+    ]
+    more = [*FACTS].index("more")
+    beeps = Sound(np.zeros(16000, np.float32), "beeps", tuple(Note(at, at + 0.1, (440.0,)) for at in (0.2, 0.5, 0.8)))
+    three = picture(RED, BLUE, Placed("circle", "green", (0.7, 0.7, 0.9, 0.9)))
+    for media, asked, expected in (
+        ([picture(RED, BLUE)], questions, [1, 0, 0, 0, 1]),
+        ([three], questions[:1], [2]),
+        ([picture(RED, BLUE), beeps], questions[:3], [1, 0, 0]),
+        ([beeps], questions[:1], [1]),
+        ([], questions[:1], [1]),
+    ):
+        assert [one[more] for one in told(prepared, media, asked)[3]] == expected, media
+
+
+def test_the_number_is_found_in_every_wording(prepared: Prepared) -> None:
+    numbers = Vocabulary(prepared.tokenizer).number
+    for phrase in PHRASES["exists_number"]:
+        for number, word in enumerate(NUMBERS[2:], 2):
+            ids = prepared.tokenizer.encode(fill(phrase, number=word, group="red circles"))
+            assert [found for found in numbers[ids] if found] == [number], phrase
 
 
 def test_heads_are_told_to_look_at_what_is_asked_about(prepared: Prepared) -> None:

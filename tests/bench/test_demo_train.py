@@ -224,11 +224,12 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("[batch]                   # samples per step\nimage = 32", "[batch]", r"batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {", r"towers.batch says nothing of \['image'\]"),
         ("batch = {image = 64,", "batch = {image = 0,", "a batch has no samples"),
-        ("mixture = {image = 0.44,", "mixture = {smell = 0.44,", r"unknown media \['smell'\]"),
-        ("step = 5000", "step = 50000", r"late.step is 50000, expected 1500 \(towers.steps\) to"),
-        ("pictures = [0.08, 0.6,", "pictures = [0.08, 0.95,", "late.pictures has shares of 0.08 and 0.95, expected 0 to 1 together"),
-        ('["mixed", "few"]', "[]", "late.pictures has no mixes of several things"),
-        ('["mixed", "few"]', '["most"]', "Invalid enum value 'most'"),
+        ("mixture = {image = 0.52,", "mixture = {smell = 0.52,", r"unknown media \['smell'\]"),
+        ("step = 4000", "step = 40000", r"late.step is 40000, expected 1500 \(towers.steps\) to"),
+        ("several = 0.54", "several = 0.95", "late.shares has 0.08 single and 0.95 several, expected 0 to 1 together"),
+        ('["mixed", "few", "few", "same"]', "[]", "late.shares has no mixes of several things"),
+        ("degraded = 0.6", "degraded = 1.6", "late.shares has 1.6 degraded, expected 0 to 1"),
+        ('["mixed", "few", "few", "same"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):
         text = RECIPE.read_text()
