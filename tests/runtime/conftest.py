@@ -70,15 +70,15 @@ class ToyRun:
 
     def wait_for_states(self, actor: str, *states: str) -> None:
         """One after the other; others may come in between."""
-        begin = 0
-        for state in states:
-            found = self.wait_for(
-                "progress",
-                lambda event, begin=begin, state=state: (  # type: ignore[misc]
-                    (event["actor"], event["state"]) == (actor, state) and any(event is late for late in self.events[begin:])
-                ),
-            )
-            begin = 1 + next(number for number, event in enumerate(self.events) if event is found)
+        deadline = time.monotonic() + TIMEOUT_S
+        left, seen = list(states), 0
+        while left:
+            for event in self.events[seen:]:
+                if left and (event["kind"], event.get("actor"), event.get("state")) == ("progress", actor, left[0]):
+                    del left[0]
+            seen = len(self.events)
+            if left and not self._read(deadline):
+                raise AssertionError(f"no {left} of {actor} in {self.events}")
 
     def forget(self) -> None:
         """Take what has been reported so far out of what ``wait_for`` finds."""
