@@ -23,7 +23,7 @@ from .drawing import (
     shape_mask,
     upright_angle,
 )
-from .kinds import NUMBERS, Clip, Pixels, Placed, Question, chance, counted, pick, sentence
+from .kinds import NUMBERS, Clip, Pixels, Placed, Question, Shares, chance, counted, pick, sentence
 from .picture_questions import name
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -194,11 +194,11 @@ def blinks(rng: Rng, degraded: bool, count: int) -> Clip:
     return Clip(film, stage.fps, "blinks", objects, known, count=count, times_s=tuple(times), lit_first=lit_first)
 
 
-def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
+def video(rng: Rng, degraded: bool, shares: Shares) -> tuple[Clip, list[Question]]:
     """A clip and all questions about it."""
     ask = phrases.asker(rng)
     kind = rng.random()
-    if kind < 0.5:
+    if kind < shares.moving:
         clip, pace = moves(rng, degraded)
         thing = clip.objects[0]
         words = {"shape": thing.label, "colour": thing.colour}
@@ -211,7 +211,7 @@ def video(rng: Rng, degraded: bool) -> tuple[Clip, list[Question]]:
             ask("speed", sentence(pace), **words),
             _described(rng, sentence(f"{name(thing, True)} moves {direction}")),
         ]
-    if kind < 0.75:
+    if kind < (1 + shares.moving) / 2:
         clip = appears(rng, degraded)
         first, second = (name(thing, True) for thing in clip.objects)
         return clip, [

@@ -123,11 +123,15 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     single, several: how many of the pictures that come alone are of one thing and of several; the others are of a number.
     mixes: several things are all the same, of two shapes and two colours at most, or of any. Each entry is as likely as the others.
+    counted_pairs: of the pairs of pictures those with things to count; the others have one thing each.
+    moving: of the clips that come alone those in which something moves; in as many of the others things appear as blink.
     """
 
     single: float = 0.25
     several: float = 0.45
     mixes: tuple[Mix, ...] = ("same", "mixed", "mixed", "few")
+    counted_pairs: float = 0.45
+    moving: float = 0.5
     degraded: float = 0.5
 
 

@@ -188,10 +188,10 @@ def digit_questions(rng: Rng, thing: Placed) -> list[Question]:
     return questions
 
 
-def two_images(rng: Rng, degraded: bool) -> tuple[tuple[Picture, Picture], list[Question]]:
+def two_images(rng: Rng, degraded: bool, shares: Shares) -> tuple[tuple[Picture, Picture], list[Question]]:
     """Two pictures with things to count, or with one thing each, and comparisons."""
     ask = phrases.asker(rng)
-    if chance(rng, 0.45):
+    if chance(rng, shares.counted_pairs):
         same = chance(rng, 0.33)
         counts = [int(n) for n in (rng.permutation(5)[:2] + 1 if not same else [rng.integers(1, 6)] * 2)]
         one, two = (several(rng, degraded, count) for count in counts)

@@ -103,9 +103,9 @@ def _make(rng: Rng, medium: Medium, degraded: bool, shares: Shares) -> tuple[tup
         picture, questions = picture_questions.image(rng, degraded, shares)
         return (picture,), questions
     if medium == "two_images":
-        return picture_questions.two_images(rng, degraded)
+        return picture_questions.two_images(rng, degraded, shares)
     if medium == "video":
-        clip, questions = clips.video(rng, degraded)
+        clip, questions = clips.video(rng, degraded, shares)
         return (clip,), questions
     if medium == "audio":
         sound, questions = sounds.audio(rng, degraded)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .hints import INKS, LABELS
+from .hints import FAST, INKS, LABELS
 from .prompts import TokenRow
 from .scene import Ints, Scene, Vocabulary
 
@@ -32,10 +32,11 @@ MOST_COUNTED, LEAST_MOVE = 6, 0.4  # things that are counted; eighths of the pic
 # Of each token of an answer: how many things it looks at first and second, or how many it is about to name; of the second, whether
 # they are further up or down, left or right; of two pictures, of a picture and a sound, or of a picture and a number in the question,
 # whether the first are more; of two things, whether shape and colour are the same; and the label and ink that all have in common that
-# the question is about, first and second.
+# the question is about, first and second; and whether that stands, is slow or is fast.
 FACTS = {
     "here": MOST_COUNTED + 1, "there": MOST_COUNTED + 1, "down": 3, "across": 3, "more": 3, "shape": 3, "colour": 3,
     "label_here": len(LABELS), "ink_here": len(INKS), "label_there": len(LABELS), "ink_there": len(INKS),
+    "pace": 3,
 }  # fmt: skip
 _LESS, _NEITHER, _MORE = range(3)
 Bools = npt.NDArray[np.bool_]
@@ -99,7 +100,13 @@ def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], I
         found += _asked(answer, aim, here[0], there, groups)
         found += _named(scene, said, answer, groups)
         numbers = np.stack((here.sum(1), there.sum(1)), axis=1)
-        told = [*_moved(scene, aim), *_compared(scene, aim, *numbers[0]), *_common(scene, aim.here), *_common(scene, aim.there)]
+        told = [
+            *_moved(scene, aim),
+            *_compared(scene, aim, *numbers[0]),
+            *_common(scene, aim.here),
+            *_common(scene, aim.there),
+            _pace(scene, aim),
+        ]
         for group in groups:
             if group.begins and not scene.view.any():  # the token that says how many are in one picture
                 numbers[group.begins - 1, 0] = group.at.sum()
@@ -204,6 +211,13 @@ def _common(scene: Scene, at: Bools) -> tuple[int, int]:
     """The label and the ink of all that is there; 0 where there is nothing, or where they differ."""
     label, ink = (np.unique(seen[at]) for seen in (scene.label, scene.ink))
     return int(label[0]) if len(label) == 1 else 0, int(ink[0]) if len(ink) == 1 else 0
+
+
+def _pace(scene: Scene, aim: _Aim) -> int:
+    """0 if nothing moves, 1 if it is slow, 2 if it is fast."""
+    paces = scene.pace[aim.here | aim.there]
+    most = int(paces.max(initial=0)) if scene.is_video else 0
+    return (most > 0) + (most >= FAST)
 
 
 def _asked(answer: Ints, aim: _Aim, here: Ints, there: Ints, groups: Sequence[_Group]) -> list[Look]:

@@ -1,10 +1,11 @@
 """Hints: what the towers are taught directly about each token, and the language model about its states. Without them they learn far
 later to see, to hear and to compare.
 
-Vision: four patches to a token; of each what lies there, in which colour, how large it is, and whether a thing has its middle there in
-the first and in the last frame of the temporal patch, and in any of them which thing or digit, in which colour; and of each token
-which digit it holds the middle of, apart for the first to the fourth of a number. Sound: whether it is silent, a tone or noise, the
-pitch, and whether something begins. The heads that say so are not part of the checkpoint.
+Vision: four patches to a token; of each what lies there, in which colour, how large it is, and whether a thing has its middle there
+in the first and in the last frame of the temporal patch, and in any of them which thing or digit, in which colour; how far a thing
+moves from the first of its frames to the last; and of each token which digit it holds the middle of, apart for the first to the
+fourth of a number. Sound: whether it is silent, a tone or noise, the pitch, and whether something begins. The heads that say so are
+not part of the checkpoint.
 """
 
 import math
@@ -24,10 +25,13 @@ IGNORED = -100
 LABELS = ("nothing", *SHAPES, *"0123456789")
 INKS = ("nothing", *COLOURS)
 EXTENTS = (0.1, 0.16, 0.24, 0.33, 0.45, 0.6)  # borders between classes, as shares of a square as large as the picture
+PACES = (0.02, 0.05, 0.09, 0.14, 0.2, 0.3)  # borders between classes, in widths or heights of the picture from frame to frame
+FAST = 1 + PACES.index(0.14)  # the first class of what is fast: models see frames 0.6 to 1 s apart
+_JUMP = 0.6  # so far goes only what has left the picture and comes in again
 MOST_DIGITS = 4  # of a number: as many as a token has patches, so that part k of "digit" is about the k-th
 SEEN = {
     "label": len(LABELS), "ink": len(INKS), "extent": 1 + len(EXTENTS), "first": 2, "last": 2, "middle": len(LABELS), "tint": len(INKS),
-    "digit": 11,
+    "pace": 1 + len(PACES), "digit": 11,
 }  # fmt: skip
 MOST_VIEWS, EIGHTHS = 12, 8
 # Of a token: eighth of the picture's height and of its width; which temporal patch or which of two pictures; whether a thing is new.
@@ -98,7 +102,7 @@ def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Te
     groups, h, w = grid
     size = -(-len(frames) // groups)
     patches = np.zeros((groups, h, w, len(SEEN) - 1), np.int64)
-    patches[..., 2] = IGNORED
+    patches[..., 2], patches[..., 7] = IGNORED, IGNORED
     digits = np.zeros((groups, h // 2, w // 2, MOST_DIGITS), np.int64)
     for group in range(groups):
         mine = frames[group * size : (group + 1) * size] or frames[-1:]
@@ -108,6 +112,8 @@ def seen(frames: Sequence[tuple[Placed, ...]], grid: tuple[int, int, int]) -> Te
             for placed in frame:
                 row, across = _patch(placed.centre, h, w)
                 patches[group, row, across, column] = 1
+        if len(mine) > 1:
+            _mark_paces(patches[group], mine[0], mine[-1])
     blocks = patches.reshape(groups, h // 2, 2, w // 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
     return torch.from_numpy(np.concatenate((blocks.reshape(-1, 4, len(SEEN) - 1), digits.reshape(-1, 4, 1)), axis=-1))
 
@@ -141,9 +147,22 @@ def _mark(patches: npt.NDArray[np.int64], digits: npt.NDArray[np.int64], placed:
         inside[row, across] = True
         extent = math.sqrt((x1 - x0) * (y1 - y0))
         patches[inside, :3] = LABELS.index(label), INKS.index(placed.colour), int(np.searchsorted(EXTENTS, extent))
-        patches[row, across, 5:] = LABELS.index(label), INKS.index(placed.colour)
+        patches[row, across, 5:7] = LABELS.index(label), INKS.index(placed.colour)
         if label.isdigit():
             digits[row // 2, across // 2, number] = 1 + int(label)
+
+
+def _mark_paces(patches: npt.NDArray[np.int64], before: tuple[Placed, ...], after: tuple[Placed, ...]) -> None:
+    """How far things have moved, where each has its middle before and after; nothing of what comes in again elsewhere."""
+    h, w = patches.shape[:2]
+    later = {(placed.label, placed.colour): placed for placed in after}
+    for placed in before:
+        if (moved := later.get((placed.label, placed.colour))) is None:
+            continue
+        distance = max(abs(now - then) for now, then in zip(moved.centre, placed.centre, strict=True))
+        if distance < _JUMP:
+            for centre in (placed.centre, moved.centre):
+                patches[(*_patch(centre, h, w), 7)] = int(np.searchsorted(PACES, distance))
 
 
 def heard(sound: Sound, num_tokens: int) -> Tensor:

@@ -108,8 +108,9 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
         raise ValueError(f"late.shares has {shares.single:g} single and {shares.several:g} several, expected 0 to 1 together")
     if not shares.mixes:
         raise ValueError("late.shares has no mixes of several things, expected one at least")
-    if not 0 <= shares.degraded <= 1:
-        raise ValueError(f"late.shares has {shares.degraded:g} degraded, expected 0 to 1")
+    for name in ("counted_pairs", "moving", "degraded"):
+        if not 0 <= (share := getattr(shares, name)) <= 1:
+            raise ValueError(f"late.shares has {name} {share:g}, expected 0 to 1")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
         raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")

@@ -35,14 +35,15 @@ class Vocabulary:
 class Scene(NamedTuple):
     """What lies under each token of a row, 0 where it is no medium.
 
-    label, ink, first, last [length, 4] per patch, digit [length, 4] per digit of a number: hints.SEEN; place [length, 2], view, new,
-    onset [length]: hints.PLACES and HEARD; spot [length]: which token of its view it is.
+    label, ink, first, last, pace [length, 4] per patch, digit [length, 4] per digit of a number: hints.SEEN; place [length, 2],
+    view, new, onset [length]: hints.PLACES and HEARD; spot [length]: which token of its view it is.
     """
 
     label: Ints
     ink: Ints
     first: Ints
     last: Ints
+    pace: Ints
     digit: Ints
     place: Ints
     view: Ints
@@ -54,7 +55,7 @@ class Scene(NamedTuple):
 
 def scene_of(ids: Ints, config: ModelConfig, media: Sequence[Prepared]) -> Scene:
     """Of one row and its media, in the order of their tokens."""
-    label, ink, first, last, digit = (np.zeros((len(ids), 4), np.int64) for _ in range(5))
+    label, ink, first, last, pace, digit = (np.zeros((len(ids), 4), np.int64) for _ in range(6))
     view, new, spot, onset = (np.zeros(len(ids), np.int64) for _ in range(4))
     place = np.zeros((len(ids), 2), np.int64)
     where = np.flatnonzero((ids == config.image_token_id) | (ids == config.video_token_id))
@@ -62,9 +63,9 @@ def scene_of(ids: Ints, config: ModelConfig, media: Sequence[Prepared]) -> Scene
         hints = torch.cat([one.hints for one in media if one.places is not None]).numpy()
         places = torch.cat([one.places for one in media if one.places is not None]).numpy()
         label[where], ink[where] = hints[..., 0], hints[..., 1]
-        first[where], last[where], digit[where] = hints[..., 3], hints[..., 4], hints[..., 7]
+        first[where], last[where], pace[where], digit[where] = hints[..., 3], hints[..., 4], hints[..., 7], hints[..., 8]
         place[where], view[where], new[where] = places[:, :2], places[:, 2], places[:, 3]
         spot[where] = np.arange(len(where)) - np.searchsorted(places[:, 2], places[:, 2])
     if sounds := [one.hints for one in media if one.places is None]:
         onset[ids == config.audio_token_id] = torch.cat(sounds).numpy()[:, 0, 2]
-    return Scene(label, ink, first, last, digit, place, view, new, spot, onset, bool((ids == config.video_token_id).any()))
+    return Scene(label, ink, first, last, pace, digit, place, view, new, spot, onset, bool((ids == config.video_token_id).any()))

@@ -1,6 +1,7 @@
 """What the demo model's towers and heads are told besides the answers: hints and looks."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ from mmrt.bench.demo_train.grounding import (
     looks,
     missed,
 )
-from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, heard, seen
+from mmrt.bench.demo_train.hints import IGNORED, INKS, LABELS, PACES, heard, seen
 from mmrt.bench.demo_train.prompts import TokenRow
 from mmrt.bench.demo_train.scene import Vocabulary, scene_of
 from mmrt.tests.bench.small_training import Prepared
@@ -33,28 +34,30 @@ def test_what_a_picture_hints_at() -> None:
     digits = ((0.5, 0.75, 0.75, 1.0), (0.75, 0.75, 1.0, 1.0))
     things = (Placed("star", "red", (0.0, 0.0, 0.5, 0.5)), Placed("12", "black", (0.5, 0.75, 1.0, 1.0), digits))
     hints = seen([things], (1, 4, 4))
-    by_patch = torch.empty(4, 4, 7, dtype=torch.int64)
+    by_patch = torch.empty(4, 4, 8, dtype=torch.int64)
     for token, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
-        by_patch[row : row + 2, column : column + 2] = hints[token, :, :7].view(2, 2, 7)
+        by_patch[row : row + 2, column : column + 2] = hints[token, :, :8].view(2, 2, 8)
     star, one, two = LABELS.index("star"), LABELS.index("1"), LABELS.index("2")
     assert by_patch[..., 0].tolist() == [[star, star, 0, 0], [star, star, 0, 0], [0, 0, 0, 0], [0, 0, one, two]]
     assert by_patch[0, 0, 1] == INKS.index("red") and by_patch[3, 3, 1] == INKS.index("black")
     assert (by_patch[..., 2] == IGNORED).sum() == 10 and by_patch[0, 0, 2] > by_patch[3, 3, 2]
     assert by_patch[..., 3].nonzero().tolist() == by_patch[..., 4].nonzero().tolist() == [[1, 1], [3, 3]]
-    middles = {(row, column): by_patch[row, column, 5:].tolist() for row, column in by_patch[..., 5].nonzero().tolist()}
+    middles = {(row, column): by_patch[row, column, 5:7].tolist() for row, column in by_patch[..., 5].nonzero().tolist()}
     red, black = INKS.index("red"), INKS.index("black")
     assert middles == {(1, 1): [star, red], (3, 2): [one, black], (3, 3): [two, black]}
-    assert hints[..., 7].tolist() == [[0] * 4, [0] * 4, [0] * 4, [2, 3, 0, 0]], "the first digit of the number is 1, the second 2"
+    assert (by_patch[..., 7] == IGNORED).all(), "pictures say nothing of motion"
+    assert hints[..., 8].tolist() == [[0] * 4, [0] * 4, [0] * 4, [2, 3, 0, 0]], "the first digit of the number is 1, the second 2"
 
 
 def test_what_a_clip_hints_at() -> None:
     left, right = (Placed("heart", "blue", (x, 0.0, x + 0.25, 0.25)) for x in (0.0, 0.75))
-    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 8)
+    hints = seen([(left,), (right,), (), (right,), ()], (3, 4, 4)).view(3, 2, 2, 2, 2, 9)
     first, last = hints[..., 3], hints[..., 4]
     assert first[0].nonzero().tolist() == [[0, 0, 0, 0]] and last[0].nonzero().tolist() == [[0, 1, 0, 1]]
     assert not first[1].any() and last[1].any()
     assert (hints[..., 5] > 0).sum(dim=(1, 2, 3, 4)).tolist() == [2, 1, 0], "the middles of all frames"
     assert not hints[2, ..., 0].any()
+    assert (hints[..., 7] == IGNORED).all(), "what jumps has come in again"
     clip = sample(3, 0, "video_audio", False).media[0]
     assert isinstance(clip, Clip) and len(clip.scenes) == len(clip.frames)
     assert {bool(scene) for scene in clip.scenes} == {True, False} or clip.count == 1
@@ -193,10 +196,10 @@ def test_what_is_common_to_all_that_is_looked_at_is_told(prepared: Prepared) -> 
     question = Question("pair_more", "Which picture has more things?", "The first.")
     _, _, _, facts = told_of_each_token(prepared, [picture(RED, BLUE), picture(BLUE)], [question])
     circle, blue = LABELS.index("circle"), INKS.index("blue")
-    assert list(FACTS)[COMPARING:] == ["label_here", "ink_here", "label_there", "ink_there"]
-    assert [one[COMPARING:] for one in facts[0]] == [[circle, 0, circle, blue]] * len(facts[0]), "two colours have none in common"
+    assert list(FACTS)[COMPARING:] == ["label_here", "ink_here", "label_there", "ink_there", "pace"]
+    assert [one[COMPARING:-1] for one in facts[0]] == [[circle, 0, circle, blue]] * len(facts[0]), "two colours have none in common"
     _, _, _, facts = told_of_each_token(prepared, [picture(BLUE)], [Question("count", "How many things are there?", "One.")])
-    assert facts[0][0][COMPARING:] == [circle, blue, 0, 0], "there is no second picture"
+    assert facts[0][0][COMPARING:-1] == [circle, blue, 0, 0], "there is no second picture"
 
 
 def clip(*scenes: tuple[Placed, ...]) -> Clip:
@@ -207,6 +210,25 @@ def star(x: float) -> tuple[Placed]:
     return (Placed("star", "red", (x, 0.0, x + 0.25, 0.25)),)
 
 
+def test_how_far_things_move_is_hinted_at() -> None:
+    resting = Placed("heart", "blue", (0.0, 0.75, 0.25, 1.0))
+    hints = seen([(resting, *star(0.0)), (resting, *star(0.25))], (1, 4, 4)).view(2, 2, 2, 2, 9)[..., 7]
+    moved = bisect_left(PACES, 0.25)
+    assert {tuple(at): int(hints[tuple(at)]) for at in (hints != IGNORED).nonzero().tolist()} == {
+        (0, 0, 0, 0): moved,  # where the star begins
+        (0, 0, 0, 1): moved,  # and where it ends
+        (1, 0, 1, 0): 0,
+    }
+
+
+@pytest.mark.parametrize(("steps", "pace"), [((0.0,) * 4, 0), ((0.0, 0.05, 0.1, 0.15), 1), ((0.0, 0.2, 0.4, 0.6), 2)])
+def test_whether_what_is_asked_about_moves_and_how_fast_is_told(prepared: Prepared, steps: tuple[float, ...], pace: int) -> None:
+    asked = [Question("speed", "How fast is the star?", "Fast."), Question("speed", "How fast is the circle?", "Fast.")]
+    _, _, _, facts = told_of_each_token(prepared, [clip(*((*star(x), RESTING) for x in steps))], asked)
+    assert [{one[-1] for one in answer} for answer in facts] == [{pace}, {0}]
+
+
+RESTING = Placed("circle", "green", (0.7, 0.7, 0.9, 0.9))
 WHAT = Question("talk", "What is this?", "I do not know.")
 
 

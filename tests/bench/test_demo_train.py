@@ -228,7 +228,9 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("step = 4000", "step = 40000", r"late.step is 40000, expected 1500 \(towers.steps\) to"),
         ("several = 0.54", "several = 0.95", "late.shares has 0.08 single and 0.95 several, expected 0 to 1 together"),
         ('["mixed", "few", "few", "same"]', "[]", "late.shares has no mixes of several things"),
-        ("degraded = 0.6", "degraded = 1.6", "late.shares has 1.6 degraded, expected 0 to 1"),
+        ("degraded = 0.6", "degraded = 1.6", "late.shares has degraded 1.6, expected 0 to 1"),
+        ("counted_pairs = 0.75", "counted_pairs = -1", "late.shares has counted_pairs -1, expected 0 to 1"),
+        ("moving = 0.62", "moving = 2", "late.shares has moving 2, expected 0 to 1"),
         ('["mixed", "few", "few", "same"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):
