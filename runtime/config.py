@@ -106,7 +106,7 @@ class VideoSection(BackgroundSection, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decoding goes first: the niceness of the others is what keeps its steps short while they work (design: processor shares)."""
+    """Decoding goes first: the niceness of the others is what keeps its steps short while they work."""
 
     layout: Layout = "E+P+D"  # which of encoder, prefill and decode share a process
     decode: ActorSection = ActorSection()

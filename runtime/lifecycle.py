@@ -57,7 +57,7 @@ def leave_row(core: Core, request: Request) -> None:
 
 
 def preempt(core: Core, request: Request) -> None:
-    """Take a row's KV pages back; it stays in its row and is prefilled again over its prompt and what it generated (design §6).
+    """Take a row's KV pages back; it stays in its row and is prefilled again over its prompt and what it generated.
 
     Its media are decoded again from the media pages, which it keeps. The record says so before the phase does.
     """

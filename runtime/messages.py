@@ -2,7 +2,7 @@
 
 Wire types are ``msgspec.Struct``s, tagged, encoded as MessagePack arrays; one union and one decoder per direction. They evolve by
 appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, whoever waits sends again or looks
-again on a timer, and shared memory is the truth (design: bus).
+again on a timer, and shared memory is the truth.
 
 Identifiers: ``key`` is the gateway's random 63-bit name of a request; ``(row, row_generation)`` names its row in the sequence
 table; ``plan_id`` grows for ever; ``generation`` counts the starts of one actor; ``epoch`` is the controller's generation.

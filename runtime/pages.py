@@ -1,7 +1,7 @@
 """Who holds which page of one pool, and when a page may be given to somebody else (pure; controller process).
 
 A page is *owned* (by a row, or a cache entry) and *used* (by plans that name it and by decode's running set). ``allocate``
-gives pages to an owner, all or none, and bumps their generations. Release has two phases (design §3): ``retire`` ends
+gives pages to an owner, all or none, and bumps their generations. Release has two phases: ``retire`` ends
 ownership, after which no new plan may name the page; the page is free once every user has been acknowledged as dropped too. The
 free list is never stored: ``restore`` rebuilds it from owners and users.
 

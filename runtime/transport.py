@@ -1,7 +1,7 @@
 """The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory; alone in importing zmq.
 
 Messages can be lost, so nothing here waits for delivery: ``send`` says whether the message left, and whoever needs an answer sends
-again (design: bus). A frame that does not decode is dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
+again. A frame that does not decode is dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
 processes of this user are heard, besides the run directory's mode 0700.
 """
 

@@ -1,4 +1,4 @@
-"""Who is let in, who gets KV pages, and who gives them back (pure; design §6: admission, preemption).
+"""Who is let in, who gets KV pages, and who gives them back (pure).
 
 A request is refused before work starts when it can never run (400, 413) or when too much waits already (503 with Retry-After;
 429 is kept for a client's own quota, which needs client identities). Admission is first come, first served for each resource: a
