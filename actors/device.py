@@ -41,7 +41,8 @@ def open_device(model: ModelSection) -> torch.device:
     torch.cuda.set_device(device)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.current_stream(device).synchronize()  # the driver's calls on memory need the context, which is made late
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too, as it is in products
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32: in convolutions,
+    torch.backends.cuda.matmul.allow_tf32 = False  # and in products, whatever the environment asks for
     return device
 
 

@@ -87,6 +87,8 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         # Kernels of a graph have the priority of the stream that they were captured on.
         self._stream = torch.cuda.Stream(device, priority=torch.cuda.current_stream(device).priority)  # type: ignore[no-untyped-call]
+        # One for the first runs of all sizes: torch keeps a workspace for each stream that has computed a product.
+        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._captured: dict[int, _Captured] = {}
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -111,11 +113,10 @@ class DecodeGraphs:
     def _capture(self, size: int) -> _Captured:
         """The step over padding, once to compile and load what it launches, and once to record it."""
         inputs = StepInputs.allocate(size, self._max_pages, self._device)
-        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):
             self._model.decode(*inputs.arguments())
-        torch.cuda.current_stream(self._device).wait_stream(aside)
+        torch.cuda.current_stream(self._device).wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
         try:

@@ -71,6 +71,7 @@ class Steering:
     tbt_s: float | None = None
     last: Device = "prefill"
     looked_s: float = LONG_AGO_S
+    steered_s: float = LONG_AGO_S
     service_s: float = 1.0
 
 

@@ -53,7 +53,8 @@ def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
         if seen.end_code and not request.end_code:
             request.end_code = seen.end_code
             settle(core, request)
-    if num_tokens:
+    if num_tokens and now - core.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
+        core.steering.steered_s = now
         _steer(core, span_s / num_tokens)
 
 
@@ -141,16 +142,15 @@ def grow(core: Core) -> None:
     for request in sorted(_decoding(core), key=lambda request: request.arrival):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
-        short = 0
         max_new_tokens = request.record.max_new_tokens
-        held = [len(request.block_tables[member]) for member in range(len(request.lengths))]
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
         wanted = wanted_kv(core, request.lengths, request.committed, max_new_tokens, request.rate)
-        for member, pages in enumerate(held):
-            missing = wanted[member] - pages
-            if missing > 0:
-                _append(core, request, member, min(missing, core.pools["kv"].num_free))
-                short += max(0, least[member] - len(request.block_tables[member]))
+        for goal in (least, wanted):  # what the next token needs goes first, for both members
+            for member, count in enumerate(goal):
+                missing = min(count - len(request.block_tables[member]), core.pools["kv"].num_free)
+                if missing > 0:
+                    _append(core, request, member, missing)
+        short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_younger(core, request, short)
 

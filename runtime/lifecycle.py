@@ -76,18 +76,38 @@ def preempt(core: Core, request: Request) -> None:
 def reset_media(core: Core, request: Request, consumed_too: bool) -> None:
     """Give up patch and embedding pages: the segments are to be decoded again. Results still to come are for retired pages.
 
-    The caller saves the record, in the same turn.
+    Unless ``consumed_too``, what prefill has read to its end, or will have with the plan in work, stays: it is not needed again, and
+    its pages come free with that plan and not before. The caller saves the record, in the same turn.
     """
+    reached = 0 if consumed_too else _prefilled_soon(core, request)
+    kept: set[int] = set()
     for index, item in enumerate(request.record.items):
         for number, segment in enumerate(item.segments):
-            if segment.stage == SegmentStage.ENCODED and segment.embedding is None and not consumed_too:
-                continue
+            if segment.stage == SegmentStage.ENCODED and not consumed_too:
+                if segment.embedding is None:
+                    continue
+                assert request.tracker is not None
+                if request.tracker.part(index, number).end <= reached:
+                    kept.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
+                    continue
             segment.stage, segment.patch, segment.embedding = SegmentStage.PENDING, None, None
             request.num_consumed.pop((index, number), None)
             if request.tracker is not None:
                 request.tracker.mark_unready(index, number)
-    for name in ("patch", "embedding"):
-        core.pools[name].retire(owner(request))
+    core.pools["patch"].retire(owner(request))
+    embedding = core.pools["embedding"]
+    embedding.retire(owner(request), embedding.owned_by(owner(request)) - kept)
+
+
+def _prefilled_soon(core: Core, request: Request) -> int:
+    """Tokens of the first member that are in the KV cache, or will be once the plan that is in work is done."""
+    ends = [request.prefilled[0]]
+    if request.prefill_plan:
+        plan = core.plans[request.prefill_plan].plan
+        assert isinstance(plan, Prefill)
+        place = (request.row, request.row_generation)
+        ends += [chunk.end for chunk in plan.chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == place]
+    return max(ends)
 
 
 def settle(core: Core, request: Request) -> None:

@@ -7,7 +7,6 @@ the plan they come from, so that neither a new controller nor a repeated message
 """
 
 from .core import WORKERS, Core, Outstanding, owner
-from .effects import PoolName
 from .errors import RequestError
 from .lifecycle import fail
 from .messages import Analyse, DecodeSegment, Died, Encode, ItemError, Plan
@@ -81,12 +80,13 @@ def give_back(core: Core, request: Request, plan: Plan) -> None:
     if isinstance(plan, DecodeSegment):
         segment = request.record.items[plan.item].segments[plan.segment]
         if segment.stage == SegmentStage.DECODING and segment.patch == plan.target:
+            core.pools["patch"].retire(owner(request), plan.target.pages)
             segment.stage, segment.patch = SegmentStage.PENDING, None
-            _retire_unnamed(core, request, "patch")
     elif isinstance(plan, Encode):
         for _, segment in segments_by_target(request, plan):
+            assert segment.embedding is not None
+            core.pools["embedding"].retire(owner(request), segment.embedding.pages)
             segment.stage, segment.embedding = SegmentStage.DECODED, None
-        _retire_unnamed(core, request, "embedding")
 
 
 def segments_by_target(request: Request, plan: Encode) -> list[tuple[Place, SegmentRecord]]:
@@ -113,14 +113,3 @@ def _places(request: Request, plan: Plan) -> list[Place]:
 def _actor(plan: Plan) -> int:
     name = "video" if isinstance(plan, Analyse | DecodeSegment) else "encoder" if isinstance(plan, Encode) else "prefill"
     return WORKERS.index(name)
-
-
-def _retire_unnamed(core: Core, request: Request, pool: PoolName) -> None:
-    """Give back pages that no segment names any more; the leading embedding pages of one may be gone already."""
-    named: set[int] = set()
-    for item in request.record.items:
-        for segment in item.segments:
-            run = segment.patch if pool == "patch" else segment.embedding
-            named.update(run.pages if run is not None else ())
-    ledger = core.pools[pool]
-    ledger.retire(owner(request), ledger.owned_by(owner(request)) - named)

@@ -158,13 +158,18 @@ def _notice_shortage(core: Core, view: View, now: float) -> None:
 
 
 def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> None:
-    """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later."""
+    """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later. If older
+    rows have what is missing, younger ones keep theirs."""
     ledger = core.pools[pool]
     younger = [r for r in core.rows if r is not None and not r.ending and r.arrival > request.arrival]
-    holders = [r for r in younger if ledger.num_owned(owner(r))]
-    for victim in sorted(holders, key=lambda r: -r.arrival):
-        if ledger.num_free + ledger.num_retired >= need:
+    holders = sorted((r for r in younger if ledger.num_owned(owner(r))), key=lambda r: -r.arrival)
+    coming = ledger.num_free + ledger.num_retired
+    if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
+        return
+    for victim in holders:
+        if coming >= need:
             return
+        coming += ledger.num_owned(owner(victim))  # what it keeps is named by a prefill plan, and comes free with it
         core.totals.evicted += 1
         reset_media(core, victim, consumed_too=False)
         core.save(victim)

@@ -26,15 +26,19 @@ from .validation import ChatRequest, Limits, read_request
 
 log = logging.getLogger(__name__)
 
+# A body has so long, and longer by what has arrived at this rate: a slow link is served, a trickle is not.
 BODY_TIMEOUT_S = 60.0
+LEAST_BYTES_S = 128 * 1024
 SLOW_READER_S = 30.0
 OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
 # Bodies and media in memory at once, in bodies of the largest size.
 _INTAKE_BODIES = 4
-# Larger bodies are validated and tokenized in threads, so that running streams do not wait for them; few, since each takes memory.
-_THREAD_BYTES = 32 * 1024
+# Larger bodies count as large: they are kept out where memory is short, and wait for each other; few at once, since each takes memory.
+_LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
+# Bodies from this size on are validated and tokenized in threads, so that running streams do not wait for them.
+_THREAD_BYTES = 4 * 1024
 
 
 class _Stream:
@@ -82,7 +86,8 @@ class ChatCompletions:
         self._fingerprint = fingerprint
         self._max_body_bytes = server.max_body_mib << 20
         self._num_reading_bytes = 0
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
+        self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
         self._streams: set[_Stream] = set()
         self.num_open = 0
         self.num_reading = 0  # of them, those whose body has not come whole
@@ -133,7 +138,7 @@ class ChatCompletions:
             await self._read_body(http, body)
             if len(body) <= _THREAD_BYTES:
                 return self._parse(body)
-            parsing = self._threads.submit(self._parse, body)
+            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(self._parse, body)
         finally:
             self.num_reading -= 1
             self._num_reading_bytes -= len(body)
@@ -164,14 +169,16 @@ class ChatCompletions:
         """Fill ``body``. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out, and what is small
         is never kept out: media of others may wait for minutes."""
         limit = _INTAKE_BODIES * self._max_body_bytes
+        due_s = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout_at(due_s) as timeout:
                 async for chunk in http.content.iter_any():
                     body += chunk
                     self._num_reading_bytes += len(chunk)
+                    timeout.reschedule(due_s + len(body) / LEAST_BYTES_S)
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(len(body))
-                    if len(body) > _THREAD_BYTES and self._num_reading_bytes + self._registry.num_media_bytes > limit:
+                    if len(body) > _LARGE_BYTES and self._num_reading_bytes + self._registry.num_media_bytes > limit:
                         raise RequestError(
                             "too many large requests are being received",
                             status=503,
@@ -181,7 +188,8 @@ class ChatCompletions:
         except RequestError:
             raise
         except TimeoutError:
-            raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", status=408) from None
+            allowed_s = BODY_TIMEOUT_S + len(body) / LEAST_BYTES_S
+            raise RequestError(f"the body did not arrive within {allowed_s:.0f} s: {len(body)} bytes have", status=408) from None
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
@@ -218,6 +226,10 @@ class ChatCompletions:
                 chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage, chat.return_token_ids)
                 return await self._stream(http, request, completion, chunks, event)
             return await self._whole(request, completion, event)
+        except RequestError as error:
+            if error.param == "max_tokens" != chat.max_tokens_field:  # the controller knows one name for it
+                error.param, error.message = chat.max_tokens_field, error.message.replace("max_tokens", chat.max_tokens_field, 1)
+            raise
         finally:
             now_s = time.monotonic()
             self._registry.cancel(request, now_s)
@@ -276,9 +288,11 @@ class ChatCompletions:
             self._streams.discard(stream)
 
     async def _write_events(self, response: web.StreamResponse, stream: _Stream, chunks: ChunkEncoder) -> None:
-        """Everything from the role to ``[DONE]``. All text that has come since the last write shares a chunk."""
+        """Everything from the role, which goes with the first text or the end, to ``[DONE]``. All text that has come since the last
+        write shares a chunk."""
         request = stream.request
-        frames = chunks.role(request.prompt_tokens())
+        frames = b""
+        has_role = False
         num_tokens = 0
         text_s: float | None = None
         while True:
@@ -288,6 +302,8 @@ class ChatCompletions:
                 return
             text, is_over = request.take(), request.is_over
             now_s = time.monotonic()
+            if (text or request.finish is not None) and not has_role:
+                frames, has_role = chunks.role(request.prompt_tokens()), True
             if text:
                 frames += chunks.text(text, request.take_ids(), request.prompt_tokens(), request.num_tokens)
                 if text_s is None:
@@ -306,11 +322,11 @@ class ChatCompletions:
             if frames:
                 stream.write_began_s = now_s
                 await response.write(frames)
+                self._registry.sent(request, num_tokens, now_s)
+                if is_over:
+                    return  # the end of the response waits for a client to read what stands in buffers: its time runs on
                 stream.write_began_s = None
                 stream.written_s = now_s
-                self._registry.sent(request, num_tokens, now_s)
                 frames = b""
-                if is_over:
-                    return
             else:
                 await stream.event.wait()

@@ -11,6 +11,7 @@ from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
 
 # OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MAX_NAME_CHARS = 64
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Replies that a client sends back verbatim carry these; empty ones say nothing.
 _EMPTY_OF_REPLIES = ("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning")
@@ -23,10 +24,12 @@ class MediaPart(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts."""
+    """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts. ``name`` says
+    which of several of that role speaks, where the template has a place for it."""
 
     role: str
     content: str | tuple[str | MediaPart, ...]
+    name: str = ""
 
 
 class Conversation(NamedTuple):
@@ -57,9 +60,10 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     if role is None:
         raise refuse(f"{path}.role", f"is {show(stated)}, allowed are {', '.join(ROLES)}")
     content = fields.take("content")
-    for name in _EMPTY_OF_REPLIES:
-        if fields.leftover.get(name) in (None, [], {}, ""):
-            fields.take(name)
+    name = fields.take_str("name", MAX_NAME_CHARS)
+    for empty in _EMPTY_OF_REPLIES:
+        if fields.leftover.get(empty) in (None, [], {}, ""):
+            fields.take(empty)
     fields.refuse_leftover()  # before content is missed: that of a reply that calls tools is null
     if content is None:
         raise refuse(f"{path}.content", "is required")
@@ -70,7 +74,7 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
         content = tuple(parts)
     elif not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
-    return Message(role, content)
+    return Message(role, content, name or "")
 
 
 def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:

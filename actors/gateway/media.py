@@ -33,6 +33,8 @@ VIDEO_FORMATS = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
+_DETAILS = ("auto", "low", "high")
+LOW_DETAIL_PIXELS = 512 * 512  # as large as OpenAI's models see a picture of low detail
 _ANIMATIONS = ("image/gif", "image/webp")  # videos by content, which have no type of that kind
 URL_PARTS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
@@ -79,16 +81,13 @@ class MediaIntake:
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
         inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
-        options = self._options.read(kind, part)
+        detail = inner.take("detail") if kind == "image" else None
+        if detail not in (None, *_DETAILS):
+            raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(_DETAILS)}")
+        options = self._options.read(kind, part, LOW_DETAIL_PIXELS if detail == "low" else None)
         path = inner.path("url" if kind_of_part in URL_PARTS else "data")
         if kind_of_part in URL_PARTS:
             mime, data = _from_url(kind, inner, self._limits)
-            detail = inner.take("detail")
-            if detail not in (None, "auto", "high"):
-                raise refuse(
-                    inner.path("detail"),
-                    f'is {show(detail)}, only "auto" or "high" is supported; max_pixels beside the part\'s type makes it smaller',
-                )
         else:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()

@@ -33,8 +33,9 @@ class OptionReader:
         self._read(fields, known, {})
         fields.refuse_leftover(_listed("media", known))
 
-    def read(self, kind: MediaKind, part: Fields) -> MediaOptions:
-        """The options of a medium; takes its own out of the content part's fields, which must then be empty.
+    def read(self, kind: MediaKind, part: Fields, most_pixels: int | None = None) -> MediaOptions:
+        """The options of a medium; takes its own out of the content part's fields, which must then be empty. ``most_pixels``: so many
+        where neither says how many, as far as other limits allow it.
 
         Raises: RequestError, 400 for unknown names, wrong types, and values out of range.
         """
@@ -47,6 +48,9 @@ class OptionReader:
             if low in values and high in values and values[low] > values[high]:
                 path = (part if low in own else others).path(low)
                 raise refuse(path, f"is {values[low]}, more than {high}, which is {values[high]}")
+        if most_pixels is not None and "max_pixels" not in values:
+            least, most = ranges["max_pixels"]
+            values["max_pixels"] = max(int(least), values.get("min_pixels", 0), min(most_pixels, int(most)))
         return MediaOptions(**values)
 
     def _names(self, kind: MediaKind) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ class PromptBuilder:
         texts = [text for message in conversation.messages for text in _texts(message)]
         if len(texts) > self._max_context:  # empty ones too: each costs time here
             raise RequestError(f"{field}: has {len(texts)} texts, the limit is the context, {self._max_context}", param=field)
-        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
+        num_chars = sum(map(len, texts)) - sum(len(message.name) for message in conversation.messages)  # a template may leave out names
+        self._check_length(self._tokenizer.min_tokens(num_chars), field, "at least ")
         guard = PromptGuard(self._tokenizer)
         hidden = iter(guard.hide(texts))
         try:
@@ -100,17 +101,17 @@ class PromptBuilder:
 
     def _for_template(self, message: Message, hidden: Iterator[str]) -> dict[str, Any]:
         """A message as the template takes it, with the hidden texts in place of the user's."""
+        said: dict[str, Any] = {"role": message.role, "name": next(hidden)} if message.name else {"role": message.role}
         if isinstance(message.content, str):
-            return {"role": message.role, "content": next(hidden)}
+            return {**said, "content": next(hidden)}
         parts: list[dict[str, str]] = [
             {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
         ]
         if not self._template.takes_parts and all(part["type"] == "text" for part in parts):
-            return {"role": message.role, "content": "\n".join(part["text"] for part in parts)}
-        return {"role": message.role, "content": parts}
+            return {**said, "content": "\n".join(part["text"] for part in parts)}
+        return {**said, "content": parts}
 
 
 def _texts(message: Message) -> list[str]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [part for part in message.content if isinstance(part, str)]
+    parts = (message.content,) if isinstance(message.content, str) else message.content
+    return [*filter(None, [message.name]), *(part for part in parts if isinstance(part, str))]

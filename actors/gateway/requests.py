@@ -286,7 +286,7 @@ class RequestRegistry:
             self._settle(request, now_s)
             return
         log.error("%s: the controller does not know it any more (stage %s)", request.definition.request_id, request.stage.name)
-        request.error = RequestError("the server has lost this request", status=500, type="internal_error")
+        request.error = RequestError("the server has lost this request", status=500, type="internal_error", retry_after_s=1)
         self._close(request, Delivered(self._generation, request.key), now_s)
 
     def _fail_internally(self, request: Request, problem: str, now_s: float) -> None:

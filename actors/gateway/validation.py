@@ -22,7 +22,7 @@ from .media_options import FOR_ALL, OptionReader
 GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
 MAX_GUIDANCE_SCALE = 20.0
 MAX_PENALTY = 2.0
-MAX_STOPS = 4
+MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 _INT64 = 1 << 63
@@ -48,6 +48,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Conversation
     sampling: Sampling
     max_new_tokens: int | None
+    max_tokens_field: str
     stop: list[str]
     ignore_eos: bool
     return_token_ids: bool
@@ -152,7 +153,7 @@ def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     _check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
-    max_new_tokens = _read_max_tokens(fields, limits.max_context)
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
     sampling = _read_sampling(fields, limits.sampling)
     stop = _read_stop(fields)
     ignore_eos = fields.take_bool("ignore_eos")
@@ -172,6 +173,7 @@ def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:
         conversation=read_messages(messages, MediaIntake(limits.kinds, limits.media, options)),
         sampling=sampling,
         max_new_tokens=max_new_tokens,
+        max_tokens_field=max_tokens_field,
         stop=stop,
         ignore_eos=ignore_eos,
         return_token_ids=return_token_ids,
@@ -212,12 +214,13 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, max_context: int) -> int | None:
+def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]:
+    """The number, and the field that it stands in."""
     old = fields.take_int("max_tokens", 1, max_context)
     new = fields.take_int("max_completion_tokens", 1, max_context)
     if old is not None and new is not None and old != new:
         raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
-    return old if new is None else new
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
 
 
 def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:

@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
     device = torch.device("cuda", 0)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # as in actors: float32 is float32
     with options.rows.open("a") as sink:
 
         def write(line: str) -> None:

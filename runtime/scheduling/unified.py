@@ -38,7 +38,11 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
     chunks: list[ChunkChoice] = []
     num_planned = 0
     for request in sorted(view.requests, key=lambda r: (not r.is_partial, r.arrival)):
-        if not request.has_kv or request.prefill_in_flight or (request.alone and chunks):
+        if not request.has_kv or request.prefill_in_flight:
+            continue
+        if request.alone and chunks:
+            if any(state.ready > state.next for state in request.members):
+                break  # else who comes behind it would be begun now, and go before it ever after
             continue
         for member, state in enumerate(request.members):
             size = get_next_chunk_size(state.ready, state.next, limits.prefill_tokens, num_planned)
@@ -82,7 +86,8 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
 
 
 def _may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
-    """Shares of the embedding pool: half for one request, and what is encoded ahead of its KV pages leaves half of it free."""
+    """Shares of the patch and the embedding pool: half for one request, which keeps its stages busy; and what is done ahead of its KV
+    pages leaves half free for those who have them, so that nobody waits in a circle."""
     if held and held + need > num_pages // 2:
         return False
     return has_kv or num_free - need >= num_pages // 2
@@ -110,8 +115,8 @@ def _segments(view: View, requests: tuple[RequestView, ...], credit: int) -> lis
             if len(chosen) >= credit:
                 return chosen
             need = segment.patch_pages
-            if held and held + need > view.num_patch_pages // 2:
-                break  # half of the pool is enough to keep a request's encoder busy
+            if not _may_take(view.num_patch_pages, num_free, held, need, request.has_kv):
+                break
             if need > num_free:
                 return chosen
             num_free -= need

@@ -3,12 +3,16 @@
 import asyncio
 import base64
 import json
+import socket
 from typing import Any
 
 import openai
 import pytest
 
+from mmrt.actors.gateway import chat as chat_module
 from mmrt.actors.gateway import requests as gateway_requests
+from mmrt.actors.gateway import serve as serving
+from mmrt.runtime.listening import open_listeners
 from mmrt.runtime.messages import Cancel, Delivered, Filled, Query, Submit
 
 TEXT = "Hello, größer 😀 world"
@@ -43,7 +47,7 @@ def test_a_stream(stage: Any, options: dict[str, bool] | None) -> None:
         chunks = [chunk async for chunk in stream]
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
         assert "".join(choice.delta.content or "" for choice in choices) == TEXT
-        assert choices[0].delta.role == "assistant"
+        assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
         assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
         assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in chunks}) == 1
         if options:
@@ -282,6 +286,7 @@ def test_the_deadline_ends_a_request(stage: Any, stream: bool) -> None:
         assert response.status_code == (200 if stream else 504)
         assert "server.request_timeout_s" in response.text
         assert not stream or response.text.endswith("data: [DONE]\n\n")
+        assert stream or response.headers["X-Should-Retry"] == "false"
         await scene.until(scene.controller.play.cancelled.is_set)
 
     stage.run(test)
@@ -309,6 +314,86 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
             while await reader.read(1 << 16):
                 pass
         writer.close()
+
+    stage.run(test)
+
+
+def test_a_client_that_does_not_read_the_end_is_dropped(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its whole answer is written, and stands in buffers: more than the kernel takes, less than makes a write wait."""
+    monkeypatch.setattr(chat_module, "SLOW_READER_S", 0.2)
+
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.prepare()
+        for num_chars, finish in ((60_000, None), (10_000, None), (20_000, "stop")):
+            play.text("x" * num_chars, finish)
+            await asyncio.sleep(0.05)  # each is written apart; together they would make a write wait, which is another case
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        reader, writer = await scene.connect(receive_bytes=4096)
+        body = json.dumps(scene.chat(stream=True)).encode()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.transport.pause_reading()
+        await scene.until(lambda: "reads too slowly" in caplog.text)
+        writer.transport.resume_reading()
+        with pytest.raises(ConnectionResetError):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+    def little_room(*address: Any) -> list[socket.socket]:
+        listeners = open_listeners(*address)
+        for listener in listeners:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listeners
+
+    monkeypatch.setattr(serving, "open_listeners", little_room)
+    caplog.set_level("INFO")
+    stage.run(test)
+
+
+def test_every_chunk_counts_the_media(stage: Any) -> None:
+    """Though headers go out before they are known; and the role comes with the first text, where clients take the time of it."""
+    stage.configure("server", keep_alive_s=0.05)
+    waited = [asyncio.Event(), asyncio.Event()]
+
+    async def script(play: Any) -> None:
+        play.queue()
+        await waited[0].wait()
+        play.prepare(77)
+        await waited[1].wait()  # it has arrived by then: text takes another way, and would overtake it
+        play.text("a", "stop")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        async with scene.http.stream("POST", "/v1/chat/completions", json=scene.chat(stream=True, stream_options=options)) as response:
+            received = ""
+            async for text in response.aiter_text():
+                received += text
+                if ": keep-alive" in text:
+                    assert "data:" not in received
+                    waited[waited[0].is_set()].set()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in received.splitlines() if line.startswith("data: {")]
+        assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {77}
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_error_names_the_field_that_was_sent(stage: Any, field: str) -> None:
+    async def script(play: Any) -> None:
+        play.fail(400, "max_tokens: is 2000, the context has room for 9", param="max_tokens")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        for stream in (False, True):
+            error = (await scene.post(scene.chat(stream=stream, **{field: 2000}))).json()["error"]
+            assert (error["param"], error["message"]) == (field, f"{field}: is 2000, the context has room for 9")
 
     stage.run(test)
 

@@ -229,6 +229,24 @@ def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) 
     stage.run(test)
 
 
+def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(chat_module, "LEAST_BYTES_S", 100)
+
+    async def test(scene: Any) -> None:
+        reader, writer = await scene.connect()
+        body = json.dumps(scene.chat("x" * 1000)).encode()
+        writer.write(
+            POST + b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:-1]
+        )
+        await asyncio.sleep(0.2)
+        writer.write(body[-1:])
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    stage.run(test)
+
+
 def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
 

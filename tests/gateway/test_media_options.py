@@ -70,6 +70,17 @@ def test_a_parts_own_option_goes_first() -> None:
     assert options(part("image", max_pixels=784), for_all={"max_pixels": 1_003_520}) == [MediaOptions(max_pixels=784)]
 
 
+def test_low_detail_is_a_number_of_pixels() -> None:
+    def detailed(detail: str, **more: Any) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {**part("image")["image_url"], "detail": detail}, **more}
+
+    low = MediaOptions(max_pixels=512 * 512)
+    assert options(detailed("low"), detailed("high"), detailed("auto")) == [low, ANY, ANY]
+    assert options(detailed("low", max_pixels=10_000)) == [MediaOptions(max_pixels=10_000)]
+    assert options(detailed("low"), for_all={"max_pixels": 10_000}) == [MediaOptions(max_pixels=10_000)]
+    assert options(detailed("low", min_pixels=500_000)) == [MediaOptions(min_pixels=500_000, max_pixels=500_000)]
+
+
 BAD: list[tuple[str, str, Any, str]] = [
     ("video", "fps", 2.5, "is 2.5, allowed are 0.01 to 2"),
     ("video", "fps", 0, "is 0, allowed are 0.01 to 2"),

@@ -18,6 +18,7 @@ from mmrt.actors.controller import ControllerIO, perform_all
 from mmrt.actors.plan_work import still_wanted
 from mmrt.actors.probation import Probation, solo_step
 from mmrt.runtime import messages as m
+from mmrt.runtime.core import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.fate import Death
 from mmrt.runtime.intake import check_segments, expand
@@ -253,6 +254,24 @@ class World:
                 self.tick_s = self.now + wait_s
                 for pool in self.controller.core.pools.values():
                     pool.check()
+                self.check_media_pages()
+
+    def check_media_pages(self) -> None:
+        """Rows own the patch and embedding pages that their segments name, and none in decode."""
+        core = self.controller.core
+        for request in core.rows:
+            if request is None or request.ending:
+                continue
+            patch: set[int] = set()
+            embedding: set[int] = set()
+            for index, item in enumerate(request.record.items):
+                for number, segment in enumerate(item.segments):
+                    patch.update(segment.patch.pages if segment.patch is not None else ())
+                    if segment.embedding is not None:
+                        embedding.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
+            assert core.pools["patch"].owned_by(owner(request)) == patch
+            assert core.pools["embedding"].owned_by(owner(request)) == embedding
+            assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding
 
     def take_pages(self) -> None:
         """Preemption and eviction are harmless at any time to any row, so here they come far more often than policy has them."""

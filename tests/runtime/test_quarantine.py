@@ -6,7 +6,8 @@ from mmrt.runtime import messages as m
 from mmrt.runtime.effects import WriteState
 from mmrt.runtime.quarantine import MAX_DEATHS, STRIKE_BYTES
 from mmrt.runtime.request import Strike, StrikeKind, decode_record, encode_record
-from mmrt.tests.runtime.test_state import IMAGE, KEY, SHAPE, Driver, image, refused, sent, text
+from mmrt.shm.sequence_table import Phase
+from mmrt.tests.runtime.test_state import IMAGE, KEY, SHAPE, Driver, image, phases, refused, sent, text
 
 CRASHED, KILLED = m.Died(True), m.Died(False)
 TWO_SEGMENTS = m.ItemShape(
@@ -180,3 +181,18 @@ def test_commands_carry_the_deadline_after_which_nobody_needs_them() -> None:
     effects = driver.receive("gateway", m.Filled(1, 3)).tick()
     (run,) = sent(effects, m.Run)
     assert isinstance(run, m.Run) and run.deadline_s == driver.now + 3
+
+
+def test_pages_of_a_dead_encoding_come_back_whoever_had_them_before() -> None:
+    parts = [m.SegmentShape("image", (1, 4, 4), 16, 4, tokens) for tokens in (12, 6)]
+    driver = Driver(prefill_budget=8, num_embedding_pages=6)
+    driver.submit(image())
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    driver.done("video", m.Analysed(m.ItemShape("image", (1, 4, 8), 18, parts)))
+    for actor in ("prefill", "video", "encoder", "video", "prefill"):
+        driver.done(actor)  # tokens 2 to 10 are prefilled: two of three pages are free, and the second segment has got them
+    driver.done("encoder", KILLED)
+    driver.done("prefill")
+    driver.done("encoder")
+    assert Phase.DECODE in phases(driver.done("prefill"))
+    assert driver.core.pools["embedding"].num_used == 0

@@ -198,9 +198,16 @@ def test_encode_and_prefill_take_turns_beside_decode() -> None:
 def test_an_older_request_short_of_pages_keeps_younger_ones_from_them() -> None:
     pending = SegmentView(0, 0, SegmentStage.PENDING, 10, 6, 1)
     small = SegmentView(0, 0, SegmentStage.PENDING, 10, 1, 1)
-    first, second = (RequestView(key, key, segments=(s,)) for key, s in ((1, pending), (2, small)))
+    first, second = (RequestView(key, key, has_kv=True, segments=(s,)) for key, s in ((1, pending), (2, small)))
     assert not plan(first, second, num_free_patch_pages=4).decode
     assert plan(second, num_free_patch_pages=4).decode == ((2, 0, 0),)
+
+
+def test_what_is_decoded_ahead_of_kv_pages_leaves_half_of_the_patch_pages() -> None:
+    """Else rows that wait for KV pages would hold the patch pages for which the holder of these waits."""
+    half = (SegmentView(0, 0, SegmentStage.PENDING, 10, 4, 1),)
+    waiting = [RequestView(key, key, segments=half) for key in (1, 2)]
+    assert plan(*waiting, RequestView(3, 3, has_kv=True, segments=half), video_credit=3).decode == ((1, 0, 0), (3, 0, 0))
 
 
 def test_many_pictures_do_not_hold_up_an_older_video() -> None:
@@ -227,6 +234,12 @@ def test_a_suspect_is_tried_alone() -> None:
     suspect = RequestView(1, 1, has_kv=True, members=(MemberView(0, 4, 4),), alone=True)
     assert [chunk.key for chunk in plan(suspect, request(2, ready=4)).prefill] == [1]
     assert [chunk.key for chunk in plan(request(0, ready=4), suspect).prefill] == [0]
+
+
+def test_nobody_younger_is_begun_before_a_suspect_that_waits() -> None:
+    """What is begun goes first: while long prompts keep coming the suspect would never have its turn."""
+    suspect = RequestView(1, 1, has_kv=True, members=(MemberView(0, 4, 4),), alone=True)
+    assert [chunk.key for chunk in plan(suspect, request(2, ready=20, done=16), request(3, ready=30)).prefill] == [2]
 
 
 @settings(deadline=None)

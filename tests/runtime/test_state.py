@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mmrt.runtime import messages as m
+from mmrt.runtime.decoding import WINDOW_S
 from mmrt.runtime.effects import (
     AppendPages,
     BeginRow,
@@ -494,6 +495,36 @@ def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
     driver.counts[0] = (5, 0)
     effects = driver.tick(0.5)  # 10 tokens/s: 20 tokens ahead are five pages and a bit
     assert [len(e.pages) for e in effects if isinstance(e, AppendPages)] == [3 + 6 - 4]
+
+
+def test_what_the_next_token_needs_goes_before_what_is_taken_ahead() -> None:
+    driver = Driver(num_kv_pages=24, ahead_pages=3, ahead_s=0.0)
+    driver.submit(text(8, 40, companion_ids=[1] * 8), key=1)
+    driver.submit(text(20, 20), key=2)
+    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+        driver.done("prefill")
+    pair, young = driver.core.requests[1], driver.core.requests[2]
+    driver.counts[0] = (5, 0)
+    driver.tick()
+    assert [len(table) for table in pair.block_tables] == [7, 7] and driver.core.pools["kv"].num_free == 2
+    driver.counts[0] = (22, 0)  # each member needs an eighth page, and would like three more
+    driver.tick()
+    assert [len(table) for table in pair.block_tables] == [8, 8] and young.phase == Phase.DECODE
+
+
+def test_budgets_are_steered_once_per_window_however_rows_are_staggered() -> None:
+    driver = Driver(num_kv_pages=64, max_context=256, tbt_target_s=0.05)
+    shares = [driver.core.steering.share]
+    for key in (1, 2):
+        driver.submit(text(6, 200), key=key)
+        driver.done("prefill")
+        driver.tick(WINDOW_S / 2)
+    for step in range(1, 7):  # three windows
+        driver.counts[0] = driver.counts[1] = (step, 0)
+        driver.tick(WINDOW_S / 2)
+        if driver.core.steering.share != shares[-1]:
+            shares.append(driver.core.steering.share)
+    assert 2 <= len(shares) - 1 <= 3
 
 
 def test_the_youngest_is_preempted_and_comes_back() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from mmrt.shm.descriptors import DescriptorServer
 from mmrt.shm.device_memory import DeviceMemory
 
-torch.cuda.init()
+torch.cuda.current_stream().synchronize()
 memory = DeviceMemory.allocate(0, int(sys.argv[2]))
 whole = torch.as_tensor(memory, device="cuda:0")
 assert whole.shape == (int(sys.argv[2]),) and whole.dtype == torch.uint8
@@ -42,7 +42,7 @@ with DescriptorServer(Path(sys.argv[1]), {"kv": memory.descriptor}) as server:
 def test_memory_outlives_who_allocated_it(tmp_path: Path) -> None:
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     path = tmp_path / "device"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(path), str(NUM_BYTES)], stdout=subprocess.PIPE, text=True)
     try:
@@ -65,7 +65,7 @@ def test_memory_outlives_who_allocated_it(tmp_path: Path) -> None:
 def test_a_standby_hands_on_what_it_was_given(tmp_path: Path) -> None:
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     memory = DeviceMemory.allocate(0, 100)
     torch.as_tensor(memory, device="cuda:0").fill_(5)
     torch.cuda.synchronize()
@@ -73,7 +73,7 @@ def test_a_standby_hands_on_what_it_was_given(tmp_path: Path) -> None:
     with DescriptorServer(tmp_path / "device", {"kv": memory.descriptor._replace(fd=passed)}) as server:
         script = (
             "import sys, torch; from pathlib import Path; from mmrt.shm.descriptors import fetch_descriptors;"
-            "from mmrt.shm.device_memory import DeviceMemory; torch.cuda.init();"
+            "from mmrt.shm.device_memory import DeviceMemory; torch.cuda.current_stream().synchronize();"
             "found = fetch_descriptors(Path(sys.argv[1]), 60);"
             "print(torch.as_tensor(DeviceMemory.attach(0, found['kv']), device='cuda:0').tolist() == [5] * 100)"
         )
@@ -102,7 +102,7 @@ from pathlib import Path
 from mmrt.shm.descriptors import fetch_descriptors
 from mmrt.shm.device_memory import DeviceMemory
 
-torch.cuda.init()
+torch.cuda.current_stream().synchronize()
 whole = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["kv"]), device="cuda:0")
 print(whole.numel(), int(whole.min()), int(whole.max()))
 whole.add_(1)
@@ -145,7 +145,7 @@ def test_cleared_memory_is_zeros() -> None:
 def test_too_much_is_refused() -> None:
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     with pytest.raises(DeviceError, match=r"1125899906842624 bytes on device 0: cuMemCreate says CUDA_ERROR_OUT_OF_MEMORY"):
         DeviceMemory.allocate(0, 1 << 50)
 
@@ -156,7 +156,7 @@ from pathlib import Path
 from mmrt.shm.descriptors import fetch_descriptors
 from mmrt.shm.device_memory import DeviceMemory
 
-torch.cuda.init()
+torch.cuda.current_stream().synchronize()
 weights = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["weights"], writable=False), device="cuda:0")
 print(int(weights.sum()), flush=True)
 weights.fill_(1)
@@ -167,7 +167,7 @@ torch.cuda.synchronize()
 def test_who_may_only_read_cannot_write(tmp_path: Path) -> None:
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     memory = DeviceMemory.allocate(0, 100)
     whole = torch.as_tensor(memory, device="cuda:0")
     whole.fill_(5)
@@ -177,7 +177,7 @@ def test_who_may_only_read_cannot_write(tmp_path: Path) -> None:
         trespasser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert select.select([server.fd], [], [], 60)[0] and server.serve() == 1
         out, errors = trespasser.communicate(timeout=60)
-    assert out == "500\n" and trespasser.returncode == 1 and "CUDA error" in errors
+    assert out == "500\n" and trespasser.returncode != 0 and "CUDA error" in errors
     assert whole.tolist() == [5] * 100
 
 
@@ -187,7 +187,7 @@ from pathlib import Path
 from mmrt.shm.descriptors import fetch_descriptors
 from mmrt.shm.device_memory import DeviceMemory
 
-torch.cuda.init()
+torch.cuda.current_stream().synchronize()
 whole = torch.as_tensor(DeviceMemory.attach(0, fetch_descriptors(Path(sys.argv[1]), 60)["kv"]), device="cuda:0").view(torch.int64)
 whole.add_(1)
 torch.cuda.synchronize()
@@ -201,7 +201,7 @@ def test_nothing_writes_once_a_killed_process_is_outlived(tmp_path: Path) -> Non
     """It dies with launches in its queue; what a successor may give away is its own from then on."""
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     memory = DeviceMemory.allocate(0, 1 << 30)
     whole = torch.as_tensor(memory, device="cuda:0").view(torch.int64)
     whole.zero_()
@@ -230,7 +230,7 @@ def test_how_long_a_killed_process_writes_on(tmp_path: Path, record_property: Ca
     """From the moment at which its pidfd says that it is gone. Who takes its place waits for GRACE_S."""
     from mmrt.shm.device_memory import DeviceMemory
 
-    torch.cuda.init()
+    torch.cuda.current_stream().synchronize()
     memory = DeviceMemory.allocate(0, 1 << 30)
     whole = torch.as_tensor(memory, device="cuda:0").view(torch.int64)
     whole.zero_()

@@ -16,7 +16,7 @@ from mmrt.actors.replay import Replay
 from mmrt.actors.running_set import RunningSet
 from mmrt.actors.shared_tensors import copy_pages
 from mmrt.models.config import DType, KvDType, ModelConfig, load_model_config
-from mmrt.models.decode_graphs import DecodeGraphs, StepInputs
+from mmrt.models.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.errors import CheckpointError
 from mmrt.models.lm import LanguageModel
 from mmrt.models.make import make_checkpoint
@@ -243,7 +243,11 @@ def test_graphs_replay_what_the_model_does(tiny: tuple[ModelConfig, Weights], kv
     for num_rows in (5, 1, 5):
         ids = torch.arange(num_rows) + 7
         step = ids, torch.zeros(3, num_rows, dtype=torch.int64), torch.ones(num_rows, dtype=torch.int64), ids.unsqueeze(1)
-        expected = model.decode(*step)
+        inputs = StepInputs.allocate(bucket_of(num_rows), 16, device)
+        inputs.fill(*step)
+        expected = model.decode(*inputs.arguments())[
+            :num_rows
+        ]  # of the graph's size: of another one products differ in their last bits
         torch.testing.assert_close(graphs.decode(*step), expected, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="9 rows is larger than 8"):
         graphs.decode(torch.arange(9), torch.zeros(3, 9), torch.ones(9), torch.zeros(9, 1))
@@ -258,4 +262,4 @@ def test_a_step_in_a_graphs_place_says_the_same(tiny: tuple[ModelConfig, Weights
     expected = model.decode(*step)
     inputs = StepInputs.allocate(4, 16, device)
     inputs.fill(*step)
-    torch.testing.assert_close(model.decode(*inputs.arguments())[:2], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.decode(*inputs.arguments())[:2], expected, rtol=0, atol=2e-4)
