@@ -20,7 +20,7 @@ RECORDERS = (*ACTORS, SUPERVISOR)
 
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1
-_ID_PREFIX = "chatcmpl-"
+_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 _ID_DIGITS = 24
 
 
@@ -140,19 +140,21 @@ def unpack_pair(value: int) -> tuple[int, int]:
 
 def pack_id(request_id: str) -> tuple[int, int]:
     """A completion id as two numbers, (0, 0) if it is none of the gateway's."""
-    digits = request_id.removeprefix(_ID_PREFIX)
+    kind = next((n for n, prefix in enumerate(_ID_PREFIXES) if request_id.startswith(prefix)), 0)
+    digits = request_id.removeprefix(_ID_PREFIXES[kind])
     if len(digits) != _ID_DIGITS:
         return 0, 0
     try:
         value = int(digits, 16)
     except ValueError:
         return 0, 0
-    return value >> 32, value & _MASK_32
+    return value >> 32, kind << 32 | value & _MASK_32
 
 
 def unpack_id(high: int, low: int) -> str:
     """The completion id, "" for (0, 0)."""
-    return f"{_ID_PREFIX}{high << 32 | low:0{_ID_DIGITS}x}" if high or low else ""
+    prefix = _ID_PREFIXES[low >> 32]
+    return f"{prefix}{high << 32 | low & _MASK_32:0{_ID_DIGITS}x}" if high or low else ""
 
 
 def unsigned(value: int) -> int:

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ...runtime.errors import RequestError
-from .chat import ChatCompletions
+from .completions import Completions
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 from .requests import CLIENT_GONE
@@ -28,7 +28,7 @@ DEFAULT_RETRY_S = 1
 
 def build_app(
     *,
-    chat: ChatCompletions,
+    completions: Completions,
     limits: Limits,
     metrics: Metrics,
     api_key: str,
@@ -40,14 +40,15 @@ def build_app(
 ) -> web.Application:
     """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. While ``is_ending`` connections
     are closed behind their answers, which say so."""
-    endpoints = _Endpoints(chat, limits, metrics, version, unready)
+    endpoints = _Endpoints(completions, limits, metrics, version, unready)
     app = web.Application(
         middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key, frozenset({"localhost", host.lower()}))],
         client_max_size=max_body_bytes,
     )
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat.handle),
+            web.post("/v1/chat/completions", completions.chat),
+            web.post("/v1/completions", completions.text),
             web.get("/v1/models", endpoints.models),
             web.get("/v1/models/{model:.+}", endpoints.model),
             web.get("/health", endpoints.health),
@@ -68,10 +69,12 @@ def build_app(
 
 
 class _Endpoints:
-    """Everything but chat."""
+    """Everything but completions."""
 
-    def __init__(self, chat: ChatCompletions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]) -> None:
-        self._chat = chat
+    def __init__(
+        self, completions: Completions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]
+    ) -> None:
+        self._completions = completions
         self._metrics = metrics
         self._version = version
         self._unready = unready
@@ -98,7 +101,7 @@ class _Endpoints:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Readiness: a request sent now would be served."""
-        if self._chat.is_draining:
+        if self._completions.is_draining:
             raise _not_ready("the server is shutting down")
         if missing := self._unready():
             raise _not_ready(f"not ready: {', '.join(missing)}")

@@ -11,7 +11,7 @@ from ...models.chat_template import ChatTemplate, TemplateRefusal
 from ...models.tokenizer import PromptGuard, Tokenizer
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
-from .validation import ChatRequest
+from .validation import ChatRequest, TextRequest
 
 
 class Prompt(NamedTuple):
@@ -29,17 +29,25 @@ class PromptBuilder:
         self._template = template
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
+        self._vocab_size = model.language.vocab_size
         self._max_context = max_context
 
-    def build(self, request: ChatRequest) -> Prompt:
+    def build(self, request: ChatRequest | TextRequest) -> Prompt:
         """Token ids of the prompt and, for a guidance scale other than 1, of its companion (CF2, CF5).
 
-        The companion is the same template around one user turn, the negative prompt or "": media, system prompt and earlier turns
-        condition the answer, so the unconditional member has none of them.
+        Of a text the companion is the negative prompt alone, of a conversation the same template around one user turn, the
+        negative prompt or "": media, system prompt and earlier turns condition the answer, so the unconditional member has none
+        of them.
 
         Raises:
-            RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long.
+            RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long; or if a text
+                has placeholders of media, or ids that are no tokens.
         """
+        if isinstance(request, TextRequest):
+            guided = request.sampling.guidance_scale != 1.0
+            return Prompt(
+                self._raw(request.prompt, "prompt"), self._raw(request.negative_prompt, "negative_prompt") if guided else None
+            )
         ids = self._encode(request.conversation, "messages")
         companion_ids = None
         if request.sampling.guidance_scale != 1.0:
@@ -64,6 +72,20 @@ class PromptBuilder:
         self._check_length(len(ids), field)
         self._check_placeholders(ids, conversation)
         return self._fence_sound_tracks(ids, conversation)
+
+    def _raw(self, text: str | list[int], field: str) -> list[int]:
+        """Ids of a text that no template surrounds. Control tokens in it are what they are: all of it is the client's own."""
+        if isinstance(text, str):
+            self._check_length(self._tokenizer.min_tokens(len(text)), field, "at least ")
+            ids = self._tokenizer.encode(text)
+        elif (wrong := next((id for id in text if not 0 <= id < self._vocab_size), None)) is not None:
+            raise RequestError(f"{field}: has the token id {wrong}, allowed are 0 to {self._vocab_size - 1}", param=field)
+        else:
+            ids = text
+        self._check_length(len(ids), field)
+        if {*self._placeholders.values()} & {*ids}:
+            raise RequestError(f"{field}: has placeholders of media, which go to /v1/chat/completions", param=field)
+        return ids
 
     def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
         """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""

@@ -3,7 +3,7 @@
 Pure. The constant parts of a stream's chunks are encoded once, so that a chunk costs little more than its text.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,10 +35,35 @@ def error_event(error: RequestError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
 
+class Answer(NamedTuple):
+    """How answers of a route look. ``before``, ``after``: the JSON around the text in a chunk's choice; ``role`` opens a stream,
+    ``nothing`` is a choice without text."""
+
+    id_prefix: str
+    object: str
+    chunk: str
+    before: bytes
+    after: bytes
+    role: bytes
+    nothing: bytes
+
+    def choice(self, text: str) -> dict[str, Any]:
+        """What an answer that is not streamed says."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.role else {"text": text}
+
+
+CHAT = Answer(
+    "chatcmpl-", "chat.completion", "chat.completion.chunk",
+    b'"delta":{"content":', b"}", b'"delta":{"role":"assistant","content":""}', b'"delta":{}',
+)  # fmt: skip
+TEXT = Answer("cmpl-", "text_completion", "text_completion", b'"text":', b"", b"", b'"text":""')
+
+
 class Completion:
     """The identity of one answer, and its chunks."""
 
-    def __init__(self, id: str, created: int, model: str, fingerprint: str) -> None:
+    def __init__(self, answer: Answer, id: str, created: int, model: str, fingerprint: str) -> None:
+        self.answer = answer
         self.id = id
         self._created = created
         self._model = model
@@ -46,11 +71,10 @@ class Completion:
 
     def whole(self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int, token_ids: list[int] | None) -> bytes:
         """The body of an answer that is not streamed."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        choice = {"index": 0, **self.answer.choice(text), "logprobs": None, "finish_reason": finish}
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        return _encode(self._object("chat.completion", [choice], {"usage": usage(prompt_tokens, completion_tokens)}))
+        return _encode(self._object(self.answer.object, [choice], {"usage": usage(prompt_tokens, completion_tokens)}))
 
     def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -72,19 +96,22 @@ class ChunkEncoder:
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._token_ids = token_ids
-        head = _encode(completion._object("chat.completion.chunk", [], {}))
+        self._answer = completion.answer
+        head = _encode(completion._object(self._answer.chunk, [], {}))
         assert head.endswith(b'"choices":[]}')
         self._head = b"data: " + head.removesuffix(b"]}")
-        self._text_head = self._head + b'{"index":0,"delta":{"content":'
+        self._choice = self._head + b'{"index":0,'
+        self._text_head = self._choice + self._answer.before
 
     def role(self, prompt_tokens: int) -> bytes:
-        return self._head + b'{"index":0,"delta":{"role":"assistant","content":""}' + self._tail(b"null", [], prompt_tokens, 0)
+        """What a stream opens with; nothing where there are no roles."""
+        return self._choice + self._answer.role + self._tail(b"null", [], prompt_tokens, 0) if self._answer.role else b""
 
     def text(self, text: str, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._text_head + _encode(text) + b"}" + self._tail(b"null", ids, prompt_tokens, completion_tokens)
+        return self._text_head + _encode(text) + self._answer.after + self._tail(b"null", ids, prompt_tokens, completion_tokens)
 
     def finish(self, reason: FinishReason, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._head + b'{"index":0,"delta":{}' + self._tail(_encode(reason), ids, prompt_tokens, completion_tokens)
+        return self._choice + self._answer.nothing + self._tail(_encode(reason), ids, prompt_tokens, completion_tokens)
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
         """The usage chunk, empty unless usage was asked for."""

@@ -33,7 +33,7 @@ from ..base import Actor
 from ..media_rules import for_run
 from ..recording import GatewayFlight
 from .app import build_app
-from .chat import ChatCompletions, shutting_down
+from .completions import Completions, shutting_down
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
@@ -102,7 +102,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
     registry = RequestRegistry(actor.generation, send, PagePool.attach(actor.run, "media"), GatewayFlight(actor.flight))
     metrics = Metrics(text.limits.model_name, stats.read)
     server = actor.config.server
-    chat = ChatCompletions(
+    completions = Completions(
         limits=text.limits,
         prompts=text.prompts,
         registry=registry,
@@ -115,7 +115,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
         return [name for name in ACTORS if not _is_ready(actor, actors, name)]
 
     app = build_app(
-        chat=chat,
+        completions=completions,
         limits=text.limits,
         metrics=metrics,
         api_key=server.api_key,
@@ -144,9 +144,9 @@ async def serve(actor: Actor, text: TextStack) -> None:
         bus.poke()
         take_deltas()
         registry.tick(now_s)
-        chat.tick(now_s)
+        completions.tick(now_s)
         if actor.status is not None:
-            actor.status.set_queue_depth(chat.num_open)
+            actor.status.set_queue_depth(completions.num_open)
 
     num_orders = 0
     is_handing_over = False
@@ -189,9 +189,9 @@ async def serve(actor: Actor, text: TextStack) -> None:
                 await asyncio.sleep(TICK_S)
             end_s = time.monotonic() + actor.config.supervisor.drain_s
             if is_handing_over:
-                await _stop_accepting(runner, chat, tick, is_late)
-            chat.is_draining = True
-            await _drain(chat, registry, tick, is_late)
+                await _stop_accepting(runner, completions, tick, is_late)
+            completions.is_draining = True
+            await _drain(completions, registry, tick, is_late)
         finally:
             await runner.cleanup()
             loop.remove_reader(bell.fd)
@@ -242,28 +242,30 @@ def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
     return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
 
 
-async def _stop_accepting(runner: web.AppRunner, chat: ChatCompletions, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
+async def _stop_accepting(
+    runner: web.AppRunner, completions: Completions, tick: Callable[[], None], is_late: Callable[[], bool]
+) -> None:
     """Leave new connections to the successor, serve what the accepted ones have sent or are sending, and close those that are idle."""
     for site in runner.sites:
         await site.stop()
     end_s = time.monotonic() + LAST_REQUESTS_S
-    while time.monotonic() < end_s or (chat.num_reading and not is_late()):
+    while time.monotonic() < end_s or (completions.num_reading and not is_late()):
         tick()
         await asyncio.sleep(TICK_S / 10)
     assert runner.server is not None
     runner.server.pre_shutdown()
 
 
-async def _drain(chat: ChatCompletions, registry: RequestRegistry, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
+async def _drain(completions: Completions, registry: RequestRegistry, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
     """Let running requests finish, then end the rest with an error that their clients see."""
-    log.info("requests that are running: %d", chat.num_open)
-    while chat.num_open and not is_late():
+    log.info("requests that are running: %d", completions.num_open)
+    while completions.num_open and not is_late():
         tick()
         await asyncio.sleep(TICK_S / 2)
-    chat.is_closed = True
+    completions.is_closed = True
     registry.fail_all(shutting_down(), time.monotonic())
     end_s = time.monotonic() + FAREWELL_S
-    while chat.num_open and time.monotonic() < end_s:
+    while completions.num_open and time.monotonic() < end_s:
         tick()
         await asyncio.sleep(TICK_S / 10)
-    chat.abandon()
+    completions.abandon()

@@ -1,4 +1,5 @@
-"""The body of ``/v1/chat/completions`` becomes a ``ChatRequest``, or an error that names the field, its value and the limit.
+"""The body of a request for work becomes a ``ChatRequest`` or a ``TextRequest``, or an error that names the field, its value and
+the limit.
 
 Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
 """
@@ -25,6 +26,7 @@ MAX_PENALTY = 2.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
+TEXT_TOKENS = 16  # that /v1/completions generates where a request does not say, as OpenAI's
 _INT64 = 1 << 63
 # A JSON of nothing but brackets and commas would cost fifty times its size in objects.
 MAX_ELEMENTS = 1_000_000
@@ -42,10 +44,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     vision_rules: VisionRules | None = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid request. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
 
-    conversation: Conversation
     sampling: Sampling
     max_new_tokens: int | None
     max_tokens_field: str
@@ -56,6 +57,27 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool
     continuous_usage: bool
     negative_prompt: str
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Fields that the request names otherwise than the controller does in its errors."""
+        return {"max_tokens": self.max_tokens_field}
+
+
+class ChatRequest(Generation, frozen=True, kw_only=True):
+    """A valid request to ``/v1/chat/completions``."""
+
+    conversation: Conversation
+
+
+class TextRequest(Generation, frozen=True, kw_only=True):
+    """A valid request to ``/v1/completions``. ``prompt``: text, or token ids."""
+
+    prompt: str | list[int]
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        return {"messages": "prompt"}
 
 
 class Harmless(NamedTuple):
@@ -93,6 +115,7 @@ HARMLESS: Mapping[str, Harmless] = {
     "stop_token_ids": _NOTHING,
     "bad_words": _NOTHING,
     "echo": _one_of(False),
+    "suffix": _one_of(""),
     "add_generation_prompt": _one_of(True),
     "continue_final_message": _one_of(False),
     "skip_special_tokens": _one_of(True),
@@ -143,45 +166,80 @@ def _num_marks(body: bytes | bytearray) -> int:
     return sum(body.count(mark, *window) for mark in (b",", b"[", b"{") for window in windows if body.find(mark, *window) >= 0)
 
 
-def read_request(body: bytes | bytearray, limits: Limits) -> ChatRequest:
-    """Validate a whole request body.
+def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+    """Validate the body of a chat request.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
     """
     fields = Fields(decode_body(body))
     _check_model(fields, limits)
+    generation = _read_generation(fields, limits, ("max_tokens", "max_completion_tokens"))
+    messages = fields.take_required("messages")
+    options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
+    _refuse_others(fields)
+    return ChatRequest(conversation=read_messages(messages, MediaIntake(limits.kinds, limits.media, options)), **generation)
+
+
+def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
+    """Validate the body of a request to go on with a text. Raises: RequestError, as ``read_chat``."""
+    fields = Fields(decode_body(body))
+    _check_model(fields, limits)
+    generation = _read_generation(fields, limits, ("max_tokens",))
+    if generation["max_new_tokens"] is None:
+        generation["max_new_tokens"] = min(TEXT_TOKENS, limits.max_context)
+    prompt = _read_prompt(fields.take_required("prompt"))
+    if generation["sampling"].guidance_scale != 1 and not generation["negative_prompt"]:
+        raise refuse("negative_prompt", "is required for guidance: without a chat template it is all that the companion has")
+    _refuse_others(fields)
+    return TextRequest(prompt=prompt, **generation)
+
+
+def _read_prompt(value: Any) -> str | list[int]:
+    """Text or token ids, or a list of one of them, as some clients send it."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise refuse("prompt", f"has {len(value)} prompts, the limit is 1")
+        value = value[0]
+    if not isinstance(value, str | list):
+        raise refuse("prompt", f"expected a string or an array of token ids, got {kind_of(value)}")
+    if not value:
+        raise refuse("prompt", "is empty")
+    if isinstance(value, list) and (wrong := next((id for id in value if type(id) is not int), None)) is not None:
+        raise refuse("prompt", f"expected token ids, got {show(wrong)}")
+    return value
+
+
+def _read_generation(fields: Fields, limits: Limits, max_tokens_fields: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of ``Generation``."""
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
-    sampling = _read_sampling(fields, limits.sampling)
-    stop = _read_stop(fields)
-    ignore_eos = fields.take_bool("ignore_eos")
-    return_token_ids = fields.take_bool("return_token_ids")
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context, max_tokens_fields)
     fields.take_str("user", MAX_USER_CHARS)
     negative_prompt = fields.take("negative_prompt")
     if negative_prompt is not None and not isinstance(negative_prompt, str):
         raise refuse("negative_prompt", f"expected a string, got {kind_of(negative_prompt)}")
-    messages = fields.take_required("messages")
-    options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
+    return {
+        "sampling": _read_sampling(fields, limits.sampling),
+        "max_new_tokens": max_new_tokens,
+        "max_tokens_field": max_tokens_field,
+        "stop": _read_stop(fields),
+        "ignore_eos": fields.take_bool("ignore_eos"),
+        "return_token_ids": fields.take_bool("return_token_ids"),
+        "stream": stream,
+        "include_usage": include_usage,
+        "continuous_usage": continuous_usage,
+        "negative_prompt": negative_prompt or "",
+    }
+
+
+def _refuse_others(fields: Fields) -> None:
+    """Everything that is left must change nothing."""
     for name, harmless in HARMLESS.items():
         value = fields.take(name)
         if value is not None and not harmless.is_it(value):
             raise refuse(name, f"is {show(value)}, only {harmless.words} is supported")
     fields.refuse_leftover()
-    return ChatRequest(
-        conversation=read_messages(messages, MediaIntake(limits.kinds, limits.media, options)),
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-        max_tokens_field=max_tokens_field,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        return_token_ids=return_token_ids,
-        stream=stream,
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-        negative_prompt=negative_prompt or "",
-    )
 
 
 def _check_model(fields: Fields, limits: Limits) -> None:
@@ -214,13 +272,13 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]:
-    """The number, and the field that it stands in."""
-    old = fields.take_int("max_tokens", 1, max_context)
-    new = fields.take_int("max_completion_tokens", 1, max_context)
-    if old is not None and new is not None and old != new:
-        raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
-    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+def _read_max_tokens(fields: Fields, max_context: int, names: tuple[str, ...]) -> tuple[int | None, str]:
+    """The number, and the field that it stands in: the last of those that are there."""
+    given = {name: number for name in names if (number := fields.take_int(name, 1, max_context)) is not None}
+    if len({*given.values()}) > 1:
+        raise refuse(names[0], f"is {given[names[0]]}, but {names[1]} is {given[names[1]]}; give one of them")
+    name = [*given][-1] if given else names[0]
+    return given.get(name), name
 
 
 def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:

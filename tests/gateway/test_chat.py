@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway import chat as chat_module
+from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import requests as gateway_requests
 from mmrt.actors.gateway import serve as serving
 from mmrt.runtime.listening import open_listeners
@@ -322,7 +322,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
     stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its whole answer is written, and stands in buffers: more than the kernel takes, less than makes a write wait."""
-    monkeypatch.setattr(chat_module, "SLOW_READER_S", 0.2)
+    monkeypatch.setattr(completions_module, "SLOW_READER_S", 0.2)
 
     async def script(play: Any) -> None:
         await play.grant()

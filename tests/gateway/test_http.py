@@ -13,7 +13,7 @@ import pytest
 from aiohttp.http_parser import DeflateBuffer
 
 from mmrt.actors.base import Actor
-from mmrt.actors.gateway import chat as chat_module
+from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import serve as serve_module
 from mmrt.actors.gateway.metrics import Metrics
 from mmrt.actors.gateway.requests import CLIENT_GONE, Request, RequestRegistry
@@ -220,7 +220,7 @@ def test_an_old_client_streams_until_the_connection_ends(stage: Any) -> None:
 
 
 def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 0.05)
 
     async def test(scene: Any) -> None:
         response = await exchange(scene, POST + b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
@@ -230,8 +230,8 @@ def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "BODY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(chat_module, "LEAST_BYTES_S", 100)
+    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(completions_module, "LEAST_BYTES_S", 100)
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
@@ -248,7 +248,7 @@ def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.Monk
 
 
 def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
@@ -263,7 +263,7 @@ def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.Monk
 
 
 def test_who_only_says_that_much_is_coming_keeps_nobody_out(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
 
     async def test(scene: Any) -> None:
         _, writer = await scene.connect()
@@ -290,15 +290,15 @@ def test_a_large_prompt_does_not_hold_up_others(stage: Any) -> None:
 def test_whoever_leaves_a_large_prompt_behind_still_counts(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its body is in memory until the thread that reads it is done, however soon the client has gone."""
     go, begun = threading.Event(), threading.Semaphore(0)
-    parse = chat_module.ChatCompletions._parse
+    parse = completions_module.Completions._parse
 
-    def slow(self: Any, body: bytearray) -> Any:
+    def slow(self: Any, read: Any, body: bytearray) -> Any:
         begun.release()
         assert go.wait(10)
-        return parse(self, body)
+        return parse(self, read, body)
 
-    monkeypatch.setattr(chat_module, "_INTAKE_BODIES", 1)
-    monkeypatch.setattr(chat_module.ChatCompletions, "_parse", slow)
+    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(completions_module.Completions, "_parse", slow)
 
     async def test(scene: Any) -> None:
         body = json.dumps(scene.chat("x" * 950_000)).encode()

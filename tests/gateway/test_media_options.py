@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.validation import Limits, read_request
+from mmrt.actors.gateway.validation import Limits, read_chat
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
@@ -33,13 +33,13 @@ def request(*parts: Any, **fields: Any) -> bytes:
 
 
 def options(*parts: Any, for_all: Any = None) -> list[MediaOptions]:
-    chat = read_request(request(*parts, mm_processor_kwargs=for_all), OMNI)
+    chat = read_chat(request(*parts, mm_processor_kwargs=for_all), OMNI)
     return [medium.options for medium in chat.conversation.media]
 
 
 def refusal(*parts: Any, for_all: Any = None, limits: Limits = OMNI) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        read_request(request(*parts, mm_processor_kwargs=for_all), limits)
+        read_chat(request(*parts, mm_processor_kwargs=for_all), limits)
     assert caught.value.status == 400
     return caught.value
 
@@ -159,6 +159,6 @@ def test_what_the_model_does_not_take() -> None:
     error = refusal(part("video", use_audio_in_video=True), limits=silent)
     assert error.message == "messages[0].content[0].use_audio_in_video: is true, but the model takes no audio"
     assert refusal(for_all={"use_audio_in_video": True}, limits=silent).param == "mm_processor_kwargs.use_audio_in_video"
-    read_request(request(part("video", use_audio_in_video=False)), silent)
+    read_chat(request(part("video", use_audio_in_video=False)), silent)
     error = refusal(for_all={"fps": 1}, limits=limits(rules=None))
     assert error.message == "mm_processor_kwargs.fps: is not supported; there are no options of media"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
-from mmrt.actors.gateway.validation import Limits, read_request
+from mmrt.actors.gateway.validation import Limits, read_chat
 from mmrt.models.architecture import ModelConfig, VisionRules
 from mmrt.models.chat_template import ChatTemplate
 from mmrt.models.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}
 
 def build(prompts: PromptBuilder, messages: list[Any], **more: Any) -> Prompt:
     body = {"model": "tiny", "messages": messages, **more}
-    return prompts.build(read_request(json.dumps(body).encode(), LIMITS))
+    return prompts.build(read_chat(json.dumps(body).encode(), LIMITS))
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
-from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, Limits, read_request
+from mmrt.actors.gateway.validation import HARMLESS, MAX_ELEMENTS, ChatRequest, Limits, read_chat
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
@@ -34,12 +34,12 @@ def with_part(part: Any, role: str = "user") -> bytes:
 
 
 def read(data: bytes, limits: Limits = LIMITS) -> ChatRequest:
-    return read_request(data, limits)
+    return read_chat(data, limits)
 
 
 def refusal(data: bytes, limits: Limits = LIMITS) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        read_request(data, limits)
+        read_chat(data, limits)
     assert len(caught.value.message) < 700
     return caught.value
 
@@ -69,11 +69,11 @@ def test_penalties() -> None:
 def test_the_checkpoint_says_what_counts_by_default() -> None:
     defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, repetition_penalty=1.05)
     limits = msgspec.structs.replace(LIMITS, sampling=defaults)
-    sampling = read_request(body(), limits).sampling
-    assert sampling.repetition_penalty == 1.05 and read_request(body(repetition_penalty=1), limits).sampling.repetition_penalty == 1
+    sampling = read_chat(body(), limits).sampling
+    assert sampling.repetition_penalty == 1.05 and read_chat(body(repetition_penalty=1), limits).sampling.repetition_penalty == 1
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.8, 20)
-    assert read_request(body(temperature=9e-6), limits).sampling.temperature == 0.0, "nothing is left to chance"
-    sampling = read_request(body(temperature=1, top_p=1, top_k=-1), limits).sampling
+    assert read_chat(body(temperature=9e-6), limits).sampling.temperature == 0.0, "nothing is left to chance"
+    sampling = read_chat(body(temperature=1, top_p=1, top_k=-1), limits).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
 
 

@@ -44,13 +44,13 @@ def run(place: Path) -> Iterator[RunDirectory]:
         yield directory
 
 
-@given(st.integers(0, 2**96 - 1))
-def test_ids(value: int) -> None:
-    request_id = f"chatcmpl-{value:024x}"
-    assert unpack_id(*pack_id(request_id)) == (request_id if value else "")
+@given(st.sampled_from(["chatcmpl-", "cmpl-"]), st.integers(1, 2**96 - 1))
+def test_ids(prefix: str, value: int) -> None:
+    request_id = f"{prefix}{value:024x}"
+    assert unpack_id(*pack_id(request_id)) == request_id
 
 
-@pytest.mark.parametrize("request_id", ["", "chatcmpl-12", "cmpl-" + "0" * 24, "chatcmpl-" + "g" * 24])
+@pytest.mark.parametrize("request_id", ["", "chatcmpl-12", "req-" + "0" * 24, "chatcmpl-" + "g" * 24])
 def test_other_ids_are_no_numbers(request_id: str) -> None:
     assert pack_id(request_id) == (0, 0)
 

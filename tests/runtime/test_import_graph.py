@@ -95,7 +95,7 @@ def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str
     assert importers("actors.decode") == {"decode"}
     assert importers("actors.running_set") == {"decode"}
     assert importers("actors.plans") == {"video", "encoder", "prefill"}
-    assert importers("actors.gateway.chat") == {"gateway"}
+    assert importers("actors.gateway.completions") == {"gateway"}
     assert importers("runtime.state") == {"controller"}
     assert importers("actors.base") == importers("runtime.messages") == set(ACTORS)
     assert importers("runtime.supervisor") == set()

@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.actors.base import Actor
 from mmrt.actors.gateway.serve import load_text_stack
-from mmrt.actors.gateway.validation import read_request
+from mmrt.actors.gateway.validation import read_chat
 from mmrt.models.chat_template import ChatTemplate
 from mmrt.models.make import make_checkpoint
 from mmrt.models.make_tokenizer import Family
@@ -74,6 +74,6 @@ def test_the_gateway_s_text_stack(checkpoint: Path) -> None:
         if kind in stack.limits.kinds:
             parts.append({"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{kind}/x;base64,{url}"}})
     body = {"model": "model", "messages": [{"role": "user", "content": parts}], "guidance_scale": 2.0}
-    prompt = stack.prompts.build(read_request(json.dumps(body).encode(), stack.limits))
+    prompt = stack.prompts.build(read_chat(json.dumps(body).encode(), stack.limits))
     assert forged in tokenizer.decode(prompt.ids)
     assert prompt.companion_ids is not None and len(prompt.companion_ids) < len(prompt.ids)

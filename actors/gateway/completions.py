@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: body in, answer or stream of events out. Runs in the gateway's event loop.
+"""``POST /v1/chat/completions`` and ``/v1/completions``: body in, answer or stream of events out. Runs in the gateway's event loop.
 
 However a request ends (last text, error, disconnect, deadline, a client that does not read), the registry learns of it, and a
 stream that has begun ends with a finish reason or an error event, then ``[DONE]``: never silently.
@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -21,8 +22,8 @@ from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import Request, RequestRegistry
-from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Completion, error_event
-from .validation import ChatRequest, Limits, read_request
+from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event
+from .validation import ChatRequest, Generation, Limits, TextRequest, read_chat, read_text
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ _NUM_THREADS = 2
 _THREAD_BYTES = 4 * 1024
 
 
+_Read = Callable[[bytearray, Limits], ChatRequest | TextRequest]
+
+
 class _Stream:
     """One connection that is being written to; looked at by ``tick``."""
 
@@ -57,6 +61,13 @@ def shutting_down() -> RequestError:
     return RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
 
 
+def _name_as_asked(error: RequestError, asked: Generation) -> None:
+    """Give the field at fault the name that the request has for it; the controller knows one for each."""
+    if error.param in asked.field_names:
+        name = asked.field_names[error.param]
+        error.message, error.param = error.message.replace(f"{error.param}: ", f"{name}: ", 1), name
+
+
 def _reset(transport: asyncio.Transport | None) -> None:
     """Drop a connection with a TCP reset: what has not been sent is lost, and the client can tell that from an end."""
     if transport is None or transport.is_closing():
@@ -65,8 +76,8 @@ def _reset(transport: asyncio.Transport | None) -> None:
     transport.abort()
 
 
-class ChatCompletions:
-    """The handler, and what all its requests share."""
+class Completions:
+    """The handlers, and what all their requests share."""
 
     def __init__(
         self,
@@ -94,22 +105,29 @@ class ChatCompletions:
         self.is_draining = False
         self.is_closed = False  # running requests have been failed, and none begins
 
-    async def handle(self, http: web.Request) -> web.StreamResponse:
-        """Answer one request.
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """Answer a conversation.
 
         Raises:
             RequestError: as long as no headers are out.
         """
+        return await self._handle(http, read_chat, CHAT)
+
+    async def text(self, http: web.Request) -> web.StreamResponse:
+        """Go on with a text. Raises: as ``chat``."""
+        return await self._handle(http, read_text, TEXT)
+
+    async def _handle(self, http: web.Request, read: _Read, answer: Answer) -> web.StreamResponse:
         if self.is_draining:
             raise shutting_down()
         self.num_open += 1
         try:
             try:
-                chat, prompt = await self._intake(http)
+                asked, prompt = await self._intake(http, read)
             except RequestError as error:
                 self._metrics.on_rejected(error.status)
                 raise
-            return await self._answer(http, chat, prompt)
+            return await self._answer(http, asked, prompt, answer)
         finally:
             self.num_open -= 1
 
@@ -130,15 +148,15 @@ class ChatCompletions:
 
     # --------------------------------------------------------------------------------------------------------- intake
 
-    async def _intake(self, http: web.Request) -> tuple[ChatRequest, Prompt]:
+    async def _intake(self, http: web.Request, read: _Read) -> tuple[ChatRequest | TextRequest, Prompt]:
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1
         try:
             await self._read_body(http, body)
             if len(body) <= _THREAD_BYTES:
-                return self._parse(body)
-            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(self._parse, body)
+                return self._parse(read, body)
+            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(self._parse, read, body)
         finally:
             self.num_reading -= 1
             self._num_reading_bytes -= len(body)
@@ -193,42 +211,40 @@ class ChatCompletions:
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
-    def _parse(self, body: bytearray) -> tuple[ChatRequest, Prompt]:
-        chat = read_request(body, self._limits)
-        return chat, self._prompts.build(chat)
+    def _parse(self, read: _Read, body: bytearray) -> tuple[ChatRequest | TextRequest, Prompt]:
+        asked = read(body, self._limits)
+        return asked, self._prompts.build(asked)
 
     # --------------------------------------------------------------------------------------------------------- answer
 
-    async def _answer(self, http: web.Request, chat: ChatRequest, prompt: Prompt) -> web.StreamResponse:
+    async def _answer(self, http: web.Request, asked: ChatRequest | TextRequest, prompt: Prompt, answer: Answer) -> web.StreamResponse:
         if self.is_closed:
             raise shutting_down()
         now_s = time.monotonic()
-        id = http[REQUEST_ID] = f"chatcmpl-{secrets.token_hex(12)}"
+        id = http[REQUEST_ID] = f"{answer.id_prefix}{secrets.token_hex(12)}"
+        media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
         definition = Definition(
             request_id=id,
             prompt_ids=prompt.ids,
-            items=[
-                MediaItem(medium.kind, len(medium.data), medium.mime, medium.options, medium.path) for medium in chat.conversation.media
-            ],
-            sampling=chat.sampling,
-            max_new_tokens=chat.max_new_tokens,
-            stop=chat.stop,
-            ignore_eos=chat.ignore_eos,
+            items=[MediaItem(medium.kind, len(medium.data), medium.mime, medium.options, medium.path) for medium in media],
+            sampling=asked.sampling,
+            max_new_tokens=asked.max_new_tokens,
+            stop=asked.stop,
+            ignore_eos=asked.ignore_eos,
             deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
-            return_token_ids=chat.return_token_ids,
+            return_token_ids=asked.return_token_ids,
         )
-        completion = Completion(id, int(time.time()), self._limits.model_name, self._fingerprint)
+        completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
-        request = self._registry.submit(definition, [medium.data for medium in chat.conversation.media], event.set, now_s)
+        request = self._registry.submit(definition, [medium.data for medium in media], event.set, now_s)
         try:
-            if chat.stream:
-                chunks = ChunkEncoder(completion, chat.include_usage, chat.continuous_usage, chat.return_token_ids)
+            if asked.stream:
+                chunks = ChunkEncoder(completion, asked.include_usage, asked.continuous_usage, asked.return_token_ids)
                 return await self._stream(http, request, completion, chunks, event)
             return await self._whole(request, completion, event)
         except RequestError as error:
-            if error.param == "max_tokens" != chat.max_tokens_field:  # the controller knows one name for it
-                error.param, error.message = chat.max_tokens_field, error.message.replace("max_tokens", chat.max_tokens_field, 1)
+            _name_as_asked(error, asked)
             raise
         finally:
             now_s = time.monotonic()
