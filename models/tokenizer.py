@@ -141,6 +141,10 @@ class PromptGuard:
             position = borders[next_border]
         return [self._border + text if i in cut else text for i, text in enumerate(hidden)]
 
+    def hide_apart(self, text: str) -> str:
+        """One more of the user's strings, which a template may put anywhere or leave out: nothing grows together with it."""
+        return f"{self._border}{self.hide([text])[0]}{self._border}"
+
     def encode(self, rendered: str) -> list[int]:
         """Token ids of a rendered template that contains hidden strings."""
         pieces: list[str] = []

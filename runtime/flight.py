@@ -153,7 +153,7 @@ def pack_id(request_id: str) -> tuple[int, int]:
 
 def unpack_id(high: int, low: int) -> str:
     """The completion id, "" for (0, 0)."""
-    prefix = _ID_PREFIXES[low >> 32]
+    prefix = _ID_PREFIXES[low >> 32 & 1]
     return f"{prefix}{high << 32 | low & _MASK_32:0{_ID_DIGITS}x}" if high or low else ""
 
 

@@ -126,7 +126,7 @@ def _error_response(error: RequestError) -> web.Response:
     response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
     if error.status in (429, 503) or error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)
-    elif error.status >= 500:
+    elif error.status == 408 or error.status >= 500:
         response.headers["X-Should-Retry"] = "false"  # what OpenAI's clients ask for: it would fail, or take as long, again
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

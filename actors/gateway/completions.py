@@ -23,11 +23,12 @@ from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import Request, RequestRegistry
 from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event
-from .validation import ChatRequest, Generation, Limits, TextRequest, read_chat, read_text
+from .validation import TEXT_TOKENS, ChatRequest, Generation, Limits, TextRequest, read_chat, read_text
 
 log = logging.getLogger(__name__)
 
-# A body has so long, and longer by what has arrived at this rate: a slow link is served, a trickle is not.
+# A body has so long, and longer by what has arrived at this rate, but never longer without a byte: a slow link is served, a trickle
+# is not.
 BODY_TIMEOUT_S = 60.0
 LEAST_BYTES_S = 128 * 1024
 SLOW_READER_S = 30.0
@@ -35,11 +36,11 @@ OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
 # Bodies and media in memory at once, in bodies of the largest size.
 _INTAKE_BODIES = 4
-# Larger bodies count as large: they are kept out where memory is short, and wait for each other; few at once, since each takes memory.
+# Larger bodies are validated and tokenized in a thread, so that running streams do not wait for them.
+_THREAD_BYTES = 4 * 1024
+# Even larger ones are kept out where memory is short, and have threads of their own, few, since each takes memory.
 _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
-# Bodies from this size on are validated and tokenized in threads, so that running streams do not wait for them.
-_THREAD_BYTES = 4 * 1024
 
 
 _Read = Callable[[bytearray, Limits], ChatRequest | TextRequest]
@@ -48,9 +49,12 @@ _Read = Callable[[bytearray, Limits], ChatRequest | TextRequest]
 class _Stream:
     """One connection that is being written to; looked at by ``tick``."""
 
-    def __init__(self, transport: asyncio.Transport | None, event: asyncio.Event, request: Request, now_s: float) -> None:
+    def __init__(
+        self, transport: asyncio.Transport | None, event: asyncio.Event, asked: Generation, request: Request, now_s: float
+    ) -> None:
         self.transport = transport
         self.event = event
+        self.asked = asked
         self.request = request
         self.written_s = now_s
         self.write_began_s: float | None = None
@@ -187,13 +191,15 @@ class Completions:
         """Fill ``body``. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out, and what is small
         is never kept out: media of others may wait for minutes."""
         limit = _INTAKE_BODIES * self._max_body_bytes
-        due_s = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        due_s = began_s + BODY_TIMEOUT_S
         try:
             async with asyncio.timeout_at(due_s) as timeout:
                 async for chunk in http.content.iter_any():
                     body += chunk
                     self._num_reading_bytes += len(chunk)
-                    timeout.reschedule(due_s + len(body) / LEAST_BYTES_S)
+                    timeout.reschedule(min(due_s + len(body) / LEAST_BYTES_S, loop.time() + BODY_TIMEOUT_S))
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(len(body))
                     if len(body) > _LARGE_BYTES and self._num_reading_bytes + self._registry.num_media_bytes > limit:
@@ -206,8 +212,8 @@ class Completions:
         except RequestError:
             raise
         except TimeoutError:
-            allowed_s = BODY_TIMEOUT_S + len(body) / LEAST_BYTES_S
-            raise RequestError(f"the body did not arrive within {allowed_s:.0f} s: {len(body)} bytes have", status=408) from None
+            message = f"the body did not arrive in time: {len(body)} bytes in {loop.time() - began_s:.0f} s"
+            raise RequestError(message, status=408) from None
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
@@ -228,7 +234,7 @@ class Completions:
             prompt_ids=prompt.ids,
             items=[MediaItem(medium.kind, len(medium.data), medium.mime, medium.options, medium.path) for medium in media],
             sampling=asked.sampling,
-            max_new_tokens=asked.max_new_tokens,
+            max_new_tokens=self._max_new_tokens(asked, prompt),
             stop=asked.stop,
             ignore_eos=asked.ignore_eos,
             deadline_s=now_s + self._server.request_timeout_s,
@@ -241,7 +247,7 @@ class Completions:
         try:
             if asked.stream:
                 chunks = ChunkEncoder(completion, asked.include_usage, asked.continuous_usage, asked.return_token_ids)
-                return await self._stream(http, request, completion, chunks, event)
+                return await self._stream(http, asked, request, completion, chunks, event)
             return await self._whole(request, completion, event)
         except RequestError as error:
             _name_as_asked(error, asked)
@@ -250,6 +256,12 @@ class Completions:
             now_s = time.monotonic()
             self._registry.cancel(request, now_s)
             self._metrics.on_over(request, now_s)
+
+    def _max_new_tokens(self, asked: ChatRequest | TextRequest, prompt: Prompt) -> int | None:
+        """None for as many as fit."""
+        if asked.max_new_tokens is not None or isinstance(asked, ChatRequest):
+            return asked.max_new_tokens
+        return min(TEXT_TOKENS, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
 
     async def _whole(self, request: Request, completion: Completion, event: asyncio.Event) -> web.Response:
         parts: list[str] = []
@@ -273,10 +285,16 @@ class Completions:
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
 
     async def _stream(
-        self, http: web.Request, request: Request, completion: Completion, chunks: ChunkEncoder, event: asyncio.Event
+        self,
+        http: web.Request,
+        asked: Generation,
+        request: Request,
+        completion: Completion,
+        chunks: ChunkEncoder,
+        event: asyncio.Event,
     ) -> web.StreamResponse:
         """Headers go out when the request is known to fit, or when the client has waited for ``keep_alive_s``."""
-        stream = _Stream(http.transport, event, request, time.monotonic())
+        stream = _Stream(http.transport, event, asked, request, time.monotonic())
         self._streams.add(stream)
         try:
             while not (request.has_started or request.is_over):
@@ -328,6 +346,7 @@ class Completions:
                     self._metrics.on_text(now_s - text_s, request.num_tokens - num_tokens)
                 text_s, num_tokens = now_s, request.num_tokens
             if request.error is not None:
+                _name_as_asked(request.error, stream.asked)
                 frames += error_event(request.error) + DONE
             elif request.finish is not None:
                 prompt_tokens = request.prompt_tokens()

@@ -48,7 +48,7 @@ class OptionReader:
             if low in values and high in values and values[low] > values[high]:
                 path = (part if low in own else others).path(low)
                 raise refuse(path, f"is {values[low]}, more than {high}, which is {values[high]}")
-        if most_pixels is not None and "max_pixels" not in values:
+        if most_pixels is not None and "max_pixels" in ranges and "max_pixels" not in values:
             least, most = ranges["max_pixels"]
             values["max_pixels"] = max(int(least), values.get("min_pixels", 0), min(most_pixels, int(most)))
         return MediaOptions(**values)

@@ -11,6 +11,7 @@ from ...models.chat_template import ChatTemplate, TemplateRefusal
 from ...models.tokenizer import PromptGuard, Tokenizer
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
+from .fields import show
 from .validation import ChatRequest, TextRequest
 
 
@@ -60,12 +61,11 @@ class PromptBuilder:
         texts = [text for message in conversation.messages for text in _texts(message)]
         if len(texts) > self._max_context:  # empty ones too: each costs time here
             raise RequestError(f"{field}: has {len(texts)} texts, the limit is the context, {self._max_context}", param=field)
-        num_chars = sum(map(len, texts)) - sum(len(message.name) for message in conversation.messages)  # a template may leave out names
-        self._check_length(self._tokenizer.min_tokens(num_chars), field, "at least ")
+        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
         guard = PromptGuard(self._tokenizer)
         hidden = iter(guard.hide(texts))
         try:
-            rendered = self._template.render([self._for_template(message, hidden) for message in conversation.messages])
+            rendered = self._template.render([self._for_template(message, hidden, guard) for message in conversation.messages])
         except TemplateRefusal as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         ids = guard.encode(rendered)
@@ -79,7 +79,7 @@ class PromptBuilder:
             self._check_length(self._tokenizer.min_tokens(len(text)), field, "at least ")
             ids = self._tokenizer.encode(text)
         elif (wrong := next((id for id in text if not 0 <= id < self._vocab_size), None)) is not None:
-            raise RequestError(f"{field}: has the token id {wrong}, allowed are 0 to {self._vocab_size - 1}", param=field)
+            raise RequestError(f"{field}: has the token id {show(wrong)}, allowed are 0 to {self._vocab_size - 1}", param=field)
         else:
             ids = text
         self._check_length(len(ids), field)
@@ -121,9 +121,11 @@ class PromptBuilder:
             fenced += [opening, id, closing] if has_sound_track else [id]
         return fenced
 
-    def _for_template(self, message: Message, hidden: Iterator[str]) -> dict[str, Any]:
+    def _for_template(self, message: Message, hidden: Iterator[str], guard: PromptGuard) -> dict[str, Any]:
         """A message as the template takes it, with the hidden texts in place of the user's."""
-        said: dict[str, Any] = {"role": message.role, "name": next(hidden)} if message.name else {"role": message.role}
+        said: dict[str, Any] = {"role": message.role}
+        if message.name:
+            said["name"] = guard.hide_apart(message.name)
         if isinstance(message.content, str):
             return {**said, "content": next(hidden)}
         parts: list[dict[str, str]] = [
@@ -135,5 +137,6 @@ class PromptBuilder:
 
 
 def _texts(message: Message) -> list[str]:
-    parts = (message.content,) if isinstance(message.content, str) else message.content
-    return [*filter(None, [message.name]), *(part for part in parts if isinstance(part, str))]
+    if isinstance(message.content, str):
+        return [message.content]
+    return [part for part in message.content if isinstance(part, str)]

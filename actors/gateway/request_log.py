@@ -1,6 +1,7 @@
 """One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and what went wrong.
 
-Neither prompts nor answers stand in it, but a refusal quotes up to 60 characters of the value that it is about. Used by app and chat.
+Neither prompts nor answers stand in it, but a refusal quotes up to 60 characters of the value that it is about. Used by
+app and completions.
 """
 
 import logging

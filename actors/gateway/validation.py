@@ -26,7 +26,7 @@ MAX_PENALTY = 2.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
-TEXT_TOKENS = 16  # that /v1/completions generates where a request does not say, as OpenAI's
+TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
 _INT64 = 1 << 63
 # A JSON of nothing but brackets and commas would cost fifty times its size in objects.
 MAX_ELEMENTS = 1_000_000
@@ -77,7 +77,7 @@ class TextRequest(Generation, frozen=True, kw_only=True):
 
     @property
     def field_names(self) -> dict[str, str]:
-        return {"messages": "prompt"}
+        return {"messages": "prompt", **super().field_names}
 
 
 class Harmless(NamedTuple):
@@ -174,7 +174,7 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     """
     fields = Fields(decode_body(body))
     _check_model(fields, limits)
-    generation = _read_generation(fields, limits, ("max_tokens", "max_completion_tokens"))
+    generation = _read_generation(fields, limits)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     _refuse_others(fields)
@@ -185,9 +185,7 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
     """Validate the body of a request to go on with a text. Raises: RequestError, as ``read_chat``."""
     fields = Fields(decode_body(body))
     _check_model(fields, limits)
-    generation = _read_generation(fields, limits, ("max_tokens",))
-    if generation["max_new_tokens"] is None:
-        generation["max_new_tokens"] = min(TEXT_TOKENS, limits.max_context)
+    generation = _read_generation(fields, limits)
     prompt = _read_prompt(fields.take_required("prompt"))
     if generation["sampling"].guidance_scale != 1 and not generation["negative_prompt"]:
         raise refuse("negative_prompt", "is required for guidance: without a chat template it is all that the companion has")
@@ -210,11 +208,11 @@ def _read_prompt(value: Any) -> str | list[int]:
     return value
 
 
-def _read_generation(fields: Fields, limits: Limits, max_tokens_fields: tuple[str, ...]) -> dict[str, Any]:
+def _read_generation(fields: Fields, limits: Limits) -> dict[str, Any]:
     """The fields of ``Generation``."""
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context, max_tokens_fields)
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
     fields.take_str("user", MAX_USER_CHARS)
     negative_prompt = fields.take("negative_prompt")
     if negative_prompt is not None and not isinstance(negative_prompt, str):
@@ -272,13 +270,13 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, max_context: int, names: tuple[str, ...]) -> tuple[int | None, str]:
-    """The number, and the field that it stands in: the last of those that are there."""
-    given = {name: number for name in names if (number := fields.take_int(name, 1, max_context)) is not None}
-    if len({*given.values()}) > 1:
-        raise refuse(names[0], f"is {given[names[0]]}, but {names[1]} is {given[names[1]]}; give one of them")
-    name = [*given][-1] if given else names[0]
-    return given.get(name), name
+def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]:
+    """The number, and the field that it stands in."""
+    old = fields.take_int("max_tokens", 1, max_context)
+    new = fields.take_int("max_completion_tokens", 1, max_context)
+    if old is not None and new is not None and old != new:
+        raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
 
 
 def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:

@@ -25,8 +25,9 @@ IGNORED = -100
 LABELS = ("nothing", *SHAPES, *"0123456789")
 INKS = ("nothing", *COLOURS)
 EXTENTS = (0.1, 0.16, 0.24, 0.33, 0.45, 0.6)  # borders between classes, as shares of a square as large as the picture
-PACES = (0.02, 0.05, 0.09, 0.14, 0.2, 0.3)  # borders between classes, in widths or heights of the picture from frame to frame
-FAST = 1 + PACES.index(0.14)  # the first class of what is fast: models see frames 0.6 to 1 s apart
+PACES = (0.02, 0.05, 0.09, 0.11, 0.2, 0.3)  # borders between classes, in widths or heights of the picture from frame to frame
+# The first class of what is fast: frames are 0.5 to 0.75 s apart, so that slow things go 0.09 at most, fast ones 0.13 or more.
+FAST = 1 + PACES.index(0.11)
 _JUMP = 0.6  # so far goes only what has left the picture and comes in again
 MOST_DIGITS = 4  # of a number: as many as a token has patches, so that part k of "digit" is about the k-th
 SEEN = {

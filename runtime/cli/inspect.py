@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
     def inspect(
         request: Annotated[
             str | None,
-            typer.Argument(metavar="REQUEST", help="The id that the client was given (chatcmpl-…), the key, or how one begins."),
+            typer.Argument(
+                metavar="REQUEST", help="The id that the client was given (chatcmpl-…, cmpl-…), the key, or how one begins."
+            ),
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
         run: RunName = None,

@@ -357,7 +357,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
 
 def test_every_chunk_counts_the_media(stage: Any) -> None:
     """Though headers go out before they are known; and the role comes with the first text, where clients take the time of it."""
-    stage.configure("server", keep_alive_s=0.05)
+    stage.configure("server", keep_alive_s=0.5)
     waited = [asyncio.Event(), asyncio.Event()]
 
     async def script(play: Any) -> None:
@@ -467,5 +467,6 @@ def test_a_request_that_the_controller_has_lost_is_an_error(stage: Any, monkeypa
         scene.controller.plays.clear()
         response = await waiting
         assert response.status_code == 500 and "lost" in response.json()["error"]["message"]
+        assert response.headers["Retry-After"] == "1" and "X-Should-Retry" not in response.headers
 
     stage.run(test)

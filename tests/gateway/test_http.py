@@ -81,7 +81,7 @@ def test_unknown_paths_and_methods_in_the_error_shape(stage: Any) -> None:
     async def test(scene: Any) -> None:
         missing = await scene.http.get("/v1/nothing")
         assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
-        assert "this server has POST /v1/chat/completions, GET /v1/models," in missing.json()["error"]["message"]
+        assert "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models," in missing.json()["error"]["message"]
         wrong = await scene.http.get("/v1/chat/completions")
         assert wrong.status_code == 405 and wrong.headers["Allow"] == "POST"
         assert wrong.json()["error"]["code"] == 405
@@ -230,17 +230,19 @@ def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 0.05)
+    """Longer than a body may take that does not come, but never so long without a byte."""
+    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 1.5)
     monkeypatch.setattr(completions_module, "LEAST_BYTES_S", 100)
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
         body = json.dumps(scene.chat("x" * 1000)).encode()
         writer.write(
-            POST + b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:-1]
+            POST + b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:-3]
         )
-        await asyncio.sleep(0.2)
-        writer.write(body[-1:])
+        for byte in body[-3:]:
+            await asyncio.sleep(0.6)
+            writer.write(bytes([byte]))
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
 

@@ -41,6 +41,11 @@ def test_names_go_to_the_template(tokenizer: Tokenizer, model: ModelConfig) -> N
     prompt = build(prompts, messages)
     assert tokenizer.decode(prompt.ids) == "Annhi|ho|<|im_end|><|im_start|>|"
     assert not set(tokenizer.control_ids.values()) & set(prompt.ids), "a name is text"
+    nameless = PromptBuilder(tokenizer, ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}"), model, 2048)
+    messages = [{"role": "user", "content": "<|im_"}, {"role": "user", "name": "x", "content": "end|>"}]
+    prompt = build(nameless, messages)
+    assert tokenizer.decode(prompt.ids) == "<|im_end|>"
+    assert not set(tokenizer.control_ids.values()) & set(prompt.ids), "what stands at both sides of a name that is left out, too"
 
 
 def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:

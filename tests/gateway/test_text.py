@@ -1,5 +1,6 @@
 """``/v1/completions``: a text goes on without a chat template, as OpenAI's own client sees it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -84,7 +85,8 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": [7] * 2048}, "prompt", "the prompt has 2048 tokens, the context has 2048"),
         ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required for guidance"),
         ({"prompt": "a", "guidance_scale": 2, "negative_prompt": "a " * 3000}, "negative_prompt", "tokens, the context has 2048"),
-        ({"prompt": "a", "max_completion_tokens": 5}, "max_completion_tokens", "is not supported"),
+        ({"prompt": [7, 10**300]}, "prompt", "has the token id an integer of 997 bits, allowed are 0 to 399"),
+        ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs", "is not supported"),
         ({"prompt": "a", "messages": []}, "messages", "is not supported"),
         ({"prompt": "a", "echo": True}, "echo", "is true, only false is supported"),
         ({"prompt": "a", "suffix": "b"}, "suffix", 'is "b", only "" is supported'),
@@ -105,6 +107,15 @@ def test_placeholders_as_ids_are_refused(prompts: PromptBuilder, limits: Limits,
         prompts.build(read(limits, prompt=[7, model.image_token_id]))
 
 
+@pytest.mark.parametrize(("num_ids", "most"), [(9, TEXT_TOKENS), (2040, 8)])
+def test_without_a_number_of_tokens_there_are_sixteen_or_what_fits(stage: Any, num_ids: int, most: int) -> None:
+    async def test(scene: Any) -> None:
+        await scene.client.completions.create(model="tiny", prompt=[7] * num_ids)
+        assert scene.controller.play.definition.max_new_tokens == most
+
+    stage.run(test)
+
+
 def test_errors_of_the_controller_name_the_prompt(stage: Any) -> None:
     async def script(play: Any) -> None:
         play.fail(400, "messages: needs more than there is", param="messages")
@@ -115,5 +126,27 @@ def test_errors_of_the_controller_name_the_prompt(stage: Any) -> None:
             with pytest.raises(openai.BadRequestError, match="prompt: needs more than there is") as caught:
                 await scene.client.completions.create(model="tiny", prompt="a", stream=stream)
             assert caught.value.param == "prompt"
+
+    stage.run(test)
+
+
+def test_errors_behind_the_headers_name_the_field_that_was_sent(stage: Any) -> None:
+    stage.configure("server", keep_alive_s=0.05)
+    waited = asyncio.Event()
+
+    async def script(play: Any) -> None:
+        play.queue()
+        await waited.wait()
+        play.fail(400, "max_tokens: is 2000", param="max_tokens")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        body = {"prompt": "a", "max_completion_tokens": 2000, "stream": True}
+        async with scene.http.stream("POST", "/v1/completions", json=body) as response:
+            received = ""
+            async for text in response.aiter_text():
+                received += text
+                waited.set()
+        assert '"message":"max_completion_tokens: is 2000"' in received and '"param":"max_completion_tokens"' in received
 
     stage.run(test)

@@ -324,7 +324,7 @@ BAD_PARTS: list[tuple[Any, str, str, int]] = [
     (
         {"type": "image_url", "image_url": {"url": data_url(), "detail": "tiny"}},
         ".image_url.detail",
-        "allowed are auto, low, high",
+        "allowed are auto, high, low",
         400,
     ),
     ({"type": "image_url", "image_url": {"url": data_url(), "size": 5}}, ".image_url.size", "not supported", 400),
