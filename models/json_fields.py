@@ -128,6 +128,8 @@ class CheckpointFiles:
             data = json.loads(file.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise CheckpointError(f"{file}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: not valid JSON: {error}") from None
         if not isinstance(data, dict):

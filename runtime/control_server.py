@@ -67,7 +67,6 @@ class ControlServer:
         if self._server is None:
             return
         self._server.close()
-        self._path.unlink(missing_ok=True)
         if self._connections:
             await asyncio.wait(self._connections, timeout=grace_s)
         for task in self._connections:

@@ -180,10 +180,15 @@ class LogReader:
         tails = []
         for path in self._paths():
             file = self._opened(path)
-            position = max(0, file.seek(0, os.SEEK_END) - num_lines * 512)
-            file.seek(position)
-            lines = _whole_lines(file)
-            tails.append([(path.stem, line) for line in (lines[1:] if position else lines)[-num_lines:]])
+            end, num_bytes = file.seek(0, os.SEEK_END), num_lines * 512
+            while True:
+                position = max(0, end - num_bytes)
+                file.seek(position)
+                lines = _whole_lines(file)[1 if position else 0 :]
+                if len(lines) >= num_lines or not position:
+                    break
+                num_bytes *= 2
+            tails.append([(path.stem, line) for line in lines[max(0, len(lines) - num_lines) :]])
         merged = list(heapq.merge(*tails, key=_stamp))
         return merged[max(0, len(merged) - num_lines) :]
 
@@ -192,8 +197,12 @@ class LogReader:
         found = []
         for path in self._paths():
             file = self._opened(path)
-            found += [(path.stem, line) for line in _whole_lines(file)]
-            if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+            try:
+                is_rotated = os.fstat(file.fileno()).st_ino != path.stat().st_ino
+            except FileNotFoundError:  # at this moment
+                is_rotated = False
+            found += [(path.stem, line) for line in _whole_lines(file)]  # once it is rotated nothing more comes
+            if is_rotated:
                 file.close()
                 self._files[path] = path.open("rb")
                 found += [(path.stem, line) for line in _whole_lines(self._files[path])]

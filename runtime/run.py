@@ -31,8 +31,12 @@ def model_path(config: RuntimeConfig) -> Path:
         path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
     except RuntimeError as error:
         raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
-    if not (path / "config.json").is_file():
-        what = "has no config.json" if path.is_dir() else "is not a directory"
+    try:
+        has_config, is_directory = (path / "config.json").is_file(), path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
+    if not has_config:
+        what = "has no config.json" if is_directory else "is not a directory"
         raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")
     return path
 

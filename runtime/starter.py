@@ -74,8 +74,15 @@ class Starter:
             while True:
                 read_end, write_end = pipe_to_logs()
                 environment = {**self._environment, "OMP_NUM_THREADS": "1"}
-                zygote = Zygote.start(self._run, self._stages, environment, output_fd=write_end)
-                os.close(write_end)
+                try:
+                    zygote = Zygote.start(self._run, self._stages, environment, output_fd=write_end)
+                except OSError as error:  # no more processes, no memory
+                    os.close(read_end)
+                    self._host.on_message("zygote", f"cannot be started: {error.strerror}; actors start without it")
+                    self._zygote = None
+                    await asyncio.Event().wait()
+                finally:
+                    os.close(write_end)
                 pump = LogPump(read_end, lambda lines: self._host.on_lines("zygote", lines))
                 self._zygote = zygote
                 self._children = [child for child in self._children if child.alive]

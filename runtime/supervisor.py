@@ -321,7 +321,7 @@ class Supervisor:
         self._reporter.progress(actor.name, actor.state, actor.status)
         if self._keeper is not None and actor.name == "memory" and actor.ready and actor.current is not None:
             self._keeper.follow(actor.current.process.pid)
-        if not self._was_ready and self.is_ready(frozenset(self.actors)):
+        if not self._was_ready and not self._end.is_set() and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
             self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint(self._info)}"])

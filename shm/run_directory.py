@@ -42,8 +42,14 @@ def _parent() -> Path:
 
 def _make_private(path: Path) -> None:
     """Make a directory of mode 0700, or check that the existing one is ours alone."""
-    with suppress(FileExistsError):
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ShmError(f"{path} cannot be made: {error.strerror}") from None
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ShmError(f"{path} is not a directory of user {os.geteuid()}")
@@ -191,6 +197,8 @@ class RunDirectory:
             fd = open_lock(path / _LOCK, create=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise ShmError(f"{path} cannot be used: {error.strerror}") from None
         try:
             return not try_lock(fd, EXCLUSIVE)
         finally:

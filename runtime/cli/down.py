@@ -36,7 +36,10 @@ def register(app: typer.Typer) -> None:
             raise RunError(f"{error}; if systemd runs it: systemctl --user stop mmrt.target") from None
         assert isinstance(status, StatusReply)
         pid = status.report.supervisor_pid
-        pidfd = os.pidfd_open(pid) if pid else None
+        try:
+            pidfd = os.pidfd_open(pid) if pid else None
+        except ProcessLookupError:  # it has ended by itself
+            pidfd = None
         requests = status.report.requests
         if num := requests.waiting + requests.preparing + requests.running:
             print(f"requests that still run: {num}", flush=True)

@@ -38,7 +38,7 @@ _EPILOGUE = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the console script. Always exits."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(_flushed(run(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,6 +67,18 @@ def run(arguments: Sequence[str]) -> int:
         _forget_output()
         print(f"error: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _flushed(status: int) -> int:
+    """The exit status when what was printed is out; the interpreter, which would flush it, complains of a reader that has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _forget_output()
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            print(f"error: {error.strerror}", file=sys.stderr)
+            return status or 1
+    return status
 
 
 def _is_output_full() -> bool:
@@ -109,6 +121,8 @@ def _run_app(arguments: Sequence[str]) -> int:
     try:
         app(args=list(arguments), prog_name="mmrt")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has taken it for a failure
+            raise end.__context__ from None
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
 

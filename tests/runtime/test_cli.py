@@ -96,6 +96,7 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["up", "--config", "/no/such.toml"], 2, "error: cannot read the configuration /no/such.toml: No such file"),
         (["up", "--run", "a/b"], 2, "'a/b' is not a name"),
         (["status"], 1, "error: no run is up in"),
+        (["down", "--run", "x" * 300], 1, "cannot be used: File name too long"),
         (["restart", "decode"], 1, "error: no supervisor answers in"),
         (["restart"], 2, "name actors, or say --all"),
         (["debug"], 2, "Missing argument 'ACTOR'"),
@@ -345,6 +346,19 @@ def test_a_full_disk_is_one_line(endpoint: str) -> None:
             [sys.executable, "-m", "mmrt", "ask", "x", "--url", endpoint], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_is_no_failure(unbuffered: str) -> None:
+    """What is printed last goes out when the interpreter ends, or at once."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmrt", "config", "show"], stdout=write_end, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_ask_takes_a_question_from_what_is_no_utf8(endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -86,6 +86,15 @@ def test_actors_are_merged_by_time_and_keep_their_order(tmp_path: Path) -> None:
     only.close()
 
 
+def test_long_lines_are_last_lines_too(tmp_path: Path) -> None:
+    lines = [f"{number} {'x' * 3000}" for number in range(8)]
+    (tmp_path / "a.log").write_text("".join(f"{line}\n" for line in lines))
+    for num_lines in (1, 3, 8, 20):
+        reader = LogReader(tmp_path)
+        assert [line for _, line in reader.last(num_lines)] == lines[-num_lines:]
+        reader.close()
+
+
 def test_no_place_for_logs_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     errors: list[str] = []
