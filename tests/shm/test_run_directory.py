@@ -383,3 +383,11 @@ def test_generations_survive_kills(run, crashes):
         last[0] = generation
 
     crashes.storm(lambda: crashes.victim(take, crashes.codes(next_generation)), observe, kills=20)
+
+
+def test_a_path_that_cannot_be_used_is_said(place):
+    with pytest.raises(ShmError, match="cannot be used: File name too long"):
+        RunDirectory.is_alive(place / ("x" * 300))
+    (place / "file").write_text("")
+    with pytest.raises(ShmError, match="cannot be made: Not a directory"):
+        RunDirectory.create(place / "file" / "run", {})
