@@ -2,9 +2,12 @@
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -30,6 +33,18 @@ def demo(launch: Callable[..., Server]) -> Iterator[Server]:
     server = launch(None, '[model]\ndtype = "float32"\n')
     yield server
     server.down()
+
+
+def test_the_example_that_kills_decode_and_draws_it(demo: Server, tmp_path: Path) -> None:
+    before = demo.pid("decode")
+    command = [sys.executable, str(EXAMPLES / "survive_a_kill.py"), "--svg", str(tmp_path / "kill.svg")]
+    done = subprocess.run(command, env=demo.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "A red circle, a green square, a blue triangle and a yellow star.\n"
+    assert f"[kill -9 {before}]" in done.stderr
+    assert demo.pid("decode") != before
+    drawing = ElementTree.parse(tmp_path / "kill.svg")
+    assert "".join(drawing.getroot().itertext()).count(f"kill -9 {before}") == 1
 
 
 def part(name: str) -> dict[str, Any]:
