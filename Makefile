@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: install up test slow lint check
+.PHONY: install up test slow steady lint check
 install: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,8 @@ test: install
 	$(BIN)/python -m pytest
 slow: install
 	$(BIN)/python -m pytest -m slow
+steady: install
+	.ci/steady
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

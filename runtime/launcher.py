@@ -153,12 +153,13 @@ class Zygote:
 
     def close(self) -> None:
         """Forget the zygote and kill it: it has nothing to lose, and closing its socket alone would set it guarding."""
+        reason = "the zygote was closed" if self.process.alive else "the zygote died"  # its end may be seen before its socket's
         self._fit = False
         self.process.signal(signal.SIGKILL)
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control)
             self._control.close()
-        self._fail_all("the zygote was closed")
+        self._fail_all(reason)
 
     def _send(self, request: Mapping[str, Any], fds: list[int]) -> None:
         packet = json.dumps(request).encode()

@@ -199,4 +199,4 @@ def test_the_bench_times_units_beside_cores(monkeypatch, tmp_path):
     timing, _ = video_units.timings(True)
     *rows, ratio = timing.run(SimpleNamespace())
     assert [row.case.rpartition(", ")[2] for row in rows] == ["one unit", "7 units", "all cores"]
-    assert ratio.rate == rows[0].time_us / rows[1].time_us and judge(ratio, {}, "H200").goal == 5.0
+    assert ratio.rate == pytest.approx(rows[0].time_us / rows[1].time_us) and judge(ratio, {}, "H200").goal == 5.0
