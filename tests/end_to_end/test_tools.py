@@ -1,5 +1,6 @@
 """``mmrt trace``, ``inspect`` and ``replay`` on real runs: what they show is what happened, also of a run that was killed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -137,7 +138,8 @@ def test_a_live_request_from_outside(server: Server) -> None:
         found = inspect(server, request)
         table = server.mmrt("inspect").stdout
     finally:
-        os.kill(controller, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine the watchdog may have replaced it by now
+            os.kill(controller, signal.SIGCONT)
     assert (found["request_id"], found["stage"], found["phase"], found["live"]) == (request, "decoding", "decode", True)
     assert found["in_running_set"] and found["end"] == ""
     assert 15 <= found["committed_tokens"] <= 3000 and found["max_new_tokens"] == 3000

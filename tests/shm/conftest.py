@@ -118,14 +118,14 @@ class Crashes:
     def storm(
         self, spawn: Callable[[], Child], observe: Callable[[], object], kills: int, enough: Callable[[], bool] = lambda: True
     ) -> None:
-        """Run one victim after the other until ``kills`` of them were killed, or STORM_S is over and there was ``enough`` to see.
+        """Run one victim after the other until there was ``enough`` to see and ``kills`` of them were killed, or STORM_S is over.
 
         Looks in between and all the time.
         """
         print(f"seed {self.seed}")
         killed = 0
         end = time.monotonic() + STORM_S
-        while killed < kills and (time.monotonic() < end or killed < MIN_KILLS or not enough()):
+        while not enough() or killed < min(kills, MIN_KILLS) or (killed < kills and time.monotonic() < end):
             child = spawn()
             deadline = time.monotonic() + LIFE_S
             while child.poll() is None and time.monotonic() < deadline:
