@@ -135,7 +135,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
             reporter,
             environment=child_environment(os.environ),
             log_directory=plan.logs,
-            zygote_stages=None if plan.config.model.on_cuda else zygote_stages(model_family(plan.model)),  # CUDA allows no fork
+            zygote_stages=zygote_stages(model_family(plan.model)),
             notify_socket=plan.environment.notify_socket,
             hang_up_ends=hang_up_ends,
             listeners=listeners,
