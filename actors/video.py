@@ -87,7 +87,7 @@ def main(actor: Actor) -> None:
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
     """Whether videos or JPEGs are decoded by units of GPUs, too."""
-    return config.model.on_cuda and (config.media.gpu_decoding or config.media.gpu_jpegs)
+    return config.model.on_cuda and config.media.decodes_on_gpu
 
 
 def _engines(config: RuntimeConfig) -> list[Engine]:
