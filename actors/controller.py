@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 STATS_S = 0.1
 SLOW_TICK_S = 0.25
+DEFAULT_TBT_TARGET_MS = 50.0
+TBT_FACTOR = 2.0  # on CUDA: steps take 5 to 100 ms by model and device, and a fixed objective would protect nobody
 
 
 def main(actor: Actor) -> None:
@@ -110,7 +112,8 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         max_definition_bytes=io.table.max_definition_bytes,
         max_state_bytes=io.table.max_state_bytes,
         num_plan_slots=io.plans.num_slots,
-        tbt_target_s=config.scheduling.tbt_target_ms / 1000,
+        tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
+        tbt_factor=TBT_FACTOR if config.model.on_cuda and not config.scheduling.tbt_target_ms else 0.0,
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,
     )

@@ -15,10 +15,12 @@ def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_
 
 
 def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, layout: MemoryLayout) -> Decoder:
-    """The same for decode, whose steps are captured in graphs on CUDA. A guidance pair takes two rows of a step."""
+    """The same for decode, whose steps of every size are captured in graphs on CUDA. A guidance pair takes two rows of a step."""
     page_tokens = layout.kv_page_tokens
     model = open_language_model(actor, shared, kv, page_tokens)
     if shared.device.type != "cuda":
         return model
     max_pages = -(-actor.model.max_context // page_tokens)
-    return DecodeGraphs(model, actor.model.language.vocab_size, 2 * layout.num_rows, max_pages, shared.device)
+    graphs = DecodeGraphs(model, actor.model.language.vocab_size, 2 * layout.num_rows, max_pages, shared.device)
+    graphs.capture_all()
+    return graphs

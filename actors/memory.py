@@ -15,6 +15,7 @@ import torch
 from ..models.decode_graphs import MAX_ROWS
 from ..models.weights import Buffer, write_weights
 from ..runtime.config import ACTORS, read_environment
+from ..runtime.device_room import DeviceRoom
 from ..runtime.errors import ConfigError, UserError
 from ..runtime.flight import RECORDERS
 from ..runtime.layout import (
@@ -75,7 +76,13 @@ def build(actor: Actor) -> DescriptorServer | None:
     on the device, if anything does. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
     model = actor.model
     page_tokens = actor.config.memory.kv_page_tokens
-    facts = ModelFacts(model.kv_page_bytes(page_tokens), model.embedding_row_bytes(), model.max_context)
+    facts = ModelFacts(
+        kv_page_bytes=model.kv_page_bytes(page_tokens),
+        embedding_row_bytes=model.embedding_row_bytes(),
+        max_context=model.max_context,
+        prefill_token_bytes=model.prefill_token_bytes(),
+        logits_bytes=model.logits_bytes(),
+    )
     layout = plan_layout(actor.config, facts, model.dtype)
     if actor.config.model.on_cuda and model.null is not None:
         raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")
@@ -86,9 +93,14 @@ def build(actor: Actor) -> DescriptorServer | None:
     if device.type == "cuda" and model.kv_dtype == "fp8":
         check_fp8(torch.cuda.get_device_capability(device))
     clear(actor)
-    make_tables(actor, layout)
     store = DeviceStore(device) if device.type == "cuda" else None
-    load_weights(actor, store)
+    if store is None:
+        make_tables(actor, layout)
+        load_weights(actor)
+    else:  # pools get what the weights leave of the device
+        load_weights(actor, store)
+        layout = plan_layout(actor.config, facts, model.dtype, store.room())
+        make_tables(actor, layout)
     server = None
     if store is not None:
         for name, pool in layout.pools.items():
@@ -128,6 +140,11 @@ class DeviceStore:
         self._memories[name] = memory = self._allocate(self._device.index, num_bytes)
         memory.clear()
         return tensor_over(memory, self._device)
+
+    def room(self) -> DeviceRoom:
+        """What the device has, and what is free of it now."""
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return DeviceRoom(total_bytes, free_bytes)
 
     def descriptors(self) -> dict[str, Descriptor]:
         """What others map, once everything that was written has arrived."""

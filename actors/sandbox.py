@@ -28,19 +28,21 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
-def enter_sandbox(run: Path, logs: Path, *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = ()) -> None:
+def enter_sandbox(
+    run: Path, logs: Path, *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = (), cuda: bool = False
+) -> None:
     """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
 
     It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; of other files it may read
-    code and ``readable`` alone. It may take ``memory_bytes`` beyond what it has. What this system does not restrict is logged in one
-    line.
+    code and ``readable`` alone. It may take ``memory_bytes`` beyond what it has. ``cuda``: CUDA can start in it. What this system does
+    not restrict is logged in one line.
     """
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
         "what it reads and writes": lambda: _confine_to_directories(run, logs, readable),
-        "system calls": forbid_system_calls,
+        "system calls": lambda: forbid_system_calls(cuda=cuda),
     }
     missing = []
     for what, measure in measures.items():
@@ -163,7 +165,7 @@ _CODE = (
 )  # fmt: skip
 _KERNEL = (
     "/sys", "/proc/self", "/proc/cpuinfo", "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/locks", "/proc/meminfo",
-    "/proc/stat", "/proc/sys", "/proc/vmstat",
+    "/proc/modules", "/proc/stat", "/proc/sys", "/proc/vmstat",
 )  # fmt: skip
 _PACKAGE = __name__.partition(".")[0]
 

@@ -18,7 +18,7 @@ _NUMBERS = {  # of x86-64
     "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279,
     "shmget": 29, "shmat": 30, "shmctl": 31, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semget": 64, "semop": 65,
     "semtimedop": 220, "semctl": 66,
-    # connections that others begin: no socket is created for them
+    # connections that others begin
     "bind": 49, "listen": 50, "accept": 43, "accept4": 288,
     # what Landlock leaves open: owner, mode, times and attributes of any file, and before its version 3 the length
     "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
@@ -35,6 +35,7 @@ _NUMBERS = {  # of x86-64
     "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249, "io_uring_setup": 425,
     "io_uring_enter": 426, "io_uring_register": 427, "personality": 135, "modify_ldt": 154, "vmsplice": 278,
 }  # fmt: skip
+_CUDA_NEEDS = frozenset({"bind", "listen"})  # its driver listens on an abstract socket of its own, or does not start
 _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _SECCOMP = 41, 53, 56, 435, 62, 234, 302, 317
 _COMMANDS = {  # of fcntl and ioctl, in their second argument
     72: {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},  # a file that sends signals to any process
@@ -63,7 +64,7 @@ _Line = tuple[int, int, int, int]  # code, k, instructions to skip if true, if f
 _REFUSE: _Line = (_RETURN, _ERRNO | errno.EPERM, 0, 0)
 
 
-def _program(pid: int) -> Iterator[_Line]:
+def _program(pid: int, cuda: bool) -> Iterator[_Line]:
     yield _LOAD, _ARCH_AT, 0, 0
     yield _JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0
     yield _RETURN, _KILL_PROCESS, 0, 0
@@ -79,8 +80,9 @@ def _program(pid: int) -> Iterator[_Line]:
     yield from _refuse(_CLONE3, errno.ENOSYS)  # its flags lie in memory, where no filter looks: libc then takes clone
     for number, commands in _COMMANDS.items():
         yield from _refuse_commands(number, list(commands.values()))
-    for number in _NUMBERS.values():
-        yield from _refuse(number, errno.EPERM)
+    for name, number in _NUMBERS.items():
+        if not (cuda and name in _CUDA_NEEDS):
+            yield from _refuse(number, errno.EPERM)
     yield _RETURN, _ALLOW, 0, 0
 
 
@@ -107,11 +109,15 @@ def _refuse_commands(number: int, commands: list[int]) -> Iterator[_Line]:
     yield _RETURN, _ALLOW, 0, 0
 
 
-def forbid_system_calls() -> None:
-    """Install the filter for all threads of this process, which has no new privileges already. Raises: OSError."""
+def forbid_system_calls(*, cuda: bool = False) -> None:
+    """Install the filter for all threads of this process, which has no new privileges already. Raises: OSError.
+
+    ``cuda``: bind and listen are left, without which CUDA does not start. Connections still cannot be accepted, and Landlock grants
+    no names in the file system: only abstract names can be bound, and only this process's own threads can connect to them.
+    """
     if (machine := platform.machine()) != "x86_64":
         raise OSError(errno.ENOSYS, f"there is no filter for {machine}")
-    lines = list(_program(os.getpid()))
+    lines = list(_program(os.getpid(), cuda))
     instructions = (_Instruction * len(lines))(*(_Instruction(code, yes, no, k) for code, k, yes, no in lines))
     program = _Program(len(lines), instructions)
     libc = ctypes.CDLL(None, use_errno=True)

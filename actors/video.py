@@ -64,6 +64,7 @@ def main(actor: Actor) -> None:
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
         readable=[] if environment.fault_file is None else [environment.fault_file],
+        cuda=_uses_gpu(actor.config),
     )
     rows = SequenceTable.attach(actor.run, writable=False)
     engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
@@ -86,7 +87,7 @@ def main(actor: Actor) -> None:
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
     """Whether videos or JPEGs are decoded by units of GPUs, too."""
-    return config.model.on_cuda and (config.media.gpu_decoding or config.media.gpu_jpegs)
+    return config.model.on_cuda and config.media.decodes_on_gpu
 
 
 def _engines(config: RuntimeConfig) -> list[Engine]:

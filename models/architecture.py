@@ -178,6 +178,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             part_bytes = -(-num_heads * (lm.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
         return lm.num_layers * part_bytes
 
+    def prefill_token_bytes(self) -> int:
+        """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
+        feed-forward's width. Encoding a token's four patch rows takes about as much."""
+        lm = self.language
+        heads = (lm.num_heads + 2 * lm.num_kv_heads) * lm.head_dim
+        return DTYPE_BYTES[self.dtype] * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size)
+
+    def logits_bytes(self) -> int:
+        """Bytes of one row's logits in a step: as the product gives them, and in float32."""
+        return (DTYPE_BYTES[self.dtype] + 4) * self.language.vocab_size
+
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
         return self.language.hidden_size * DTYPE_BYTES[self.dtype]

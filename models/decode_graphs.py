@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one per batch size of a small set, captured when it is first needed, replayed from then on.
+"""Decode steps as CUDA graphs: one per batch size of a small set, all captured before the first request, replayed from then on.
 
 A step of a 7B model is some 300 launches, which would take longer to make than to run. A graph has fixed addresses and shapes: a
 smaller batch is filled up with rows of length 0, for which nothing is stored, and lengths and pages are read on the device.
@@ -26,6 +26,11 @@ def bucket_of(num_rows: int) -> int:
         if num_rows <= most:
             return -(-num_rows // step) * step
     raise ValueError(f"a step of {num_rows} rows is larger than {MAX_ROWS}")
+
+
+def buckets(max_rows: int) -> list[int]:
+    """The batch sizes that steps of 1 to ``max_rows`` rows are computed with, rising. Raises: ValueError as ``bucket_of``."""
+    return sorted({bucket_of(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,13 @@ class DecodeGraphs:
         self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._captured: dict[int, _Captured] = {}
 
+    @torch.inference_mode()
+    def capture_all(self) -> None:
+        """Capture the steps of all batch sizes, the largest first, in whose memory the others fit. A capture takes some 50 ms, which
+        no stream should wait for."""
+        for size in reversed(buckets(len(self._logits))):
+            self._captured[size] = self._capture(size)
+
     def embed(self, ids: Tensor) -> Tensor:
         return self._model.embed(ids)
 
@@ -99,12 +111,13 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
-        """As ``Decoder.decode``; the logits are overwritten by the next step. Raises: ValueError for more than ``max_rows`` rows."""
+        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step.
+
+        Raises: ValueError for more than ``max_rows`` rows.
+        """
         size = bucket_of(ids.shape[0])
         if size > len(self._logits):
             raise ValueError(f"a step of {ids.shape[0]} rows is larger than {len(self._logits)}")
-        if size not in self._captured:
-            self._captured[size] = self._capture(size)
         step = self._captured[size]
         step.inputs.fill(ids, positions, lengths, block_tables)
         step.graph.replay()

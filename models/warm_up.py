@@ -1,4 +1,4 @@
-"""First launches on a CUDA device, made while nobody waits: kernels are compiled or loaded, and the smallest decode step captured.
+"""First launches on a CUDA device, made while nobody waits: kernels are compiled or loaded.
 
 All of it is padding, for which nothing is stored: a standby may do it while another generation writes the same pages.
 """

@@ -74,20 +74,26 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
     gpu_jpegs: bool = False  # by the JPEG units of the GPU, likewise: pixels differ by a few levels
 
+    @property
+    def decodes_on_gpu(self) -> bool:
+        """Whether the video process opens a GPU, in a run on CUDA."""
+        return self.gpu_decoding or self.gpu_jpegs
+
 
 class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_sequences: Annotated[int, Meta(ge=1, le=65536)] = 64
-    kv_tokens: NotNegative = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context
+    max_sequences: Annotated[int, Meta(ge=0, le=65536)] = 0  # 0: 64, on CUDA 256
+    kv_tokens: NotNegative = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context; on CUDA what the device has room for
+    gpu_memory_utilization: Annotated[float, Meta(ge=0.05, le=1)] = 0.9  # share of the device's memory that may be in use
     kv_page_tokens: Annotated[int, Meta(ge=1, le=1024)] = 16
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the model's; the others take half of bfloat16's memory
     media_mib: Size = 64
     patch_mib: Size = 64
-    embedding_tokens: Positive = 16384
+    embedding_tokens: NotNegative = 0  # 0: 16384, on CUDA more where the device has room
 
 
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Literal["unified"] = "unified"
-    tbt_target_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 50.0
+    tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: 50 on a CPU, twice the undisturbed step on CUDA
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
 

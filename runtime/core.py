@@ -30,6 +30,7 @@ from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budg
 from .scheduling.types import Device, Limits
 
 WORKERS = ("video", "encoder", "prefill")
+DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
 
 
@@ -69,6 +70,8 @@ class Steering:
     allowance_s: float  # of a plan, by who decodes now
     share: float = 1.0
     tbt_s: float | None = None
+    undisturbed_s: float | None = None  # time between tokens while nothing was encoded or prefilled
+    disturbed_s: float = LONG_AGO_S  # when something last was
     last: Device = "prefill"
     looked_s: float = LONG_AGO_S
     steered_s: float = LONG_AGO_S
@@ -119,6 +122,13 @@ class Core:
         self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
         idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
         self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
+
+    @property
+    def tbt_target_s(self) -> float:
+        """The TBT objective that plans are held to."""
+        if self.limits.tbt_factor and self.steering.undisturbed_s is not None:
+            return self.limits.tbt_factor * self.steering.undisturbed_s
+        return self.limits.tbt_target_s
 
     # ------------------------------------------------------------------------------------------------------ effects
 
@@ -183,6 +193,8 @@ class Core:
     def adopt_plan(self, outstanding: Outstanding, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
         """Account for a plan that is, or is about to be, in the plan table."""
         self.plans[outstanding.plan_id] = outstanding
+        if outstanding.actor in DISTURBING:
+            self.steering.disturbed_s = self.now
         for pool, pages in uses:
             self.pools[pool].use(User("plan", outstanding.plan_id), pages)
         for request in outstanding.requests:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..shm.sequence_table import Phase
 from .cfg import Lengths, wanted_pages
-from .core import Core, membership
+from .core import DISTURBING, Core, membership
 from .effects import AppendPages
 from .lifecycle import preempt, settle
 from .messages import Admit
@@ -19,6 +19,7 @@ from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
 
 WINDOW_S = 0.25
+_FORGET = 0.2  # weight of the newest window in what an undisturbed step takes
 
 
 class Progress(NamedTuple):
@@ -33,7 +34,10 @@ class Progress(NamedTuple):
 def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
     """Take note of committed ids and ends; measure rates and the time between tokens."""
     core.steering.looked_s = now
+    if any(outstanding.actor in DISTURBING for outstanding in core.plans.values()):
+        core.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
+    quiet_tokens, quiet_s = 0, 0.0
     for seen in progress:
         request = core.rows[seen.row]
         if request is None or request.row_generation != seen.row_generation or request.ending:
@@ -47,6 +51,9 @@ def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
                 request.rate = (request.committed - began) / (now - began_s)
                 num_tokens += request.committed - began
                 span_s += now - began_s
+                if began_s > core.steering.disturbed_s:
+                    quiet_tokens += request.committed - began
+                    quiet_s += now - began_s
                 request.window = (now, request.committed)
         else:
             request.window = (now, request.committed)
@@ -55,6 +62,8 @@ def observe(core: Core, progress: Sequence[Progress], now: float) -> None:
             settle(core, request)
     if num_tokens and now - core.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
         core.steering.steered_s = now
+        if quiet_tokens:
+            _learn_undisturbed(core, quiet_s / quiet_tokens)
         _steer(core, span_s / num_tokens)
 
 
@@ -67,9 +76,14 @@ def show_ended(core: Core) -> None:
             core.set_phase(request, Phase.DECODE)
 
 
+def _learn_undisturbed(core: Core, tbt_s: float) -> None:
+    known_s = core.steering.undisturbed_s
+    core.steering.undisturbed_s = tbt_s if known_s is None else known_s + _FORGET * (tbt_s - known_s)
+
+
 def _steer(core: Core, tbt_s: float) -> None:
     core.steering.tbt_s = tbt_s
-    core.steering.share = steer_share(core.steering.share, tbt_s, core.limits.tbt_target_s)
+    core.steering.share = steer_share(core.steering.share, tbt_s, core.tbt_target_s)
 
 
 def watched(core: Core) -> list[tuple[int, int]]:

@@ -191,12 +191,8 @@ class Zygote:
             self._importing.discard(message["stage"])
             if message["error"]:
                 log.warning("zygote: %s", message["error"])
-            if message["threads"] != 1:
-                log.warning(
-                    "zygote: %d threads after importing %s: actors start without it",
-                    message["threads"],
-                    message["stage"],
-                )
+            if message["unfit"]:
+                log.warning("zygote: %s after importing %s: actors start without it", message["unfit"], message["stage"])
                 self._fit = False
             return
         reply = self._replies.get(message["id"])

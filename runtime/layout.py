@@ -10,6 +10,7 @@ import msgspec
 
 from ..shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from .config import ACTORS, RuntimeConfig
+from .device_room import DeviceRoom, pool_bytes, working_bytes
 from .errors import ConfigError
 
 LAYOUT_NAME = "layout"
@@ -26,16 +27,22 @@ PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 TOKEN_RING_BYTES = 1 << 20
 DELTA_RING_BYTES = 4 << 20
+CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
+EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
+EMBEDDING_SHARE = 0.02  # of what pools may take of a device
 DEVICE_POOLS = frozenset({"embedding", "kv"})  # lie where the model is computed
 FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor has one too
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of a KV page, bytes of an embedding row, tokens of context."""
+    """What a model says about memory: bytes of a KV page, of an embedding row, of a prompt token in prefill and of a row's logits;
+    tokens of context."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
     max_context: int
+    prefill_token_bytes: int = 0
+    logits_bytes: int = 0
 
 
 class PoolLayout(msgspec.Struct, frozen=True):
@@ -77,26 +84,28 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES + FLIGHT_BYTES
 
 
-def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryLayout:
-    """Divide memory. Raises ConfigError when the KV pool is too small for one sequence."""
+def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | None = None) -> MemoryLayout:
+    """Divide memory. ``room``: of the CUDA device that the model's pools lie on, once the weights are there; without it their sizes are
+    those of the CPU. Raises ConfigError when the KV pool is too small."""
     memory = config.memory
-    page = memory.kv_page_tokens
-    kv_tokens = memory.kv_tokens or max(min(32 * 2048, memory.max_sequences * facts.max_context), facts.max_context)
+    page, mebibyte = memory.kv_page_tokens, 1 << 20
+    num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
+    embedding_tokens = memory.embedding_tokens or EMBEDDING_TOKENS
+    kv_tokens = memory.kv_tokens or max(min(32 * 2048, num_rows * facts.max_context), facts.max_context)
+    if config.model.on_cuda and room is not None:
+        embedding_tokens, kv_tokens = _fill_device(config, facts, room, num_rows)
     if kv_tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
-    mebibyte = 1 << 20
     pools = {
         "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
         "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
-        "embedding": PoolLayout(
-            max(1, memory.embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes
-        ),
+        "embedding": PoolLayout(max(1, embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes),
         "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
     }
     if config.model.on_cuda:
         pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in DEVICE_POOLS}
     return MemoryLayout(
-        num_rows=memory.max_sequences,
+        num_rows=num_rows,
         max_context=facts.max_context,
         max_pages=-(-facts.max_context // page),
         kv_page_tokens=page,
@@ -105,6 +114,28 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str) -> MemoryL
         kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
         device=config.model.device,
     )
+
+
+def _fill_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[int, int]:
+    """Tokens of the embedding and the KV pool where the configuration leaves them to the device. A guidance pair is two rows of a step.
+
+    Raises: ConfigError where no whole context fits.
+    """
+    memory, page = config.memory, config.memory.kv_page_tokens
+    num_processes = config.actors.layout.count("+") + 1 + config.media.decodes_on_gpu
+    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
+    left = pool_bytes(room, memory.gpu_memory_utilization, working)
+    affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
+    embedding_tokens = memory.embedding_tokens or min(max(affordable, EMBEDDING_TOKENS), CUDA_EMBEDDING_TOKENS)
+    left -= embedding_tokens * facts.embedding_row_bytes
+    kv_tokens = memory.kv_tokens or max(left, 0) // facts.kv_page_bytes * page
+    if not memory.kv_tokens and kv_tokens < facts.max_context:
+        raise ConfigError(
+            f"{config.model.device} has {room.free_bytes >> 20} of {room.total_bytes >> 20} MiB free beside the weights; "
+            f"of memory.gpu_memory_utilization = {memory.gpu_memory_utilization:g} they leave room for {kv_tokens} tokens of KV cache, "
+            f"one context has {facts.max_context}: lower model.max_context, or set memory.kv_dtype or memory.kv_tokens"
+        )
+    return embedding_tokens, kv_tokens
 
 
 def write_layout(run: Path, layout: MemoryLayout) -> None:

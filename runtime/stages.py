@@ -69,7 +69,7 @@ def issue(core: Core, now: float) -> None:
 def _aim(core: Core) -> None:
     """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
     steering = core.steering
-    allowance = allowance_s(steering.share, _num_decoding(core), core.limits.tbt_target_s)
+    allowance = allowance_s(steering.share, _num_decoding(core), core.tbt_target_s)
     if allowance != steering.allowance_s:
         steering.allowance_s = allowance
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)

@@ -1,14 +1,16 @@
 """The zygote: one process per run that imports torch and the tower modules once and forks actors in tens of milliseconds.
 
 Started by ``runtime/launcher.py`` as ``python -m mmrt.runtime.zygote``. It imports nothing else of mmrt, so that a forked actor
-loads its code as it is now. Rules that were measured: no parallel region ever, one thread at every fork. An actor is forked
+loads its code as it is now. Rules that were measured: no parallel region ever, one thread at every fork, and no GPU opened: a process
+that has initialised CUDA cannot be forked, one that has only imported torch can. An actor is forked
 twice, so that the supervisor, a subreaper, becomes its parent.
 
 The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket ends the supervisor is
 gone; actors then end on their own, whoever has not after ``GUARD_GRACE_S`` is killed, and the run directory is removed.
 
 Protocol: SOCK_SEQPACKET, one JSON object per packet. Requests carry descriptors: ``fork`` (output, lifeline), ``guard`` (pidfd).
-Replies are ``{"id", "pid"}`` or ``{"id", "error"}``; a finished import stage is ``{"stage", "seconds", "threads", "error"}``.
+Replies are ``{"id", "pid"}`` or ``{"id", "error"}``; a finished import stage is ``{"stage", "seconds", "unfit", "error"}``, where
+``unfit`` says why this process can no longer fork.
 """
 
 import argparse
@@ -74,7 +76,7 @@ class _Zygote:
         gc.freeze()
         self._loaded.add(stage)
         seconds = time.monotonic() - began_s
-        self._reply({"stage": stage, "seconds": seconds, "threads": _num_threads(), "error": error})
+        self._reply({"stage": stage, "seconds": seconds, "unfit": _unfit(), "error": error})
         waiting, self._waiting = self._waiting, []
         for request, fds in waiting:
             self._handle(request, fds)
@@ -110,8 +112,8 @@ class _Zygote:
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
         """Fork twice and return the grandchild's pid once it is the supervisor's child. Raises OSError."""
-        if (threads := _num_threads()) != 1:
-            raise OSError(f"the zygote has {threads} threads and cannot fork safely")
+        if unfit := _unfit():
+            raise OSError(f"the zygote {unfit} and cannot fork safely")
         read_end, write_end = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -176,6 +178,25 @@ def _become_actor(request: dict[str, Any], fds: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _unfit() -> str:
+    """Why this process cannot be forked, "" if it can."""
+    if (threads := _num_threads()) != 1:
+        return f"has {threads} threads"
+    return "has opened a GPU" if _has_opened_gpu() else ""
+
+
+def _has_opened_gpu() -> bool:
+    """Whether CUDA was initialised: torch says so, or one of its device files is open."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of this listing
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
+                return True
+    return False
 
 
 def _num_threads() -> int:

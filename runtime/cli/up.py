@@ -135,7 +135,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
             reporter,
             environment=child_environment(os.environ),
             log_directory=plan.logs,
-            zygote_stages=None if plan.config.model.on_cuda else zygote_stages(model_family(plan.model)),  # CUDA allows no fork
+            zygote_stages=zygote_stages(model_family(plan.model)),
             notify_socket=plan.environment.notify_socket,
             hang_up_ends=hang_up_ends,
             listeners=listeners,
@@ -163,6 +163,9 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
         print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
+    if plan.config.model.on_cuda and not plan.config.memory.kv_tokens:
+        share = plan.config.memory.gpu_memory_utilization
+        print(f"               (at the start the kv pool takes what is left of {share:.0%} of the device's memory)")
     tables = layout.num_bytes - sum(pool.num_bytes for pool in layout.pools.values() if not pool.on_device)
     weights = "" if plan.config.model.on_cuda else ", and the weights"
     print(f"tables, rings  {tables / 2**20:.0f} MiB")
@@ -181,5 +184,11 @@ def _layout(plan: Plan) -> MemoryLayout:
         model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    facts = ModelFacts(model.kv_page_bytes(page_tokens), model.embedding_row_bytes(), model.max_context)
+    facts = ModelFacts(
+        kv_page_bytes=model.kv_page_bytes(page_tokens),
+        embedding_row_bytes=model.embedding_row_bytes(),
+        max_context=model.max_context,
+        prefill_token_bytes=model.prefill_token_bytes(),
+        logits_bytes=model.logits_bytes(),
+    )
     return plan_layout(plan.config, facts, model.dtype)

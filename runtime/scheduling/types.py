@@ -32,6 +32,7 @@ class Limits:
     num_plan_slots: int = 64
     depth: int = 2  # plans that an actor may have unacknowledged
     tbt_target_s: float = 0.05
+    tbt_factor: float = 0.0  # above 0: the objective is so many times the undisturbed step, once that was measured
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
     exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)

@@ -123,6 +123,47 @@ except OSError as error:
     assert child(code).stdout == "EACCES\n"
 
 
+CUDA_DRIVER = """
+import errno, socket, sys
+from pathlib import Path
+from mmrt.actors.sandbox import enter_sandbox
+run = Path(sys.argv[1])
+enter_sandbox(run, run, memory_bytes=1 << 28, file_bytes=100, cuda=sys.argv[2] == "cuda")
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+abstract, named = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), socket.socket(socket.AF_UNIX)
+print(attempt(lambda: abstract.bind(chr(0) + "mmrt-test-" + run.name)), attempt(abstract.listen), attempt(abstract.accept))
+print(attempt(lambda: named.bind(str(run / "socket"))), attempt(Path("/proc/modules").read_bytes))
+"""
+
+
+def test_cuda_may_listen_on_an_abstract_socket_and_accepts_nobody(outcome: Outcome, tmp_path: Path) -> None:
+    """As libcuda does when it starts; where bind or listen is refused it does not."""
+    needs(outcome, "system calls")
+    needs(outcome, "what it reads and writes")
+    modules = "done" if Path("/proc/modules").exists() else "ENOENT"
+    assert child(CUDA_DRIVER, str(tmp_path), "cuda").stdout == f"done done EPERM\nEACCES {modules}\n"
+    assert child(CUDA_DRIVER, str(tmp_path), "cpu").stdout == f"EPERM EPERM EPERM\nEPERM {modules}\n"
+
+
+@pytest.mark.gpu
+def test_cuda_starts_in_it(tmp_path: Path) -> None:
+    code = f"""
+import torch
+from pathlib import Path
+from mmrt.actors.sandbox import enter_sandbox
+here = Path({str(tmp_path)!r})
+enter_sandbox(here, here, memory_bytes=8 << 30, file_bytes=100, cuda=True)
+torch.cuda.init()
+print(float(torch.ones(4, device="cuda").sum()))
+"""
+    assert child(code).stdout == "4.0\n"
+
+
 def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
     needs(outcome, "what it reads and writes")
     assert forbidden(outcome, "write", "overwrite", "remove", "rmdir", "link") == {"EACCES"}
@@ -160,8 +201,8 @@ def test_a_crash_leaves_no_core(outcome: Outcome) -> None:
     assert not outcome.left
 
 
-def child(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+def child(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30)
 
 
 def test_cpu_time_ends_the_process_unless_it_is_granted_again() -> None:
@@ -258,7 +299,7 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     entered, *rest = calls
     assert entered[:3] == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run")
     limits: dict[str, Any] = entered[3]  # type: ignore[assignment]
-    assert limits["readable"] == [tmp_path / "faults"]
+    assert limits["readable"] == [tmp_path / "faults"] and not limits["cuda"]
     assert limits["memory_bytes"] > 2 * video.CACHE_BYTES and limits["file_bytes"] > 3 * 2 * 4096
     each = [("cpu", 270.0), ("close unwanted",)]
     assert rest == [*each, ("execute", "first", follows_a_death), *each, ("execute", "second", False), ("close",)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmrt.models.decode_graphs import StepInputs, bucket_of
+from mmrt.models.decode_graphs import StepInputs, bucket_of, buckets
 
 
 def test_every_batch_fits_its_graph_and_few_graphs_do() -> None:
@@ -14,6 +14,13 @@ def test_every_batch_fits_its_graph_and_few_graphs_do() -> None:
     assert all(size <= rows + max(7, rows / 2) for rows, size in enumerate(sizes, 1)), "padding costs less than half of a step"
     with pytest.raises(ValueError, match="1025 rows is larger than 1024"):
         bucket_of(1025)
+
+
+def test_what_is_captured_before_serving_is_every_size_that_there_can_be() -> None:
+    assert buckets(1) == [1]
+    assert buckets(6) == [1, 2, 4, 8]
+    assert buckets(128) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128]
+    assert all(bucket_of(rows) in buckets(70) for rows in range(1, 71)) and buckets(70)[-1] == bucket_of(70)
 
 
 def test_a_step_leaves_nothing_of_the_one_before() -> None:

@@ -527,6 +527,33 @@ def test_budgets_are_steered_once_per_window_however_rows_are_staggered() -> Non
     assert 2 <= len(shares) - 1 <= 3
 
 
+def test_an_objective_that_follows_the_undisturbed_step() -> None:
+    """Windows during which something was prefilled tell nothing about it."""
+    driver = Driver(num_kv_pages=512, max_context=512, tbt_target_s=0.05, tbt_factor=2.0)
+    assert driver.core.tbt_target_s == 0.05
+    driver.submit(text(6, 400), key=1)
+    driver.done("prefill")
+    driver.tick(WINDOW_S)
+    committed = 0
+    for _ in range(3):
+        committed += 50
+        driver.counts[0] = (committed, 0)
+        driver.tick(WINDOW_S)
+    undisturbed = WINDOW_S / 50
+    assert driver.core.tbt_target_s == pytest.approx(2 * undisturbed)
+    driver.submit(text(6, 100), key=2)  # its prefill is under way from here on
+    driver.plan("prefill")
+    for _ in range(3):
+        committed += 10
+        driver.counts[0] = (committed, 0)
+        driver.tick(WINDOW_S)
+    assert driver.core.steering.tbt_s == pytest.approx(WINDOW_S / 10)
+    assert driver.core.tbt_target_s == pytest.approx(2 * undisturbed)
+    fixed = Driver(num_kv_pages=64, max_context=512, tbt_target_s=0.05)
+    fixed.core.steering.undisturbed_s = undisturbed
+    assert fixed.core.tbt_target_s == 0.05
+
+
 def test_the_youngest_is_preempted_and_comes_back() -> None:
     driver = Driver(num_kv_pages=8, ahead_pages=0, ahead_s=0.0)
     for key in (1, 2):

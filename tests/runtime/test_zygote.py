@@ -98,11 +98,17 @@ def test_a_killed_zygote_is_replaced(forking: "ToyRun") -> None:
     forking.assert_nothing_left()
 
 
-def test_with_threads_actors_start_plainly(forking: "ToyRun") -> None:
-    (forking.toys / "threaded.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    forking.environment["TOY_MODULES"] = "threaded"
+THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+ON_A_GPU = """
+import sys, types
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
+"""
+
+
+@pytest.mark.parametrize("source", [THREADED, ON_A_GPU], ids=["threads", "CUDA"])
+def test_what_cannot_be_forked_is_not_and_actors_start_plainly(forking: "ToyRun", source: str) -> None:
+    (forking.toys / "unfit.py").write_text(source)
+    forking.environment["TOY_MODULES"] = "unfit"
     forking.start("memory", "decode")
     forking.wait_for("ready")
     assert b"zygote" not in Path(f"/proc/{forking.pid('decode')}/cmdline").read_bytes()

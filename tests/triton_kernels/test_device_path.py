@@ -240,6 +240,7 @@ def test_graphs_replay_what_the_model_does(tiny: tuple[ModelConfig, Weights], kv
     kv = torch.zeros(20, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8, device=device)
     model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)
     graphs = DecodeGraphs(model, config.language.vocab_size, 6, 16, device)
+    graphs.capture_all()
     for num_rows in (5, 1, 5):
         ids = torch.arange(num_rows) + 7
         step = ids, torch.zeros(3, num_rows, dtype=torch.int64), torch.ones(num_rows, dtype=torch.int64), ids.unsqueeze(1)

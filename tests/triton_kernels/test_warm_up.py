@@ -151,7 +151,12 @@ def decode(run: RunDirectory, config: ModelConfig, weights: dict[str, torch.Tens
                 logits = steps.decode(torch.zeros_like(lengths), (lengths - 1).expand(3, -1), lengths, tables)
                 draw(sampler, logits, num_rows)
 
-    return lambda: warm_up_decode(steps, sampler), serve
+    def warm_up() -> None:
+        if isinstance(steps, DecodeGraphs):
+            steps.capture_all()
+        warm_up_decode(steps, sampler)
+
+    return warm_up, serve
 
 
 STAGES = {"encoder": encoder, "prefill": prefill, "decode": decode}

@@ -8,7 +8,8 @@ MAX_ROWS = 1024  # of a batch: the plan is made by one program
 CHUNK_TOKENS = 64  # what a row is cut into
 REDUCE_ITEMS = 32
 
-_PROGRAMS_PER_SM = 3  # that fit beside one another with these tiles: registers and shared memory as compiled for sm_90
+PROGRAMS_PER_SM = 3  # that fit beside one another with these tiles: ahead-of-time compilation holds their registers to it
+NUM_WARPS = 4
 
 
 def decode_launch(head_dim: int, group: int, kv_bytes: int) -> Launch:
@@ -19,11 +20,11 @@ def decode_launch(head_dim: int, group: int, kv_bytes: int) -> Launch:
     """
     values = {1: 4096, 2: 8192, 4: 2048}[kv_bytes]
     tiles = {"BLOCK_H": max(16, 1 << (group - 1).bit_length()), "TILE": min(max(values // head_dim, 16), 128)}
-    return Launch(tiles, num_warps=4, num_stages={1: 7, 2: 5, 4: 3}[kv_bytes])
+    return Launch(tiles, num_warps=NUM_WARPS, num_stages={1: 7, 2: 5, 4: 3}[kv_bytes])
 
 
 def num_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
     """How many items a batch is cut into at most, at least one per row: a wave of programs where the rows are few; where they fill the
     device by themselves, half a wave more, to cut the long among short ones."""
-    wave = -(-_PROGRAMS_PER_SM * num_sms // num_kv_heads)
+    wave = -(-PROGRAMS_PER_SM * num_sms // num_kv_heads)
     return max(wave, num_rows + wave // 2)

@@ -1,9 +1,10 @@
 """What ahead-of-time compilation guards: the kernels of the 7B, 3B and small shapes, in each kind of cache."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..ahead_of_time import ARCHITECTURES, Budget, Variant
-from .config import CHUNK_TOKENS, MAX_ROWS, REDUCE_ITEMS, decode_launch
+from .config import CHUNK_TOKENS, MAX_ROWS, NUM_WARPS, PROGRAMS_PER_SM, REDUCE_ITEMS, decode_launch
 from .kernel import attend_kernel, plan_kernel, reduce_kernel
 
 _STRIDES = tuple(f"stride_{name}" for name in ("qb", "qh", "ob", "oh", "kp", "kt", "kh"))
@@ -14,13 +15,18 @@ _TYPES |= dict.fromkeys(("partial_ptr", "lse_ptr", "k_scales_ptr", "v_scales_ptr
 _TYPES |= {"scale": "fp32", "num_rows": "i32", "num_items": "i32"}
 
 
+# A multiprocessor has 65,536 registers and hands them to threads by eights.
+_MOST_REGISTERS = 65_536 // (PROGRAMS_PER_SM * NUM_WARPS * 32) // 8 * 8
+
+
 def _attend(name: str, q: str, kv: str, head_dim: int, group: int, budgets: dict[int, Budget]) -> Variant:
     launch = decode_launch(head_dim, group, {"fp32": 4, "fp16": 2, "bf16": 2}.get(kv, 1))
     constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16, **launch.tiles}
     if kv == q:
         constants |= {"k_scales_ptr": None, "v_scales_ptr": None}
     types = _TYPES | {"q_ptr": f"*{q}", "k_ptr": f"*{kv}", "v_ptr": f"*{kv}", "out_ptr": f"*{q}"}
-    return Variant(name, attend_kernel, types, constants, _STRIDES, launch.num_warps, launch.num_stages, budgets)
+    fitting = {arch: replace(budget, registers=min(budget.registers, _MOST_REGISTERS)) for arch, budget in budgets.items()}
+    return Variant(name, attend_kernel, types, constants, _STRIDES, launch.num_warps, launch.num_stages, fitting)
 
 
 def _other(name: str, kernel: Any, constants: dict[str, Any], budgets: dict[int, Budget]) -> Variant:
