@@ -7,6 +7,7 @@ from .config import TORCH_ACTORS, RuntimeConfig
 from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
 from .supervised import ActorSpec
 
+ESSENTIAL = ("controller", "memory")  # without them nothing goes on, and nothing that they hold can be waited for
 STOP_GRACE_S = 5.0
 HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
 
@@ -33,6 +34,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 handover_grace_s=grace_s + max(config.step_limit_s(actor) for actor in actors),
                 ready_timeout_s=config.supervisor.ready_timeout_s,
                 watchdog_s=config.supervisor.watchdog_s,
+                is_essential=name in ESSENTIAL,
                 listens=name == "gateway",
                 handover_signal=signal.SIGUSR1 if name == "gateway" and commands is None else signal.SIGTERM,
             )
