@@ -12,6 +12,7 @@ from .run_directory import RunDirectory
 from .segment import Layout, Segment
 from .versioned import VersionedBlob
 
+NAME = "outages"  # without the run id: a memory that makes its segments anew leaves it alone
 _KIND = "outages"
 _MAX_BYTES = 8192
 _MAX_REASON = 300
@@ -40,12 +41,12 @@ class OutageTable:
     @classmethod
     def create(cls, run: RunDirectory) -> Self:
         """Make it. Raises: SpaceError, FileExistsError."""
-        return cls(Segment.create(run.segment_path("outages"), _layout()[2], kind=_KIND))
+        return cls(Segment.create(run.path / NAME, _layout()[2], kind=_KIND))
 
     @classmethod
     def attach(cls, run: RunDirectory) -> Self:
         """Map it for reading. Raises: MissingError where no supervisor has made it."""
-        return cls(Segment.attach(run.segment_path("outages"), kind=_KIND, writable=False))
+        return cls(Segment.attach(run.path / NAME, kind=_KIND, writable=False))
 
     def close(self) -> None:
         """Unmap."""
