@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from .config import TORCH_ACTORS, RuntimeConfig
-from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
+from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, TOWER_STAGE, actor_command
 from .supervised import ActorSpec
 
 ESSENTIAL = ("controller", "memory")  # without them nothing goes on, and nothing that they hold can be waited for
@@ -19,7 +19,9 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
     for name, actors in processes.items():
         section = config.actor(name)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
-        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else None
+        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else BASE_STAGE
+        if name == "gateway":  # a fork cannot be given sockets
+            stage = None
         specs.append(
             ActorSpec(
                 name=name,

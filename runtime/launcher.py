@@ -25,6 +25,21 @@ log = logging.getLogger(__name__)
 # -P: the working directory is no place to import from.
 PYTHON = (sys.executable, "-P", "-u")
 ACTOR_ENTRY = "mmrt.actors.process:run_actor"
+BASE_STAGE = "base"
+# What every actor imports of others' modules: half of the time that one needs to start.
+BASE_MODULES = (
+    "asyncio",
+    "numpy",
+    "numpy.typing",
+    "msgspec",
+    "zmq",
+    "uvloop",
+    "dataclasses",
+    "hashlib",
+    "shutil",
+    "tomllib",
+    "difflib",
+)
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
 TOWER_MODULES = {
@@ -60,9 +75,9 @@ def is_fork(pid: int, run: Path) -> bool:
 
 
 def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
-    """What the zygote imports, in order: first what most actors wait for, then the tower of this model family."""
+    """What the zygote imports, in order: what all actors need, what most wait for, and the tower of this model family."""
     tower = TOWER_MODULES.get(family)
-    return {TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
 
 
 class Patience:

@@ -20,7 +20,7 @@ Cause = Literal["itself", "work", "outside"]
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """``limit`` failures within ``window_s`` of running time are a crash loop.
 
-    Delays double from ``backoff_s`` to ``backoff_max_s``.
+    Delays double from ``backoff_s`` to ``backoff_max_s``. A first kill from outside is followed by a start at once.
     """
 
     limit: int = 5
@@ -88,10 +88,13 @@ def decide(
     if reason:
         delay_s = min(PROBE_MAX_S, PROBE_S * 2.0 ** min(num_probes, 16))
         return Broken(reason, delay_s * shortened), RestartHistory(failures, kills, num_probes + (cause != "outside"), reason)
-    num_deaths = 1 if cause == "work" else len(failures) + len(kills)
+    after = RestartHistory(failures, kills, num_probes)
+    num_deaths = 1 if cause == "work" else len(failures) + len(kills) - (cause == "outside")
+    if not num_deaths:
+        return StartAgain(0.0), after
     # The exponent is bounded since 2.0 ** 1024 overflows.
     delay_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(num_deaths - 1, 64))
-    return StartAgain(delay_s * shortened), RestartHistory(failures, kills, num_probes)
+    return StartAgain(delay_s * shortened), after
 
 
 def _aged(ages_s: tuple[float, ...], lifetime_s: float, window_s: float) -> tuple[float, ...]:

@@ -244,7 +244,8 @@ class SupervisedActor:
             self._host.on_message(self.name, f"is broken: {reason}; the next try is in {decision.delay_s:.0f} s, or with its next edit")
             self._host.on_outage(self)
         else:
-            self._host.on_message(self.name, f"ended with {self.last_exit}; starts again in {decision.delay_s:.2f} s")
+            when = f"in {decision.delay_s:.2f} s" if decision.delay_s else "at once"
+            self._host.on_message(self.name, f"ended with {self.last_exit}; starts again {when}")
         self.set_state("backoff" if self.outage is None else "broken")
         self.retry_now.clear()
         await first(decision.delay_s, self.stopping, self.retry_now)

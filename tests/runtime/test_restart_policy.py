@@ -91,9 +91,10 @@ def test_the_time_of_a_process_counts_whatever_it_died_of(cause: Cause) -> None:
     assert all(isinstance(decision, StartAgain) for decision in decisions)
 
 
-def test_kills_only_delay() -> None:
+def test_kills_only_delay_and_the_first_not_even_that() -> None:
     decisions = outcomes([Death(0.0, "outside", -9)] * 5)
-    assert decisions == [StartAgain(0.1), StartAgain(0.2), StartAgain(0.3), StartAgain(0.3), StartAgain(0.3)]
+    assert decisions == [StartAgain(0.0), StartAgain(0.1), StartAgain(0.2), StartAgain(0.3), StartAgain(0.3)]
+    assert outcomes([Death(0.0), Death(0.0, "outside", -9)])[-1] == StartAgain(0.1)
 
 
 def test_probes_come_at_growing_intervals() -> None:
@@ -137,7 +138,7 @@ def test_what_is_kept_and_waited_for_is_bounded(deaths: list[Death], backoff_s: 
             # Only its own doing breaks it.
             assert death.cause == "itself" or was_broken and death.lifetime_s == 0
         else:
-            assert backoff_s / 2 <= decision.delay_s <= 100.0
+            assert backoff_s / 2 <= decision.delay_s <= 100.0 or decision.delay_s == 0 and death.cause == "outside"
             assert not history.reason
 
 
