@@ -31,6 +31,7 @@ from .reload import Reloader
 from .report import RunReport, endpoint
 from .restart_policy import Cause, RestartPolicy
 from .roster import Roster
+from .stand_in import StandIn
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 from .supervised import ActorSpec, Instance, Step, SupervisedActor
@@ -98,6 +99,7 @@ class Supervisor:
         self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
         self._hang_up_ends = hang_up_ends
         self._listeners = listeners
+        self._stand_in = StandIn(listeners)
         self._watched_source = watched_source
         self._began_s = time.monotonic()
         self._was_ready = False
@@ -213,6 +215,7 @@ class Supervisor:
 
     def _stop_listening(self) -> None:
         """Refuse what has been waiting for a gateway, too: none will come."""
+        self._stand_in.close()
         for listener in self._listeners:
             listener.close()
 
@@ -347,6 +350,8 @@ class Supervisor:
 
     def on_outage(self, actor: SupervisedActor) -> None:
         """Host: an actor is broken, or serves again."""
+        if actor.name == "gateway":
+            self._stand_in_for(actor)
         self._outages.publish(
             tuple(
                 Outage(role, broken.outage.reason, broken.outage.next_probe_s)
@@ -355,6 +360,13 @@ class Supervisor:
                 for role in broken.spec.roles
             )
         )
+
+    def _stand_in_for(self, gateway: SupervisedActor) -> None:
+        """Have clients answered while nobody else does."""
+        if gateway.outage is None:
+            self._stand_in.close()
+        else:
+            self._stand_in.open(gateway.outage.next_probe_s)
 
     def on_failed(self, actor: SupervisedActor, reason: str) -> None:
         """Host: an actor cannot be kept running: the run ends."""

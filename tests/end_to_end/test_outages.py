@@ -32,7 +32,7 @@ def own(launch: Callable[..., Server], source: Path) -> Server:
 @contextmanager
 def broken(server: Server, source: Path, actor: str) -> Iterator[dict[str, Any]]:
     """``actor``'s code on disk raises, and its process is killed: the run is without it. Its report. Then its code is mended."""
-    file = source / "actors" / f"{actor}.py"
+    file = source / "actors" / ("gateway/__init__.py" if actor == "gateway" else f"{actor}.py")
     before = file.read_text()
     file.write_text(f"raise RuntimeError('{actor} was edited badly')\n")
     try:
@@ -136,8 +136,18 @@ def test_nothing_is_served_while_decode_crashes_in_a_loop(own: Server, source: P
     own.wait_until_empty()
 
 
+def test_clients_are_told_so_while_the_gateway_crashes_in_a_loop(own: Server, source: Path) -> None:
+    words = own.chat("Hello")[1]
+    with broken(own, source, "gateway"):
+        assert "the gateway is broken" in str(refused(own, "Hello"))
+        assert get(own, "/health")[0] == get(own, "/ready")[0] == 503
+    own.wait(lambda status: bool(status["ready"]), "a probe that serves", TIMEOUT_S)
+    assert own.chat("Hello")[1] == words
+    own.wait_until_empty()
+
+
 def test_a_controller_that_crashes_in_a_loop_ends_the_run(launch: Callable[..., Server], source: Path) -> None:
-    """Last in this file: its run is gone. The reason is the last line of the log, the exit status 1."""
+    """The reason is the last line of the log."""
     server = launch(settings=SETTINGS, source=source)
     supervisor = server.status()["supervisor_pid"]
     file = source / "actors" / "controller.py"
