@@ -20,14 +20,13 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
         section = config.actor(name)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
         stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else BASE_STAGE
-        if name == "gateway":  # a fork cannot be given sockets
-            stage = None
+        can_be_forked = commands is None and name != "gateway"  # a fork cannot be given sockets
         specs.append(
             ActorSpec(
                 name=name,
                 guests=actors[:-1],
                 command=tuple(actor_command(name) if commands is None else commands[name]),
-                needs=stage if commands is None else None,
+                needs=stage if can_be_forked else None,
                 entry=ACTOR_ENTRY,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,

@@ -42,6 +42,12 @@ class RestartHistory(msgspec.Struct, frozen=True):
     num_probes: int = 0
     reason: str = ""
 
+    def aged(self, lifetime_s: float, window_s: float) -> "RestartHistory":
+        """After another ``lifetime_s`` of running, and an end that was wanted."""
+        failures = _aged(self.failure_ages_s, lifetime_s, window_s)
+        kills = _aged(self.kill_ages_s, lifetime_s, window_s)
+        return RestartHistory(failures, kills, self.num_probes if failures else 0, self.reason if lifetime_s == 0.0 else "")
+
 
 class StartAgain(msgspec.Struct, frozen=True):
     """Start it again after ``delay_s``."""
@@ -68,10 +74,8 @@ def decide(
     ``status`` is the exit status (negative: the signal); 0 is a failure too. ``jitter`` in [0, 1) shortens the delay by up to half, so
     that actors that died together do not come back together. Only a death by itself can make it broken.
     """
-    failures = _aged(history.failure_ages_s, lifetime_s, policy.window_s)
-    kills = _aged(history.kill_ages_s, lifetime_s, policy.window_s)
-    num_probes = history.num_probes if failures else 0
-    was_broken = bool(history.reason) and lifetime_s == 0.0
+    before = history.aged(lifetime_s, policy.window_s)
+    failures, kills, num_probes = before.failure_ages_s, before.kill_ages_s, before.num_probes
     cannot_start = status == CONFIGURATION_STATUS and cause != "outside"
     if cause == "itself" or cannot_start:
         failures = (*failures, 0.0)[-policy.limit :]
@@ -83,7 +87,7 @@ def decide(
             reason = ""
     else:
         kills = (*kills, 0.0)[-policy.limit :] if cause == "outside" else kills
-        reason = history.reason if was_broken else ""
+        reason = before.reason
     shortened = 1 - jitter / 2
     if reason:
         delay_s = min(PROBE_MAX_S, PROBE_S * 2.0 ** min(num_probes, 16))

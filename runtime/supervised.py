@@ -21,7 +21,7 @@ from .launcher import pipe_to_logs
 from .logs import LogPump
 from .notify import Notification
 from .processes import Process, describe_exit
-from .restart_policy import Broken, Cause, RestartHistory, RestartPolicy, decide
+from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
 State = Literal[
     "waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "broken", "failed", "stopping", "stopped"
@@ -79,7 +79,7 @@ class Host(Protocol):
     def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def on_state(self, actor: "SupervisedActor") -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
-    def can_do_without(self, actor: "SupervisedActor") -> bool: ...
+    def can_do_without(self, actor: "SupervisedActor", is_misconfigured: bool) -> bool: ...
     def on_outage(self, actor: "SupervisedActor") -> None: ...
     def on_failed(self, actor: "SupervisedActor", reason: str) -> None: ...
 
@@ -213,9 +213,10 @@ class SupervisedActor:
             self.current = self._successor()
             if self.stopping.is_set():
                 break
-            if self.current is None and not instance.is_guest:
-                # A start that failed has not run.
-                lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0
+            lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a start that failed has not run
+            if self.current is not None or instance.is_guest:
+                self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
+            else:
                 assert instance.process.returncode is not None
                 await self._recover(lifetime_s=lifetime_s, status=instance.process.returncode, cause=instance.cause)
         if self.state != "failed":
@@ -235,13 +236,15 @@ class SupervisedActor:
         )
         if isinstance(decision, Broken):
             reason = f"{self.last_exit}; {decision.reason}"
-            if not self._host.can_do_without(self):
+            if not self._host.can_do_without(self, status == CONFIGURATION_STATUS):
                 self.set_state("failed")
                 self.stopping.set()
                 self._host.on_failed(self, reason)
                 return
             self.outage = Outage(reason, time.monotonic() + decision.delay_s)
-            self._host.on_message(self.name, f"is broken: {reason}; the next try is in {decision.delay_s:.0f} s, or with its next edit")
+            self._host.on_message(
+                self.name, f"is broken: {reason}; it is tried again in {decision.delay_s:.0f} s, or by mmrt restart {self.name}"
+            )
             self._host.on_outage(self)
         else:
             when = f"in {decision.delay_s:.2f} s" if decision.delay_s else "at once"

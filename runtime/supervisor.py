@@ -123,7 +123,6 @@ class Supervisor:
         """
         self._run = self._create_run()
         self._logs.begin(self._config.actors.layout)
-        self._outages = OutageTable.create(self._run)
         self._tables = StatusTables(self._run)
         self._black_box = BlackBox(self._run, self._log_directory)
         self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
@@ -148,7 +147,7 @@ class Supervisor:
             self._leave()
             self._gone.set()
             commands.close()
-            self.say("forced to an end" if self._forced else f"the run is over{self._failure and f': {self._failure}'}")
+            self.say(": ".join(filter(None, ("forced to an end" if self._forced else "the run is over", self._failure))))
             await control.close()
             self._starter.close()
             self._notifier.close()
@@ -161,7 +160,9 @@ class Supervisor:
         if saved := salvage(self._path, self._log_directory):
             self.say(f"the last run here was killed; what it was doing: mmrt trace --crash {saved.stem}")
         try:
-            return RunDirectory.create(self._path, self._info)
+            run = RunDirectory.create(self._path, self._info)
+            self._outages = OutageTable.create(run)
+            return run
         except BusyError as error:
             pids = ", ".join(map(str, error.pids)) or "unknown"
             raise RunError(
@@ -343,10 +344,12 @@ class Supervisor:
             self._reporter.ready(endpoint(self._info), seconds)
             self._notifier.active(f"serving at {endpoint(self._info)}")
 
-    def can_do_without(self, actor: SupervisedActor) -> bool:
+    def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
         """Host: whether the run goes on while this actor is broken. Not while it starts: nobody is served yet, and somebody waits to
-        hear of it; while somebody edits always, since the next edit may mend it."""
-        return self._watched_source is not None or self._was_ready and not actor.spec.is_essential
+        hear of it. While somebody edits it does, since the next edit may mend anything but the configuration."""
+        if self._watched_source is not None and not is_misconfigured:
+            return True
+        return self._was_ready and not actor.spec.is_essential
 
     def on_outage(self, actor: SupervisedActor) -> None:
         """Host: an actor is broken, or serves again."""

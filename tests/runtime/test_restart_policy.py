@@ -91,6 +91,15 @@ def test_the_time_of_a_process_counts_whatever_it_died_of(cause: Cause) -> None:
     assert all(isinstance(decision, StartAgain) for decision in decisions)
 
 
+def test_the_time_of_a_process_that_made_room_for_another_counts_too() -> None:
+    """Failed starts, each followed by an hour and a restart on purpose."""
+    history = RestartHistory()
+    for _ in range(20):
+        decision, history = decide(POLICY, history, lifetime_s=0.0, status=1, jitter=0.0)
+        assert decision == StartAgain(0.1)
+        history = history.aged(3600.0, POLICY.window_s)
+
+
 def test_kills_only_delay_and_the_first_not_even_that() -> None:
     decisions = outcomes([Death(0.0, "outside", -9)] * 5)
     assert decisions == [StartAgain(0.0), StartAgain(0.1), StartAgain(0.2), StartAgain(0.3), StartAgain(0.3)]

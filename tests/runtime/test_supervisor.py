@@ -140,6 +140,18 @@ def test_who_nobody_can_do_without_ends_the_run(toy: "ToyRun", name: str) -> Non
     toy.assert_nothing_left()
 
 
+def test_a_restart_on_purpose_ages_failures(toy: "ToyRun") -> None:
+    """What has served for longer than the window, and made room, has made up for the failures before it."""
+    toy.start("memory", "decode", restart_limit=2, restart_window_s=0.001)
+    toy.wait_for("ready")
+    for _ in range(3):
+        toy.forget()
+        os.kill(toy.pid("decode"), signal.SIGSEGV)
+        toy.wait_for_states("decode", "backoff", "active")
+        assert toy.restart("decode").ok
+    assert toy.report().ready
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_kills_from_outside_never_count(toy: "ToyRun", number: signal.Signals) -> None:
     """Not even of whom nobody can do without. SIGTERM is obeyed: the toy says so, and ends with status 0."""
