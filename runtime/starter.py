@@ -52,7 +52,7 @@ class Starter:
         self._children: list[Process] = []
         self._strangers: set[int] = set()
         self._ending = False
-        self._num_clearing = 0  # starts that end the forks of a dead zygote
+        self._clearing = asyncio.Lock()  # held by a start that ends the forks of a dead zygote
         self._lifeline, self._lifeline_end = os.pipe()
 
     @property
@@ -104,8 +104,8 @@ class Starter:
                     self._host.on_message("zygote", f"is broken: {decision.reason}; actors start without it")
                     self._zygote = None
                 await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
-                while self._num_clearing:  # of what the dead one has forked: of two nobody could tell whose it is
-                    await asyncio.sleep(_FORKS_POLL_S)
+                async with self._clearing:  # of what the dead one has forked: of two nobody could tell whose it is
+                    pass
         finally:
             if self._zygote is not None:
                 self._zygote.close()
@@ -154,11 +154,8 @@ class Starter:
                 if not self._ending:
                     self._host.on_message(spec.name, f"{error}: starts without it")
                     if isinstance(error, ZygoteDiedError):
-                        self._num_clearing += 1
-                        try:
+                        async with self._clearing:
                             await self._end_forks_of(zygote)
-                        finally:
-                            self._num_clearing -= 1
                 if self._ending:
                     raise RunError("the run is ending") from None
         process = spawn(
