@@ -233,6 +233,8 @@ class Actor:
             self._flight.event(Kind.STOPPING, os.getpid(), int(self.ending))
         if self._bus is not None:
             self._bus.close()
+        if self._terminated:
+            self.notifier.stopping()  # who has not told it to should know that it obeys
         orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
         self.role.release()
         self.notifier.close()

@@ -45,6 +45,7 @@ from ..shm.run_directory import RunDirectory
 from ..shm.sequence_table import Phase, SequenceTable
 from ..shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from .base import Actor
+from .outage_watch import OutageWatch
 from .recording import ControllerFlight
 
 log = logging.getLogger(__name__)
@@ -71,11 +72,12 @@ async def serve(actor: Actor) -> None:
     controller = recover(limits, actor.generation, io.snapshot(journaled, active_generations(actors)))
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.core.requests), len(controller.core.plans))
     socket = ControllerSocket(actor.run.path)
+    outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s)
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     flight = ControllerFlight(actor.flight, controller.core)
-    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), flight, loop, ended.set)
+    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, loop, ended.set)
     actor.watch_ending(loop, ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
@@ -87,6 +89,7 @@ async def serve(actor: Actor) -> None:
         except TimeoutError:
             continue
     serving.close()
+    outages.close()
     socket.close()
     journal.close()
     if serving.failure is not None:
@@ -210,6 +213,7 @@ class Serving:
         journal: Journal,
         socket: ControllerSocket,
         stats: ControllerStats,
+        outages: OutageWatch,
         flight: ControllerFlight,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[], None],
@@ -221,6 +225,7 @@ class Serving:
         self._journal = journal
         self._socket = socket
         self._stats = stats
+        self._outages = outages
         self._flight = flight
         self._before = stats.read()
         self._stats_at_s = 0.0
@@ -249,7 +254,9 @@ class Serving:
 
     def _take(self, actor: str, generation: int, message: ToController) -> None:
         self._flight.message(message)
-        effects = self._controller.on_message(actor, generation, message, time.monotonic())
+        now = time.monotonic()
+        self._look_for_outages(now)
+        effects = self._controller.on_message(actor, generation, message, now)
         try:
             self._perform(effects)
         except OSError as error:
@@ -257,6 +264,13 @@ class Serving:
                 raise
             log.error("the journal cannot be written: %s", error)
             self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
+
+    def _look_for_outages(self, now: float) -> None:
+        outages = self._outages.changed(now)
+        if outages is not None:
+            log.warning("broken: %s", "; ".join(f"{outage.actor}: {outage.reason}" for outage in outages) or "nobody any more")
+            self._controller.set_outages(outages)
+            self._stats_at_s = now
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -275,6 +289,7 @@ class Serving:
             self._timer.cancel()
         now, began_ns = time.monotonic(), time.monotonic_ns()
         try:
+            self._look_for_outages(now)
             progress = self._io.progress(self._controller.watched())
             effects = self._controller.tick(now, progress)
             self._perform(effects)
@@ -316,6 +331,7 @@ class Serving:
                 encode_budget=core.steering.encode.units,
                 prefill_budget=core.steering.prefill.units,
                 pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in core.pools.items()},
+                broken={outage.actor: outage.reason for outage in core.outages.values()},
                 extra={
                     "preempted": before.extra.get("preempted", 0) + totals.preempted,
                     "evicted": before.extra.get("evicted", 0) + totals.evicted,

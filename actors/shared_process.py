@@ -134,6 +134,8 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
             chorus.excuse()
         last_s = now_s
         _look_after(actors, chorus, now_s)
+    if told.is_set():
+        chorus.notifier.stopping()
     chorus.notifier.close()
     return 0
 
@@ -177,6 +179,8 @@ def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
             later = [one for one in actors if one.status is not None and one.status.step_start_ns > since_ns]
             _excuse_others(actor, later, -signal.SIGKILL)
             log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
+            if actor.status is not None:  # else nobody could tell it from a kill from outside
+                write_exit_note(actor.run.path, actor.name, ExitNote(os.getpid(), -signal.SIGKILL, hang=True))
             os.kill(os.getpid(), signal.SIGKILL)
     if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):
         chorus.notifier.watchdog()

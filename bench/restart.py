@@ -2,7 +2,7 @@
 
 Starts a run of its own. Every trial does one thing to one actor while several text streams flow, and takes the longest time that any
 of them was silent; for the gateway, whose connections its death costs, the longest time that a new connection waits for its answer.
-Kills come with the backoff of a first death each, however many went before. Called by ``mmrt bench``.
+Each kill counts as a first one, however many went before. Called by ``mmrt bench``.
 """
 
 import argparse
@@ -126,11 +126,11 @@ def _package_copy(wanted: bool) -> Iterator[Path | None]:
 
 
 def _start(run: OwnRun, model: str, *, reload: bool) -> None:
-    """Every death counts as a first one, and none is one too many."""
+    """Every death counts as a first one: of those before it nothing is remembered."""
     config = RuntimeConfig(
         model=ModelSection(path=str(Path(model).absolute()) if model else ""),
         server=ServerSection(port=0),
-        supervisor=SupervisorSection(restart_limit=1 << 30, backoff_s=0.1, backoff_max_s=0.1),
+        supervisor=SupervisorSection(restart_limit=1 << 30, restart_window_s=0.001),
     )
     file = run.home / "config.toml"
     file.write_text(to_toml(config))

@@ -4,9 +4,10 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from .config import TORCH_ACTORS, RuntimeConfig
-from .launcher import ACTOR_ENTRY, TORCH_STAGE, TOWER_STAGE, actor_command
+from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, TOWER_STAGE, actor_command
 from .supervised import ActorSpec
 
+ESSENTIAL = ("controller", "memory")  # without them nothing goes on, and nothing that they hold can be waited for
 STOP_GRACE_S = 5.0
 HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
 
@@ -18,13 +19,14 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
     for name, actors in processes.items():
         section = config.actor(name)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
-        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else None
+        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else BASE_STAGE
+        can_be_forked = commands is None and name != "gateway"  # a fork cannot be given sockets
         specs.append(
             ActorSpec(
                 name=name,
                 guests=actors[:-1],
                 command=tuple(actor_command(name) if commands is None else commands[name]),
-                needs=stage if commands is None else None,
+                needs=stage if can_be_forked else None,
                 entry=ACTOR_ENTRY,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
@@ -33,6 +35,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 handover_grace_s=grace_s + max(config.step_limit_s(actor) for actor in actors),
                 ready_timeout_s=config.supervisor.ready_timeout_s,
                 watchdog_s=config.supervisor.watchdog_s,
+                is_essential=name in ESSENTIAL,
                 listens=name == "gateway",
                 handover_signal=signal.SIGUSR1 if name == "gateway" and commands is None else signal.SIGTERM,
             )

@@ -1,14 +1,15 @@
 """The controller's state and the few things that change it everywhere: effects, page grants, plans, replies (pure).
 
-``lifecycle``, ``intake``, ``stages``, ``results``, ``quarantine``, ``decoding`` and ``recovery`` are the rules, as functions over this;
-``state.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or derived from them (design
-§3).
+``lifecycle``, ``intake``, ``outages``, ``stages``, ``results``, ``quarantine``, ``decoding`` and ``recovery`` are the rules, as
+functions over this; ``state.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or
+derived from them (design §3), but for ``outages``, which the supervisor knows.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..shm.outages import Outage
 from ..shm.sequence_table import Phase
 from .effects import (
     POOLS,
@@ -100,6 +101,7 @@ class Core:
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
+    outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     asked: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled

@@ -35,6 +35,14 @@ _OWN_SIGNALS = frozenset({
 })  # fmt: skip
 
 
+def is_from_outside(status: int, obeys: bool, oom_kills: int) -> bool:
+    """Whether somebody else has ended a process: by a signal that no process raises in itself, or one that it ``obeys``, as it has
+    said. ``oom_kills`` of the machine in its life: it is the kernel's SIGKILL then, which will come again, and nobody else's."""
+    if status >= 0:
+        return status == 0 and obeys
+    return -status not in _OWN_SIGNALS and not (status == -signal.SIGKILL and oom_kills)
+
+
 class ExitNote(msgspec.Struct, frozen=True):
     """How a process ended: exit status or minus the signal; ``hang``: by the watchdog; ``guest``: in a debugger's hands; ``bystander``:
     by what another actor of the same process was at."""

@@ -25,6 +25,7 @@ from .messages import (
     Unknown,
     encode,
 )
+from .outages import check_served
 from .quarantine import MAX_DEATHS, STRIKE_BYTES
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Granter, Load, check_lengths, check_submission, media_pages
@@ -41,6 +42,7 @@ def submit(core: Core, generation: int, key: int, definition: Definition, now: f
                 raise timed_out()
             check_placeholders(definition, core.limits)
             check_submission(definition, core.limits, load(core))
+            check_served(core, definition)
         except RequestError as error:
             core.send("gateway", failed_message(core.epoch, key, error))
             return

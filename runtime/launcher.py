@@ -13,17 +13,33 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .processes import Process, spawn
+from .processes import Activity, Process, activity, spawn
 
 log = logging.getLogger(__name__)
 
 # -P: the working directory is no place to import from.
 PYTHON = (sys.executable, "-P", "-u")
 ACTOR_ENTRY = "mmrt.actors.process:run_actor"
+BASE_STAGE = "base"
+# What every actor imports of others' modules: half of the time that one needs to start.
+BASE_MODULES = (
+    "asyncio",
+    "numpy",
+    "numpy.typing",
+    "msgspec",
+    "zmq",
+    "uvloop",
+    "dataclasses",
+    "hashlib",
+    "shutil",
+    "tomllib",
+    "difflib",
+)
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
 TOWER_MODULES = {
@@ -31,8 +47,9 @@ TOWER_MODULES = {
     "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
 }
 _MAX_PACKET_BYTES = 1 << 16
-FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote that takes longer hangs
+FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
 IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
+_LOOK_S = 0.25
 
 
 class ZygoteError(RuntimeError):
@@ -58,9 +75,23 @@ def is_fork(pid: int, run: Path) -> bool:
 
 
 def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
-    """What the zygote imports, in order: first what most actors wait for, then the tower of this model family."""
+    """What the zygote imports, in order: what all actors need, what most wait for, and the tower of this model family."""
     tower = TOWER_MODULES.get(family)
-    return {TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+
+
+class Patience:
+    """With a process that somebody waits for, from ``since_s`` on, when it had used ``used_s`` seconds of a processor (pure)."""
+
+    def __init__(self, since_s: float, used_s: float) -> None:
+        self._resting_since_s = since_s
+        self._used_s = used_s
+
+    def is_over(self, now_s: float, seen: Activity, limit_s: float) -> bool:
+        """Whether it has rested for longer than ``limit_s``, or computed for longer. Waiting for a processor is neither."""
+        if seen.wants_processor:
+            self._resting_since_s = now_s
+        return max(now_s - self._resting_since_s, seen.used_s - self._used_s) > limit_s
 
 
 class Zygote:
@@ -72,6 +103,7 @@ class Zygote:
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[int]] = {}
         self._fit = True
+        self.has_hung = False  # over a fork, and was killed for it
         self._importing = set(stages)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control, self._receive)
@@ -136,14 +168,25 @@ class Zygote:
         self._replies[number] = reply
         try:
             self._send(request, [output_fd, lifeline_fd])
-            limit_s = IMPORT_LIMIT_S if self._importing else FORK_LIMIT_S
-            return Process(await asyncio.wait_for(reply, limit_s))
-        except TimeoutError:
-            self._fit = False
-            self.process.signal(signal.SIGKILL)
-            raise ZygoteDiedError(f"the zygote hangs: no fork within {limit_s:g} s") from None
+            return Process(await self._forked(reply))
         finally:
             del self._replies[number]
+
+    async def _forked(self, reply: asyncio.Future[int]) -> int:
+        """The pid of the fork. A zygote that waits for a processor, on a busy machine, is given time."""
+        patience: Patience | None = None
+        while not reply.done():
+            seen = activity(self.process.pid)
+            now_s = time.monotonic()
+            if seen is not None:
+                patience = patience or Patience(now_s, seen.used_s)
+                limit_s = IMPORT_LIMIT_S if self._importing else FORK_LIMIT_S
+                if patience.is_over(now_s, seen, limit_s):
+                    self._fit, self.has_hung = False, True
+                    self.process.signal(signal.SIGKILL)
+                    raise ZygoteDiedError(f"the zygote hangs: no fork within {limit_s:g} s")
+            await asyncio.wait([reply], timeout=_LOOK_S)
+        return reply.result()
 
     def guard(self, process: Process) -> None:
         """Have the zygote end this process too, should the supervisor die and the process not notice."""

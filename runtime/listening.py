@@ -9,6 +9,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import socket
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from .errors import RunError
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024  # connections that may wait; the system's own limit is net.core.somaxconn
+MIN_OPEN_FILES = 128  # of one process: the gateway has about 30 of its own
 _HIGH_FD = 64  # above every descriptor that children are given, so that none overwrites another on the way
 
 
@@ -24,8 +26,9 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
     """Listen on every address of ``host`` that this machine has, with one port for all of them (0: any free one). Not inherited by
     other programs.
 
-    Raises: RunError if the name is unknown or an address is in use.
+    Raises: RunError if the name is unknown or an address is in use, or this process may open too few files.
     """
+    _check_open_files()
     opened: list[socket.socket] = []
     absent: OSError | None = None
     try:
@@ -49,6 +52,12 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
         hint = "; another port: --port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else ""
         raise RunError(f"cannot serve on {host}:{port} (server.host, server.port): {reason}{hint}") from None
     return opened
+
+
+def _check_open_files() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+        raise RunError(f"a process may open {limit} files here (ulimit -n), a run needs at least {MIN_OPEN_FILES}")
 
 
 def _listen(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:

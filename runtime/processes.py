@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from .config import CHILD_LISTEN_FD
 
@@ -195,3 +196,21 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19])
+
+
+class Activity(NamedTuple):
+    """What a process and its children do: processor time used, and whether one of them runs, or waits for a processor or a disk."""
+
+    used_s: float
+    wants_processor: bool
+
+
+def activity(pid: int) -> Activity | None:
+    """None if the process is gone."""
+    try:
+        pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in pids]
+    except OSError:  # of a child that has just gone: the next look tells
+        return None
+    used_s = sum(int(field) for stat in stats for field in stat[11:13]) / _CLOCK_TICKS
+    return Activity(used_s, any(stat[0] in "RD" for stat in stats))

@@ -22,6 +22,8 @@ class ActorReport(msgspec.Struct, kw_only=True):
     cpu_percent: float | None = None
     queue_depth: int = 0
     steps: int = 0
+    broken: str = ""  # why the run does without it for now
+    next_probe_s: float | None = None  # seconds until it is tried again; of a broken one that nobody is trying
 
 
 class PoolReport(msgspec.Struct):

@@ -1,18 +1,26 @@
-"""When a dead actor is started again, and when not: a pure function of its history, called by the supervisor.
+"""When a dead actor is started again: a pure function of its history, called by the supervisor.
 
-The window counts *running* time. Time spent waiting in backoff does not age a failure, so that backoff and limit cannot cancel each
-other (with systemd's RestartSteps and StartLimitIntervalSec they can).
+A process that keeps failing by itself is *broken*: the run goes on without it, and it is tried at growing intervals (*probes*) until
+one of them serves for long enough. The window counts *running* time. Time spent waiting in backoff does not age a failure, so
+that backoff and limit cannot cancel each other (with systemd's RestartSteps and StartLimitIntervalSec they can).
 """
+
+from typing import Literal
 
 import msgspec
 
 CONFIGURATION_STATUS = 2  # exit status of an actor that will never start with this configuration
+PROBE_S, PROBE_MAX_S = 5.0, 60.0  # from becoming broken to the first probe, doubled with each; and the longest wait
+
+# Who ended the process: it did itself, or its supervisor for a fault of it; it did, in the work of a request, which is quarantined
+# after a few deaths (docs/recovery.md); somebody from outside.
+Cause = Literal["itself", "work", "outside"]
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """``limit`` failures within ``window_s`` of running time are a crash loop.
 
-    Delays double from ``backoff_s`` to ``backoff_max_s``.
+    Delays double from ``backoff_s`` to ``backoff_max_s``. A first kill from outside is followed by a start at once.
     """
 
     limit: int = 5
@@ -22,13 +30,23 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartHistory(msgspec.Struct, frozen=True):
-    """The recent failures of one actor, newest last: how long the process that died had lived, in seconds."""
+    """The recent past of one actor. Ages are seconds that its processes have run since, oldest first.
 
-    lifetimes_s: tuple[float, ...] = ()
+    ``failure_ages_s``: of deaths by itself; ``kill_ages_s``: of those by outside hands, which only delay the next start.
+    ``num_probes``: starts since it became broken, with none of which the failures have come of age. ``reason``: why it is broken; ""
+    when it is not.
+    """
 
-    @property
-    def num_failures(self) -> int:
-        return len(self.lifetimes_s)
+    failure_ages_s: tuple[float, ...] = ()
+    kill_ages_s: tuple[float, ...] = ()
+    num_probes: int = 0
+    reason: str = ""
+
+    def aged(self, lifetime_s: float, window_s: float) -> "RestartHistory":
+        """After another ``lifetime_s`` of running, and an end that was wanted."""
+        failures = _aged(self.failure_ages_s, lifetime_s, window_s)
+        kills = _aged(self.kill_ages_s, lifetime_s, window_s)
+        return RestartHistory(failures, kills, self.num_probes if failures else 0, self.reason if lifetime_s == 0.0 else "")
 
 
 class StartAgain(msgspec.Struct, frozen=True):
@@ -37,38 +55,52 @@ class StartAgain(msgspec.Struct, frozen=True):
     delay_s: float
 
 
-class GiveUp(msgspec.Struct, frozen=True):
-    """The actor is failed, and with it the run. ``reason`` is for people."""
+class Broken(msgspec.Struct, frozen=True):
+    """Do without it, and try again after ``delay_s``. ``reason`` is for people."""
 
     reason: str
+    delay_s: float
 
 
-Decision = StartAgain | GiveUp
+Decision = StartAgain | Broken
 
 
 def decide(
-    policy: RestartPolicy, history: RestartHistory, *, lifetime_s: float, status: int, jitter: float, in_step: bool = False
+    policy: RestartPolicy, history: RestartHistory, *, lifetime_s: float, status: int, jitter: float, cause: Cause = "itself"
 ) -> tuple[Decision, RestartHistory]:
     """What follows on the death of a process that nobody asked to end, with the history that includes it.
 
-    ``status`` is the exit status (negative: the signal); 0 is a failure too. ``jitter`` in [0, 1) shortens the delay by up to
-    half, so that actors that died together do not come back together. ``in_step``: it died of the work of a request, which is
-    quarantined after at most a few deaths (docs/recovery.md); such deaths are no crash loop and leave the history as it is.
+    ``lifetime_s`` is how long it lived, 0 if it never came to serve; whatever it died of, its time ages the failures before it.
+    ``status`` is the exit status (negative: the signal); 0 is a failure too. ``jitter`` in [0, 1) shortens the delay by up to half, so
+    that actors that died together do not come back together. Only a death by itself can make it broken.
     """
-    if in_step and status != CONFIGURATION_STATUS:
-        return StartAgain(policy.backoff_s * (1 - jitter / 2)), history
-    newer_s = 0.0
-    recent: list[float] = []
-    for lived_s in reversed((*history.lifetimes_s, lifetime_s)):
-        if newer_s > policy.window_s:
-            break
-        recent.append(lived_s)
-        newer_s += lived_s
-    after = RestartHistory(tuple(reversed(recent)))
-    if status == CONFIGURATION_STATUS:
-        return GiveUp("it cannot start with this configuration"), after
-    if after.num_failures >= policy.limit:
-        return GiveUp(f"{after.num_failures} failures within {policy.window_s:g} s of running (supervisor.restart_limit)"), after
+    before = history.aged(lifetime_s, policy.window_s)
+    failures, kills, num_probes = before.failure_ages_s, before.kill_ages_s, before.num_probes
+    cannot_start = status == CONFIGURATION_STATUS and cause != "outside"
+    if cause == "itself" or cannot_start:
+        failures = (*failures, 0.0)[-policy.limit :]
+        if cannot_start:
+            reason = "it cannot start with this configuration"
+        elif len(failures) >= policy.limit:
+            reason = f"{len(failures)} failures within {policy.window_s:g} s of running (supervisor.restart_limit)"
+        else:
+            reason = ""
+    else:
+        kills = (*kills, 0.0)[-policy.limit :] if cause == "outside" else kills
+        reason = before.reason
+    shortened = 1 - jitter / 2
+    if reason:
+        delay_s = min(PROBE_MAX_S, PROBE_S * 2.0 ** min(num_probes, 16))
+        return Broken(reason, delay_s * shortened), RestartHistory(failures, kills, num_probes + (cause != "outside"), reason)
+    after = RestartHistory(failures, kills, num_probes)
+    num_deaths = 1 if cause == "work" else len(failures) + len(kills) - (cause == "outside")
+    if not num_deaths:
+        return StartAgain(0.0), after
     # The exponent is bounded since 2.0 ** 1024 overflows.
-    delay_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(after.num_failures - 1, 64))
-    return StartAgain(delay_s * (1 - jitter / 2)), after
+    delay_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(num_deaths - 1, 64))
+    return StartAgain(delay_s * shortened), after
+
+
+def _aged(ages_s: tuple[float, ...], lifetime_s: float, window_s: float) -> tuple[float, ...]:
+    """What is not forgotten yet after another ``lifetime_s`` of running."""
+    return tuple(age_s + lifetime_s for age_s in ages_s if age_s + lifetime_s <= window_s)

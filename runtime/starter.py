@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from .errors import RunError
+from .fate import is_from_outside, oom_kills
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
 from .processes import CHILD_LIFELINE_FD, Process, children, reap_strangers, spawn
-from .restart_policy import GiveUp, RestartHistory, RestartPolicy, StartAgain, decide
+from .restart_policy import Broken, Cause, RestartHistory, RestartPolicy, decide
 from .supervised import ActorSpec
 
 NOTIFY_NAME = "notify"
@@ -51,6 +52,7 @@ class Starter:
         self._children: list[Process] = []
         self._strangers: set[int] = set()
         self._ending = False
+        self._clearing = asyncio.Lock()  # held by a start that ends the forks of a dead zygote
         self._lifeline, self._lifeline_end = os.pipe()
 
     @property
@@ -68,7 +70,7 @@ class Starter:
         os.close(self._lifeline_end)
 
     async def keep_zygote(self) -> None:
-        """Keep a zygote there until cancelled. One that keeps dying is given up: actors then start plainly."""
+        """Keep a zygote there until cancelled. While it is broken actors start plainly."""
         history = RestartHistory()
         try:
             while True:
@@ -84,7 +86,7 @@ class Starter:
                 finally:
                     os.close(write_end)
                 pump = LogPump(read_end, lambda lines: self._host.on_lines("zygote", lines))
-                self._zygote = zygote
+                self._zygote, kills = zygote, oom_kills()
                 self._children = [child for child in self._children if child.alive]
                 for child in self._children:
                     zygote.guard(child)
@@ -92,15 +94,18 @@ class Starter:
                 assert status is not None
                 pump.finish()
                 zygote.close()
-                decision, history = decide(self._host.policy, history, lifetime_s=zygote.process.lifetime_s, status=status, jitter=0.0)
+                lifetime_s = zygote.process.lifetime_s
+                is_killed = not zygote.has_hung and is_from_outside(status, False, oom_kills() - kills)
+                cause: Cause = "outside" if is_killed else "itself"
+                decision, history = decide(self._host.policy, history, lifetime_s=lifetime_s, status=status, jitter=0.0, cause=cause)
                 if self._ending:
                     return
-                if isinstance(decision, GiveUp):
-                    self._host.on_message("zygote", f"given up: {decision.reason}; actors start without it")
+                if isinstance(decision, Broken):
+                    self._host.on_message("zygote", f"is broken: {decision.reason}; actors start without it")
                     self._zygote = None
-                    await asyncio.Event().wait()
-                assert isinstance(decision, StartAgain)
-                await asyncio.sleep(decision.delay_s)
+                await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
+                async with self._clearing:  # of what the dead one has forked: of two nobody could tell whose it is
+                    pass
         finally:
             if self._zygote is not None:
                 self._zygote.close()
@@ -149,7 +154,8 @@ class Starter:
                 if not self._ending:
                     self._host.on_message(spec.name, f"{error}: starts without it")
                     if isinstance(error, ZygoteDiedError):
-                        await self._end_forks_of(zygote)
+                        async with self._clearing:
+                            await self._end_forks_of(zygote)
                 if self._ending:
                     raise RunError("the run is ending") from None
         process = spawn(

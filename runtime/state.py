@@ -5,8 +5,9 @@
 ``recovery.recover`` from the journal, the rows and the plan table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from ..shm.outages import Outage
 from ..shm.sequence_table import Phase
 from .core import LONG_AGO_S, Core
 from .decoding import Progress, admit_to_decode, grant_kv, grow, kv_need, make_room, needs_kv, observe, reserve, show_ended, watched
@@ -28,6 +29,7 @@ from .messages import (
     Unknown,
     Welcome,
 )
+from .outages import fail_stranded
 from .request import Request
 from .results import finish_plan
 from .scheduling.admission import Granter, overloaded
@@ -131,6 +133,10 @@ class Controller:
 
     # --------------------------------------------------------------------------------------------------------- time
 
+    def set_outages(self, outages: Collection[Outage]) -> None:
+        """These actors are broken, and no others: what needs them is refused from now on, and ended by the next ``tick``."""
+        self.core.outages = {outage.actor: outage for outage in outages}
+
     def watched(self) -> list[tuple[int, int]]:
         """Rows whose words ``tick`` wants to see, as (row, generation)."""
         return watched(self.core)
@@ -142,6 +148,7 @@ class Controller:
         observe(core, progress, now)
         show_ended(core)
         check_deadlines(core, now)
+        fail_stranded(core)
         break_silence(core, now)
         prepare_analysed(core)
         grow(core)

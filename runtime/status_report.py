@@ -82,6 +82,10 @@ class StatusTables:
         requests = RequestsReport(snapshot.waiting, snapshot.preparing, snapshot.running)
         return pools or _pools_of_layout(self._run), requests
 
+    def broken(self) -> dict[str, str]:
+        """Actors that the controller does without, and why; after ``pools_and_requests``."""
+        return {} if self._stats is None else self._stats.read().broken
+
     def close(self) -> None:
         for table in (self._actors, self._stats):
             if table is not None:
@@ -143,8 +147,13 @@ def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: Cp
         restarts=max(0, actor.num_starts - 1),
         last_exit=actor.last_exit,
     )
+    if actor.outage is not None:
+        report.broken = actor.outage.reason
+        report.status = actor.status
     instance = actor.current
     if instance is None or not instance.process.alive:
+        if actor.outage is not None:
+            report.next_probe_s = max(0.0, actor.outage.next_probe_s - time.monotonic())
         return report
     report.pid = instance.process.pid
     report.uptime_s = instance.process.lifetime_s
@@ -209,8 +218,13 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
         config = convert_config(run.info["config"])
         actors = [_observe(name, config.process_of(name), holders[name], tables.actor(name), meter) for name in ACTORS]
         pools, requests = tables.pools_and_requests()
+        broken = tables.broken()
     finally:
         tables.close()
+    for actor in actors:
+        if not actor.pid and actor.name in broken:
+            actor.state, actor.status = "broken", broken[actor.name]
+            actor.broken = actor.status
     return RunReport(
         ready=all(actor.ready for actor in actors),
         state="unsupervised",

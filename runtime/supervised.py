@@ -16,13 +16,16 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from .errors import RunError
+from .fate import oom_kills
 from .launcher import pipe_to_logs
 from .logs import LogPump
 from .notify import Notification
 from .processes import Process, describe_exit
-from .restart_policy import GiveUp, RestartHistory, RestartPolicy, decide
+from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
-State = Literal["waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "failed", "stopping", "stopped"]
+State = Literal[
+    "waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "broken", "failed", "stopping", "stopped"
+]
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +43,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     handover_grace_s: float = 5.0  # the same where a successor waits: a step is done to its end, and a hang is the watchdog's
     ready_timeout_s: float = 180.0
     watchdog_s: float = 30.0
+    is_essential: bool = False  # the run ends with it: nobody can do without
     listens: bool = False  # inherits the sockets that clients connect to
     handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
 
@@ -56,6 +60,13 @@ class Step(NamedTuple):
     deadline_s: float
 
 
+class Outage(NamedTuple):
+    """Why the run does without an actor, and when it is tried again; CLOCK_MONOTONIC."""
+
+    reason: str
+    next_probe_s: float
+
+
 class Host(Protocol):
     """What an actor needs of the supervisor."""
 
@@ -68,6 +79,8 @@ class Host(Protocol):
     def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def on_state(self, actor: "SupervisedActor") -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
+    def can_do_without(self, actor: "SupervisedActor", is_misconfigured: bool) -> bool: ...
+    def on_outage(self, actor: "SupervisedActor") -> None: ...
     def on_failed(self, actor: "SupervisedActor", reason: str) -> None: ...
 
 
@@ -92,7 +105,9 @@ class Instance:
         self.killed_because = ""
         self.culprits: list[str] = []  # actors of the process whose work ended it, where that is known
         self.is_relieved = False  # told to end because its successor is ready
-        self.died_in_step = False  # in the middle of declared work, which its successor deals with (runtime/fate.py)
+        self.obeys = False  # it has said that it ends because it was told to
+        self.oom_kills = oom_kills()  # the machine's counter when it was started
+        self.cause: Cause = "itself"  # of its end, once that is known
 
     def kill(self, reason: str) -> None:
         """SIGKILL it, and remember why."""
@@ -133,7 +148,8 @@ class SupervisedActor:
         self.stopping = asyncio.Event()
         self.retry_now = asyncio.Event()
         self.hurried = asyncio.Event()  # while it stops: it is to drain no longer
-        self.came = asyncio.Event()  # a process was started and is ``current``
+        self.came = asyncio.Event()  # a process was started and is ``current``, or none could be
+        self.outage: Outage | None = None  # while it is broken, until one of its processes serves
         self._host = host
         self._history = RestartHistory()
 
@@ -161,6 +177,9 @@ class SupervisedActor:
         """One line for people."""
         if self.guest is not None:
             return f"{'debugged' if self.guest is self.current else 'about to be debugged'} by pid {self.guest.process.pid}"
+        if self.outage is not None:
+            wait_s = self.outage.next_probe_s - time.monotonic()
+            return f"{self.outage.reason}; {'is being tried' if self.current else f'is tried again in {max(0.0, wait_s):.0f} s'}"
         return self.current.status if self.current else ""
 
     def say(self, text: str) -> None:
@@ -175,10 +194,11 @@ class SupervisedActor:
                     self.current = await self.start()
                 except RunError:
                     break
-                except OSError as error:
-                    self.set_state("failed")
-                    self._host.on_failed(self, f"cannot start {self.spec.command[0]}: {error.strerror}")
-                    return
+                except OSError as error:  # no such program; no more processes, no memory
+                    self.last_exit, self.last_tail = f"cannot start {self.spec.command[0]}: {error.strerror}", []
+                    self.came.set()
+                    await self._recover(lifetime_s=0.0, status=1, cause="itself")
+                    continue
             instance = self.current
             self.came.set()
             self.follow(instance)
@@ -193,8 +213,12 @@ class SupervisedActor:
             self.current = self._successor()
             if self.stopping.is_set():
                 break
-            if self.current is None and not instance.is_guest:
-                await self._recover(instance)
+            lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a start that failed has not run
+            if self.current is not None or instance.is_guest:
+                self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
+            else:
+                assert instance.process.returncode is not None
+                await self._recover(lifetime_s=lifetime_s, status=instance.process.returncode, cause=instance.cause)
         if self.state != "failed":
             self.set_state("stopped")
 
@@ -205,23 +229,27 @@ class SupervisedActor:
         successor, self.candidate = self.candidate, None
         return successor
 
-    async def _recover(self, dead: Instance) -> None:
-        assert dead.process.returncode is not None
+    async def _recover(self, *, lifetime_s: float, status: int, cause: Cause) -> None:
+        """Wait until it is to be started again. If the run cannot do without it that never comes: the run ends."""
         decision, self._history = decide(
-            self._host.policy,
-            self._history,
-            lifetime_s=dead.process.lifetime_s if dead.active.is_set() else 0.0,  # a start that failed has not run
-            status=dead.process.returncode,
-            in_step=dead.died_in_step,
-            jitter=random.random(),
+            self._host.policy, self._history, lifetime_s=lifetime_s, status=status, jitter=random.random(), cause=cause
         )
-        if isinstance(decision, GiveUp):
-            self.set_state("failed")
-            self.stopping.set()
-            self._host.on_failed(self, f"{self.last_exit}; {decision.reason}")
-            return
-        self._host.on_message(self.name, f"ended with {self.last_exit}; starts again in {decision.delay_s:.2f} s")
-        self.set_state("backoff")
+        if isinstance(decision, Broken):
+            reason = f"{self.last_exit}; {decision.reason}"
+            if not self._host.can_do_without(self, status == CONFIGURATION_STATUS):
+                self.set_state("failed")
+                self.stopping.set()
+                self._host.on_failed(self, reason)
+                return
+            self.outage = Outage(reason, time.monotonic() + decision.delay_s)
+            self._host.on_message(
+                self.name, f"is broken: {reason}; it is tried again in {decision.delay_s:.0f} s, or by mmrt restart {self.name}"
+            )
+            self._host.on_outage(self)
+        else:
+            when = f"in {decision.delay_s:.2f} s" if decision.delay_s else "at once"
+            self._host.on_message(self.name, f"ended with {self.last_exit}; starts again {when}")
+        self.set_state("backoff" if self.outage is None else "broken")
         self.retry_now.clear()
         await first(decision.delay_s, self.stopping, self.retry_now)
 
@@ -278,11 +306,13 @@ class SupervisedActor:
         instance.status = notification.status or instance.status
         if notification.extend_s is not None:
             instance.extended_until_s = instance.beat_s + notification.extend_s
+        instance.obeys |= notification.stopping
         if notification.ready:
             instance.ready.set()
         if notification.active:
             instance.ready.set()
             instance.active.set()
+            self._mended()
         before = self.state
         if instance is self.current and self.state != "restarting":
             self.follow(instance)
@@ -326,11 +356,23 @@ class SupervisedActor:
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
 
+    def _mended(self) -> None:
+        """A process of it serves."""
+        if self.outage is not None:
+            self.outage = None
+            self._host.on_message(self.name, "serves again")
+            self._host.on_outage(self)
+
     def follow(self, instance: Instance) -> None:
-        """Make the state of the actor that of its process."""
-        if not self.stopping.is_set():
-            active: State = "debugged" if instance.is_guest else "active"
-            self.set_state(active if instance.active.is_set() else "standby" if instance.ready.is_set() else "starting")
+        """Make the state of the actor that of its process; a broken one stays that until a process serves."""
+        if self.stopping.is_set():
+            return
+        if instance.active.is_set():
+            self.set_state("debugged" if instance.is_guest else "active")
+        elif self.outage is not None:
+            self.set_state("broken")
+        else:
+            self.set_state("standby" if instance.ready.is_set() else "starting")
 
     def set_state(self, state: State) -> None:
         if state != self.state:

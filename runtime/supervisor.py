@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..shm.errors import BusyError, ShmError
+from ..shm.outages import Outage, OutageTable
 from ..shm.run_directory import RunDirectory
 from .actor_specs import HURRY_GRACE_S
 from .commands import Commands
@@ -21,21 +22,21 @@ from .control import SOCKET_NAME
 from .control_server import ControlServer
 from .device_keeper import DeviceKeeper
 from .errors import RunError
-from .fate import MAX_UNEXPLAINED, ExitNote, crashed_in, leave_notes
+from .fate import MAX_UNEXPLAINED, ExitNote, crashed_in, is_from_outside, leave_notes, oom_kills, read_exit_note
 from .flight_dumps import BlackBox, salvage
 from .logs import LogFiles
 from .notify import Notifier, NotifyListener
 from .processes import Process, become_subreaper, end_strangers
 from .reload import Reloader
 from .report import RunReport, endpoint
-from .restart_policy import RestartPolicy
+from .restart_policy import Cause, RestartPolicy
 from .roster import Roster
+from .stand_in import StandIn
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 from .supervised import ActorSpec, Instance, Step, SupervisedActor
 
 TICK_S = 0.5
-NO_LIMIT = 1 << 40
 LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
 # Who ends when: what feeds others first, what others write into last.
 STOP_ORDER = (
@@ -83,8 +84,7 @@ class Supervisor:
         """
         settings = config.supervisor
         self.policy = RestartPolicy(
-            # While somebody edits, a crash loop is not the end: the next edit may be.
-            limit=settings.restart_limit if watched_source is None else NO_LIMIT,
+            limit=settings.restart_limit,
             window_s=settings.restart_window_s,
             backoff_s=settings.backoff_s,
             backoff_max_s=settings.backoff_max_s,
@@ -99,6 +99,7 @@ class Supervisor:
         self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
         self._hang_up_ends = hang_up_ends
         self._listeners = listeners
+        self._stand_in = StandIn(listeners)
         self._watched_source = watched_source
         self._began_s = time.monotonic()
         self._was_ready = False
@@ -142,10 +143,11 @@ class Supervisor:
             if self._keeper is not None:
                 await self._keeper.close()
             self._tables.close()
+            self._outages.close()
             self._leave()
             self._gone.set()
             commands.close()
-            self.say("forced to an end" if self._forced else "the run is over")
+            self.say(": ".join(filter(None, ("forced to an end" if self._forced else "the run is over", self._failure))))
             await control.close()
             self._starter.close()
             self._notifier.close()
@@ -158,7 +160,9 @@ class Supervisor:
         if saved := salvage(self._path, self._log_directory):
             self.say(f"the last run here was killed; what it was doing: mmrt trace --crash {saved.stem}")
         try:
-            return RunDirectory.create(self._path, self._info)
+            run = RunDirectory.create(self._path, self._info)
+            self._outages = OutageTable.create(run)
+            return run
         except BusyError as error:
             pids = ", ".join(map(str, error.pids)) or "unknown"
             raise RunError(
@@ -212,6 +216,7 @@ class Supervisor:
 
     def _stop_listening(self) -> None:
         """Refuse what has been waiting for a gateway, too: none will come."""
+        self._stand_in.close()
         for listener in self._listeners:
             listener.close()
 
@@ -284,11 +289,14 @@ class Supervisor:
         """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
         process = instance.process
         assert process.returncode is not None
+        self._on_notify()  # its last words
         words = self._words_of(actor, instance)
         culprits = instance.culprits or crashed_in(actor.spec.roles, instance.tail)
         note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_guest)
+        own_words = any(read_exit_note(self._run.path, role, process.pid) is not None for role in actor.spec.roles)
         blamed = leave_notes(self._run.path, note, words, culprits)
-        instance.died_in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
+        in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
+        instance.cause = "work" if in_step else self._cause_of(instance, own_words)
         whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""
         reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
         if reason and whose:
@@ -302,6 +310,14 @@ class Supervisor:
             return
         if saved is not None:
             self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
+
+    def _cause_of(self, instance: Instance, own_words: bool) -> Cause:
+        """``own_words``: it has left word of its own end, or of that of others in it."""
+        status = instance.process.returncode
+        assert status is not None
+        if instance.killed_because or own_words:
+            return "itself"
+        return "outside" if is_from_outside(status, instance.obeys, oom_kills() - instance.oom_kills) else "itself"
 
     def is_ready(self, names: frozenset[str]) -> bool:
         """Host: whether all of these actors serve."""
@@ -327,6 +343,33 @@ class Supervisor:
             self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint(self._info)}"])
             self._reporter.ready(endpoint(self._info), seconds)
             self._notifier.active(f"serving at {endpoint(self._info)}")
+
+    def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
+        """Host: whether the run goes on while this actor is broken. Not while it starts: nobody is served yet, and somebody waits to
+        hear of it. While somebody edits it does, since the next edit may mend anything but the configuration."""
+        if self._watched_source is not None and not is_misconfigured:
+            return True
+        return self._was_ready and not actor.spec.is_essential
+
+    def on_outage(self, actor: SupervisedActor) -> None:
+        """Host: an actor is broken, or serves again."""
+        if actor.name == "gateway":
+            self._stand_in_for(actor)
+        self._outages.publish(
+            tuple(
+                Outage(role, broken.outage.reason, broken.outage.next_probe_s)
+                for broken in self.actors.values()
+                if broken.outage is not None
+                for role in broken.spec.roles
+            )
+        )
+
+    def _stand_in_for(self, gateway: SupervisedActor) -> None:
+        """Have clients answered while nobody else does."""
+        if gateway.outage is None:
+            self._stand_in.close()
+        else:
+            self._stand_in.open(gateway.outage.next_probe_s)
 
     def on_failed(self, actor: SupervisedActor, reason: str) -> None:
         """Host: an actor cannot be kept running: the run ends."""

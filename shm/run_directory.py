@@ -25,6 +25,7 @@ __all__ = ["RoleLock", "RunDirectory", "next_generation", "sweep_dead_run", "swe
 ENVIRONMENT = "MMRT_RUN_DIR"
 MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path, less the closing zero
 _LONGEST_SOCKET_NAME = 32
+_SHARED_MEMORY = "/dev/shm"
 _LOCK = "LOCK"
 _MARKER = b"mmrt run directory\n"  # nothing is ever swept that does not carry it
 _INFO = "run.json"
@@ -33,11 +34,33 @@ _RETRY_S = 0.01
 _BUSY_RETRY_S = 0.3  # a mere probe holds the lock for microseconds
 
 
-def _parent() -> Path:
-    for candidate in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "")):
+def _parents() -> list[Path]:
+    """Where runs may lie, the best place first. Raises: ShmError if there is none."""
+    found = []
+    for candidate in (_SHARED_MEMORY, os.environ.get("XDG_RUNTIME_DIR", "")):
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
-            return Path(candidate) / f"mmrt-{os.getuid()}"
-    raise ShmError(f"/dev/shm is not writable; set {ENVIRONMENT} to a directory on a tmpfs")
+            parent = Path(candidate) / f"mmrt-{os.getuid()}"
+            if not _is_foreign(parent):
+                found.append(parent)
+    if not found:
+        foreign = foreign_parent()
+        why = f"{_SHARED_MEMORY} is not writable" if foreign is None else f"{foreign} is not a directory of user {os.geteuid()}"
+        raise ShmError(f"{why}, nor does XDG_RUNTIME_DIR name a directory; set {ENVIRONMENT} to a directory on a tmpfs")
+    return found
+
+
+def foreign_parent() -> Path | None:
+    """The directory for runs in shared memory, if somebody else has made it: everybody may, and then it is of no use to us."""
+    parent = Path(_SHARED_MEMORY) / f"mmrt-{os.getuid()}"
+    return parent if _is_foreign(parent) else None
+
+
+def _is_foreign(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid()
 
 
 def _make_private(path: Path) -> None:
@@ -50,10 +73,9 @@ def _make_private(path: Path) -> None:
         raise
     except OSError as error:
         raise ShmError(f"{path} cannot be made: {error.strerror}") from None
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+    if _is_foreign(path):
         raise ShmError(f"{path} is not a directory of user {os.geteuid()}")
-    if status.st_mode & 0o077:
+    if path.lstat().st_mode & 0o077:
         path.chmod(0o700)
 
 
@@ -109,10 +131,16 @@ class RunDirectory:
 
     @staticmethod
     def default_path(name: str | None = None) -> Path:
-        """/dev/shm/mmrt-<uid>/<name>. Without a name ``$MMRT_RUN_DIR`` if set, else that of "default"."""
+        """/dev/shm/mmrt-<uid>/<name>. Without a name ``$MMRT_RUN_DIR`` if set, else that of "default".
+
+        In ``$XDG_RUNTIME_DIR`` instead where the former cannot be used, or where a run of that name is.
+
+        Raises: ShmError if there is neither.
+        """
         if name is None and (override := os.environ.get(ENVIRONMENT)):
             return Path(override).absolute()
-        return _parent() / (name or "default")
+        paths = [parent / (name or "default") for parent in _parents()]
+        return next((path for path in paths if (path / _LOCK).exists()), paths[0])
 
     @classmethod
     def create(cls, path: Path, run_json: dict[str, Any]) -> Self:
@@ -276,7 +304,7 @@ def sweep_dead_run(path: Path) -> bool:
 
 def sweep_dead_runs(parent: Path | None = None) -> list[Path]:
     """Remove every dead run directory in ``parent`` (default: mmrt's own). Returns what was removed."""
-    parent = _parent() if parent is None else parent
+    parent = _parents()[0] if parent is None else parent
     try:
         candidates = sorted(entry for entry in parent.iterdir() if entry.is_dir() and not entry.is_symlink())
     except (FileNotFoundError, NotADirectoryError):

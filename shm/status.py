@@ -268,6 +268,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefill_budget: int = 0
     pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
     extra: dict[str, float] = {}
+    broken: dict[str, str] = {}  # actors that the run does without for now, and why
 
 
 class ControllerStats:

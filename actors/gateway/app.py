@@ -6,13 +6,14 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ...runtime.errors import RequestError
+from ...runtime.outages import MEDIA_ACTORS
 from .completions import Completions
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
@@ -36,11 +37,12 @@ def build_app(
     max_body_bytes: int,
     version: str,
     unready: Callable[[], list[str]],
+    broken: Callable[[], Mapping[str, str]],
     is_ending: Callable[[], bool],
 ) -> web.Application:
-    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. While ``is_ending`` connections
-    are closed behind their answers, which say so."""
-    endpoints = _Endpoints(completions, limits, metrics, version, unready)
+    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that the run
+    does without for now, and why. While ``is_ending`` connections are closed behind their answers, which say so."""
+    endpoints = _Endpoints(completions, limits, metrics, version, unready, broken)
     app = web.Application(
         middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key, frozenset({"localhost", host.lower()}))],
         client_max_size=max_body_bytes,
@@ -72,12 +74,19 @@ class _Endpoints:
     """Everything but completions."""
 
     def __init__(
-        self, completions: Completions, limits: Limits, metrics: Metrics, version: str, unready: Callable[[], list[str]]
+        self,
+        completions: Completions,
+        limits: Limits,
+        metrics: Metrics,
+        version: str,
+        unready: Callable[[], list[str]],
+        broken: Callable[[], Mapping[str, str]],
     ) -> None:
         self._completions = completions
         self._metrics = metrics
         self._version = version
         self._unready = unready
+        self._broken = broken
         self._model = {
             "id": limits.model_name,
             "object": "model",
@@ -100,12 +109,16 @@ class _Endpoints:
         return _json({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Readiness: a request sent now would be served."""
+        """Readiness: a request for text sent now would be served. Whom the run does without is named."""
         if self._completions.is_draining:
             raise _not_ready("the server is shutting down")
-        if missing := self._unready():
-            raise _not_ready(f"not ready: {', '.join(missing)}")
-        return _json({"status": "ready"})
+        missing = self._unready()
+        if not missing:
+            return _json({"status": "ready"})
+        broken = self._broken()
+        if all(name in broken and name in MEDIA_ACTORS for name in missing):
+            return _json({"status": "ready", "degraded": missing})
+        raise _not_ready("not ready: " + ", ".join(f"{name} (broken: {broken[name]})" if name in broken else name for name in missing))
 
     async def version(self, _: web.Request) -> web.Response:
         return _json({"version": self._version})

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ...runtime.config import ACTORS
 from ...shm.status import PoolUse, StatsSnapshot
 from .requests import CLIENT_GONE, Request
 
@@ -124,6 +125,10 @@ class _StatsCollector(Collector):
             used.add_metric([name], pool.used)
         yield pages
         yield used
+        broken = GaugeMetricFamily("mmrt_actor_broken", "1 for an actor that the run does without for now.", labels=["actor"])
+        for name in ACTORS:
+            broken.add_metric([name], name in stats.broken)
+        yield broken
         kv = stats.pools.get("kv", PoolUse())
         share = kv.used / kv.pages if kv.pages else 0.0
         yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)

@@ -123,6 +123,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
         max_body_bytes=server.max_body_mib << 20,
         version=__version__,
         unready=unready,
+        broken=lambda: stats.read().broken,
         is_ending=lambda: actor.ending,
     )
 

@@ -37,6 +37,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     model: str
     layout: Layout
+    has_default_restarts: bool
     json: Path | None
     out: Path | None
     kinds: list[Kind]
@@ -51,6 +52,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
         words += [f"--layout {self.layout} "] if self.layout != LAYOUTS[0] else []
+        words += ["--default-restarts "] if self.has_default_restarts else []
         return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
 
     @property
@@ -87,6 +89,7 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
         max_tokens=given.max_tokens,
         model=given.model,
         layout=given.layout,
+        has_default_restarts=given.default_restarts,
         json=given.json,
         out=given.out,
         kinds=["kill"] if soak else given.kinds or list(KINDS),
@@ -130,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
     add("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="which stages share a process (%(default)s)")
+    add("--default-restarts", action="store_true", help="restart limit and backoff as by default; else none gives up (see --interval)")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
     add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")
     return parser

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from ...runtime.config import (
     ActorsSection,
     Layout,
@@ -18,8 +20,10 @@ DRAIN_S = 6.0
 WATCHDOG_S = 6.0
 
 
-def storm_config(model: Path, layout: Layout) -> RuntimeConfig:
-    """Few rows and small budgets, so that every phase is there to be hit; a supervisor that never gives up."""
+def storm_config(model: Path, layout: Layout, has_default_restarts: bool = False) -> RuntimeConfig:
+    """Few rows and small budgets, so that every phase is there to be hit; a supervisor that starts everybody again at once and for
+    ever, unless ``has_default_restarts``."""
+    untiring = SupervisorSection(restart_limit=1_000_000, backoff_s=0.02, backoff_max_s=0.1)
     return RuntimeConfig(
         model=ModelSection(path=str(model), dtype="float32", max_context=4096),
         server=ServerSection(port=0),
@@ -27,11 +31,7 @@ def storm_config(model: Path, layout: Layout) -> RuntimeConfig:
         media=MediaSection(item_timeout_s=5.0),
         memory=MemorySection(max_sequences=6, kv_tokens=16384, media_mib=8, patch_mib=16, embedding_tokens=4096),
         scheduling=SchedulingSection(prefill_budget_tokens=64, encode_budget_tokens=256),
-        supervisor=SupervisorSection(
-            restart_limit=1_000_000,
-            backoff_s=0.02,
-            backoff_max_s=0.1,
-            drain_s=DRAIN_S,
-            watchdog_s=WATCHDOG_S,
+        supervisor=msgspec.structs.replace(
+            SupervisorSection() if has_default_restarts else untiring, drain_s=DRAIN_S, watchdog_s=WATCHDOG_S
         ),
     )

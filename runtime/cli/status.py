@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 _WATCH_S = 1.0
 _PIPE_WIDTH = 120
-_STYLES = {"active": "green", "failed": "red", "backoff": "yellow", "restarting": "cyan", "debugged": "magenta", "absent": "red"}
+_STYLES = {
+    "active": "green",
+    "failed": "red",
+    "broken": "red",
+    "backoff": "yellow",
+    "restarting": "cyan",
+    "debugged": "magenta",
+    "absent": "red",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -128,7 +136,7 @@ def _cells(actor: ActorReport) -> list[str]:
 def _remarks(actor: ActorReport) -> str:
     """How its last process ended, and what it says beyond its state."""
     status = "" if actor.status == actor.state else actor.status
-    return "; ".join(filter(None, (actor.last_exit, status)))
+    return "; ".join(filter(None, ("" if actor.broken else actor.last_exit, status)))
 
 
 def _duration(seconds: float) -> str:

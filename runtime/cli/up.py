@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ...shm.run_directory import RunDirectory
+from ...shm.run_directory import RunDirectory, foreign_parent
 from ..actor_specs import actor_specs, child_environment
 from ..config import ACTORS, Environment, RuntimeConfig, convert_config, read_environment, to_data
 from ..errors import ConfigError, RunError
@@ -122,6 +122,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
     if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
         reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
+    if (foreign := foreign_parent()) is not None and plan.environment.run_dir is None:
+        reporter.message(f"{foreign} is not a directory of this user, so the run directory is {plan.path}")
     listeners = open_listeners(plan.config.server.host, plan.port)
     if plan.watched_source is not None:
         reporter.message(f"watching {plan.watched_source}: actors that import what is edited are restarted")

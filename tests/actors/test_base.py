@@ -57,7 +57,7 @@ def test_who_was_debugged_says_so_before_it_gives_the_role_back(tmp_path: Path) 
     """Its interpreter may take longer to end than the successor waits for the supervisor's word."""
     notes: list[ExitNote | None] = []
     actor = Actor.__new__(Actor)
-    actor.name, actor._flight, actor._bus = "video", None, None
+    actor.name, actor._flight, actor._bus, actor._terminated = "video", None, None, False
     actor.run = SimpleNamespace(path=tmp_path)  # type: ignore[assignment]
     actor.session = SimpleNamespace()  # type: ignore[assignment]
     actor.status = SimpleNamespace(set_state=lambda _: None)  # type: ignore[assignment]

@@ -91,7 +91,8 @@ def test_the_others_are_told_that_it_was_not_they_where_that_is_known(start: Sta
     assert process.returncode == {"fail": 7, "cold": 7, "hang": -signal.SIGKILL}.get(behaviour, 1)
     notes = [read_exit_note(tmp_path, name, process.pid) for name in ("prefill", "decode")]
     assert notes == [ExitNote(process.pid, process.returncode, bystander=True) if told else None] * 2
-    assert read_exit_note(tmp_path, "encoder", process.pid) is None, "that is for the supervisor to say"
+    own = ExitNote(process.pid, -signal.SIGKILL, hang=True) if behaviour == "hang" else None
+    assert read_exit_note(tmp_path, "encoder", process.pid) == own, "else that is for the supervisor to say"
 
 
 def test_one_that_hangs_outside_of_a_step_ends_it(listener: NotifyListener, start: Start) -> None:

@@ -1,10 +1,14 @@
 """Every bad word on the command line is named, with what it may be."""
 
+from pathlib import Path
+
 import pytest
 
 from mmrt.bench.chaos.command import main
 from mmrt.bench.chaos.faults import KINDS, TARGETS
 from mmrt.bench.chaos.options import parse_options
+from mmrt.bench.chaos.storm_config import storm_config
+from mmrt.runtime.config import SupervisorSection
 
 
 def test_defaults() -> None:
@@ -17,6 +21,15 @@ def test_a_soak_is_kills_at_fixed_times() -> None:
     options = parse_options(["--soak"])
     assert (options.minutes, options.num_faults, options.interval_s, options.cancel_share) == (30.0, None, 10.0, 0.01)
     assert {cell.kind for cell in options.storm_cells} == {"kill"} and options.num_drains == 0
+
+
+def test_kills_a_minute_apart_under_the_restart_limit_that_users_have(tmp_path: Path) -> None:
+    options = parse_options(["--kinds", "kill", "--interval", "60", "--minutes", "30", "--default-restarts"])
+    assert (options.interval_s, options.minutes, options.has_default_restarts) == (60.0, 30.0, True)
+    assert options.filters == "--kinds kill --default-restarts "
+    supervisor, usual = storm_config(tmp_path, options.layout, options.has_default_restarts).supervisor, SupervisorSection()
+    assert (supervisor.restart_limit, supervisor.backoff_max_s) == (usual.restart_limit, usual.backoff_max_s)
+    assert storm_config(tmp_path, options.layout).supervisor.restart_limit > 1000
 
 
 def test_a_replay_takes_its_seed_and_one_fault() -> None:

@@ -426,6 +426,28 @@ def test_readiness_follows_the_actors(stage: Any) -> None:
     stage.run(test)
 
 
+def test_readiness_without_what_is_broken(stage: Any) -> None:
+    """Text can be served without those who prepare media, and without nobody else."""
+
+    async def test(scene: Any) -> None:
+        scene.table.writer("decode", 2).set_state(ActorState.ACTIVE)
+        video, prefill = (next(lock for lock in scene.locks if lock.actor == name) for name in ("video", "prefill"))
+        scene.stats.publish(StatsSnapshot(broken={"video": "exit status 1", "encoder": "it serves again, and nobody has said so"}))
+        assert (await scene.http.get("/ready")).json() == {"status": "ready"}
+        video.release()
+        answer = await scene.http.get("/ready")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ready", "degraded": ["video"]})
+        assert 'mmrt_actor_broken{actor="video"} 1.0' in (await scene.http.get("/metrics")).text
+        scene.stats.publish(StatsSnapshot(broken={"video": "exit status 1", "prefill": "exit status 2"}))
+        prefill.release()
+        answer = await scene.http.get("/ready")
+        assert answer.status_code == 503 and answer.headers["Retry-After"]
+        message = "not ready: video (broken: exit status 1), prefill (broken: exit status 2)"
+        assert answer.json()["error"]["message"] == message
+
+    stage.run(test)
+
+
 def test_draining(stage: Any) -> None:
     """New requests are refused, running ones finish."""
     go = asyncio.Event()

@@ -27,6 +27,7 @@ from mmrt.runtime.lifecycle import preempt, reset_media
 from mmrt.runtime.recovery import recover
 from mmrt.runtime.scheduling.admission import check_lengths
 from mmrt.runtime.scheduling.types import Limits
+from mmrt.shm.outages import Outage
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -86,6 +87,7 @@ class Process:
     step_name: int = 0  # decode: what its status words would say
     death: Death | None = None  # of the generation before
     probation: Probation | None = None  # decode's
+    broken_until_s: float = 0.0  # the supervisor has given it up until then
 
 
 class World:
@@ -131,6 +133,8 @@ class World:
         self.storm = True
         self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
         self.crash_rate = rng.choice((0.0, 0.1, 0.5)) if faults else 0.0  # per second and actor
+        self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
+        self.has_been_broken = False
         self.controller_crash_rate = rng.choice((0.0, 0.003, 0.02)) if faults else 0.0  # per effect
         self.crash_at = -1  # the controller dies before this effect of those that it does next; -1: it does not
         self.processes = {name: Process() for name in ("video", "encoder", "prefill", "decode", "gateway")}
@@ -156,6 +160,7 @@ class World:
         self.run.destroy()
 
     def start(self, process: Process) -> None:
+        process.broken_until_s = 0.0
         process.last_generation += 1
         process.generation = process.last_generation
         process.hello_s = -9.0
@@ -247,6 +252,7 @@ class World:
             if self.io is None:
                 return
         if self.now >= self.tick_s or self.random.random() < 0.5:
+            self.controller.set_outages(self.outages())
             self.perform(self.controller.tick(self.now, self.io.progress(self.controller.watched())))
             if self.io is not None:
                 wait_s = self.controller.next_tick_s()
@@ -273,6 +279,19 @@ class World:
             assert core.pools["embedding"].owned_by(owner(request)) == embedding
             assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding
 
+    def outages(self) -> list[Outage]:
+        """What the supervisor says: a broken actor is that until its next generation serves."""
+        broken = [name for name, process in self.processes.items() if process.broken_until_s and not process.generation]
+        return [Outage(name, "it crashes", self.processes[name].broken_until_s) for name in broken]
+
+    def break_actor(self, name: str, for_s: float) -> None:
+        """It dies, and does not come back for a while."""
+        process = self.processes[name]
+        if process.generation:
+            self.crash(name, process)
+        process.up_s = process.broken_until_s = self.now + for_s
+        self.has_been_broken = True
+
     def take_pages(self) -> None:
         """Preemption and eviction are harmless at any time to any row, so here they come far more often than policy has them."""
         core = self.controller.core
@@ -293,7 +312,10 @@ class World:
             rate = self.crash_rate * (0.0 if self.crowded else 0.1) if name == "gateway" else self.crash_rate
             if process.generation and self.storm and self.random.random() < rate * dt:
                 self.num_crashes += 1
-                self.crash(name, process)
+                if name != "gateway" and self.random.random() < self.break_share:
+                    self.break_actor(name, 5 * self.random.random())
+                else:
+                    self.crash(name, process)
             if not process.generation:
                 if self.now >= process.up_s:
                     self.start(process)
@@ -751,7 +773,7 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("cancelled")
     if wanted.definition.deadline_s:
         allowed.add("failed 504")
-    if world.limits.max_waiting == 2:
+    if world.limits.max_waiting == 2 or world.has_been_broken:
         allowed.add("failed 503")
     assert outcome in allowed, f"request {wanted.key} {outcome}, not one of {allowed}"
 

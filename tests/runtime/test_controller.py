@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mmrt.actors.controller import ControllerIO, Serving, active_generations
+from mmrt.actors.outage_watch import OutageWatch
 from mmrt.actors.recording import ControllerFlight
 from mmrt.runtime import messages as m
 from mmrt.runtime.config import ACTORS
@@ -62,7 +63,8 @@ class Epoch:
         self.failed = asyncio.Event()
         loop = asyncio.get_running_loop()
         flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.core)
-        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, flight, loop, self.failed.set)
+        outages = OutageWatch(run, 30.0)
+        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, loop, self.failed.set)
 
     def close(self) -> None:
         self.serving.close()

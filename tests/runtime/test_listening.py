@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import socket
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RunError, match=rf"cannot serve on 127\.0\.0\.1:{port} .*server\.port.*--port"):
             open_listeners("127.0.0.1", port)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_named() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with pytest.raises(RunError, match=r"may open 64 files here \(ulimit -n\), a run needs at least 128"):
+            open_listeners("127.0.0.1", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 64])

@@ -55,6 +55,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         if process.generation:
             self.run.crash(actor, process)
 
+    @rule(actor=st.sampled_from(ACTORS[:-1]), for_s=st.sampled_from((0.3, 3.0, 20.0)))
+    def break_actor(self, actor: str, for_s: float) -> None:
+        """The supervisor gives it up for so long, and the controller is told."""
+        self.run.break_actor(actor, for_s)
+
     @rule(effect=st.integers(0, 40))
     def kill_controller(self, effect: int) -> None:
         """Before its next effect, or that many after it."""

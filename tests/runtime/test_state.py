@@ -25,6 +25,7 @@ from mmrt.runtime.journal import Ended, Refused, Submitted
 from mmrt.runtime.lifecycle import preempt
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.state import Controller, Progress
+from mmrt.shm.outages import Outage
 from mmrt.shm.sequence_table import Phase
 
 IMAGE = 900
@@ -821,3 +822,84 @@ def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
     driver.submit(m.Definition("r", [1] * 3000, [], m.Sampling(), 64), key=2)
     _, plan = driver.plan("prefill")
     assert isinstance(plan, m.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
+
+
+# actors that are broken
+
+VIDEO_BROKEN = Outage("video", "exit status 1", 120.0)
+
+
+def broken(effects: list[Effect]) -> m.Failed:
+    """The one answer, which says 503 and when to come again."""
+    failed = refused(effects)
+    assert failed.status == 503 and failed.retry_after_s and "broken: exit status 1" in failed.message
+    return failed
+
+
+NEEDED = {  # by stage of ``bring_to``: which actors a request with media still needs
+    "waiting": {"video", "encoder", "prefill", "decode", "detokenizer"},
+    "filling": {"video", "encoder", "prefill", "decode", "detokenizer"},
+    "analysing": {"video", "encoder", "prefill", "decode", "detokenizer"},
+    "decoding media": {"video", "encoder", "prefill", "decode", "detokenizer"},
+    "encoding": {"encoder", "prefill", "decode", "detokenizer"},
+    "prefill": {"prefill", "decode", "detokenizer"},
+    "handover": {"decode", "detokenizer"},
+    "decode": {"decode", "detokenizer"},
+    "finished": {"detokenizer"},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("actor", ["video", "encoder", "prefill", "decode", "detokenizer"])
+def test_who_needs_what_is_broken_ends_at_once_and_nobody_else(stage: str, actor: str) -> None:
+    driver = Driver()
+    bring_to(driver, stage)
+    driver.machine.set_outages([Outage(actor, "exit status 1", driver.now + 4.5)])
+    failed = sent(driver.tick(), m.Failed)
+    if actor in NEEDED[stage]:
+        assert {one.key for one in failed} == ({1, 2, KEY} if stage == "waiting" else {KEY})  # type: ignore[union-attr]
+        assert all((one.status, one.retry_after_s) == (503, 6) for one in failed)  # type: ignore[union-attr]
+        assert all(one.message.startswith(f"{actor} is broken: exit status 1") for one in failed)  # type: ignore[union-attr]
+    else:
+        assert not failed
+    driver.machine.set_outages([])
+    finish_everything(driver)
+
+
+@pytest.mark.parametrize("actor", ["video", "encoder"])
+def test_text_goes_on_without_media_actors(actor: str) -> None:
+    driver = Driver()
+    driver.machine.set_outages([Outage(actor, "exit status 1", 120.0)])
+    failed = broken(driver.submit(image(), key=1))
+    assert "requests without media are served" in failed.message
+    assert not driver.core.requests, "it was never accepted"
+    assert sent(driver.submit(text(), key=2), m.Prepared)
+    assert Phase.DECODE in phases(driver.done("prefill"))
+    driver.machine.set_outages([])
+    assert sent(driver.submit(image(), key=3), m.Granted), "mended"
+
+
+def test_what_is_being_decoded_goes_on_without_prefill() -> None:
+    driver = Driver()
+    bring_to(driver, "decode")
+    driver.machine.set_outages([Outage("prefill", "exit status 1")])
+    assert not sent(driver.tick(), m.Failed)
+    assert broken(driver.submit(text(), key=1)).retry_after_s == 30, "nobody knows when"
+    assert Phase.DECODE in phases(driver.submit(text(1), key=2)), "one token has no prefill"
+    preempt(driver.core, driver.core.requests[KEY])
+    assert broken(driver.tick()).key == KEY, "it would have to be prefilled again"
+
+
+def test_the_rows_of_a_broken_actor_are_free_once_it_is_back() -> None:
+    """Only its next generation can say that the last one writes no more."""
+    driver = Driver()
+    bring_to(driver, "analysing")
+    driver.machine.set_outages([VIDEO_BROKEN])
+    broken(driver.tick())
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    assert not driver.is_empty and not driver.core.requests
+    driver.receive("video", m.Hello("video", 2, 1, True), generation=2)
+    driver.machine.set_outages([])
+    plan_id, _ = driver.plan("video")
+    driver.receive("video", m.PlanDone("video", 2, plan_id, 0.0, m.Skipped()), generation=2).tick()
+    assert driver.is_empty

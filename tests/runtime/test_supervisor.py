@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import pytest
 
 from mmrt.runtime.control import DownRequest, StatusRequest, call
 from mmrt.runtime.errors import RunError
+from mmrt.runtime.restart_policy import PROBE_S
+from mmrt.shm.outages import OutageTable
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def test_a_killed_actor_comes_back_alone(toy: "ToyRun") -> None:
 
 
 @pytest.mark.parametrize(("word", "status"), [("crash", 1), ("exit0", 0)])
-def test_a_crash_loop_fails_the_run(toy: "ToyRun", word: str, status: int) -> None:
+def test_a_run_that_cannot_start_fails(toy: "ToyRun", word: str, status: int) -> None:
     toy.behave("decode", word)
     toy.start(restart_limit=3)
     failed = toy.wait_for("failed")
@@ -74,7 +77,100 @@ def test_a_crash_loop_fails_the_run(toy: "ToyRun", word: str, status: int) -> No
     assert failed["tail"][0] == "decode begins"
     assert toy.end() == 1
     assert toy.history().count("start decode") == 3
+    last = (toy.logs / "supervisor.log").read_text().splitlines()[-1]
+    assert f"the run is over: {failed['reason']}" in last
     toy.assert_nothing_left()
+
+
+def outages(toy: "ToyRun") -> dict[str, str]:
+    """What the controller is told."""
+    with RunDirectory.attach(toy.run) as run, closing(OutageTable.attach(run)) as table:
+        return {outage.actor: outage.reason for outage in table.read()}
+
+
+@pytest.mark.parametrize("word", ["crash", "exit0", "configuration", "dies"])
+def test_a_crash_loop_ends_the_actor_and_not_the_run(toy: "ToyRun", word: str) -> None:
+    toy.start(restart_limit=3)
+    toy.wait_for("ready")
+    others = {actor.name: actor.pid for actor in toy.report().actors if actor.name != "decode"}
+    toy.behave("decode", word)
+    toy.forget()
+    os.kill(toy.pid("decode"), signal.SIGSEGV)
+    toy.wait_for_state("decode", "broken")
+    report = toy.report()
+    decode = toy.actor("decode")
+    assert not report.ready and report.state == "degraded"
+    assert decode.state == "broken" and decode.broken and decode.broken in decode.status
+    assert decode.next_probe_s is None or 0 <= decode.next_probe_s <= PROBE_S
+    assert outages(toy) == {"decode": decode.broken}
+    assert {actor.name: actor.pid for actor in report.actors if actor.name != "decode"} == others
+    toy.behave("decode")
+    toy.wait_for_states("decode", "broken", "active")  # the probe
+    assert toy.report().ready and not toy.actor("decode").broken and outages(toy) == {}
+    toy.call(DownRequest())
+    assert toy.end() == 0
+    toy.assert_nothing_left()
+
+
+def test_a_restart_on_purpose_mends_a_broken_actor(toy: "ToyRun") -> None:
+    toy.start(restart_limit=1)
+    toy.wait_for("ready")
+    toy.behave("decode", "crash")
+    os.kill(toy.pid("decode"), signal.SIGSEGV)
+    toy.wait_for_state("decode", "broken")
+    reply = toy.restart("decode")
+    assert not reply.ok and "Traceback: the toy is broken" in reply.log
+    toy.wait_for("message", lambda event: event["text"].startswith("decode is broken: exit status 1; 1 failures"))
+    assert toy.actor("decode").state == "broken"
+    toy.behave("decode")
+    assert toy.restart("decode").ok
+    assert toy.report().ready and outages(toy) == {}
+
+
+@pytest.mark.parametrize("name", ["controller", "memory"])
+def test_who_nobody_can_do_without_ends_the_run(toy: "ToyRun", name: str) -> None:
+    toy.start(restart_limit=2)
+    toy.wait_for("ready")
+    toy.behave(name, "crash")
+    os.kill(toy.pid(name), signal.SIGKILL)
+    assert toy.wait_for("failed")["reason"].startswith(f"{name} failed: exit status 1; 2 failures within 30 s")
+    assert toy.end() == 1
+    last = (toy.logs / "supervisor.log").read_text().splitlines()[-1]
+    assert f"the run is over: {name} failed: exit status 1; 2 failures" in last
+    toy.assert_nothing_left()
+
+
+def test_a_restart_on_purpose_ages_failures(toy: "ToyRun") -> None:
+    """What has served for longer than the window, and made room, has made up for the failures before it."""
+    toy.start("memory", "decode", restart_limit=2, restart_window_s=0.001)
+    toy.wait_for("ready")
+    for _ in range(3):
+        toy.forget()
+        os.kill(toy.pid("decode"), signal.SIGSEGV)
+        toy.wait_for_states("decode", "backoff", "active")
+        assert toy.restart("decode").ok
+    assert toy.report().ready
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_kills_from_outside_never_count(toy: "ToyRun", number: signal.Signals) -> None:
+    """Not even of whom nobody can do without. SIGTERM is obeyed: the toy says so, and ends with status 0."""
+    toy.start("memory", "controller", restart_limit=2)
+    toy.wait_for("ready")
+    for count in range(1, 6):
+        toy.forget()
+        os.kill(toy.pid("controller"), number)
+        toy.wait_for_states("controller", "backoff", "active")
+        assert toy.actor("controller").restarts == count
+    assert toy.report().ready
+
+
+def test_a_program_that_is_not_there_fails_the_run(toy: "ToyRun") -> None:
+    toy.environment["TOY_PROGRAM"] = str(toy.toys / "nothing")
+    toy.start("memory", restart_limit=2)
+    reason = toy.wait_for("failed")["reason"]
+    assert reason.startswith(f"memory failed: cannot start {toy.toys / 'nothing'}: No such file or directory; 2 failures")
+    assert toy.end() == 1
 
 
 def test_a_configuration_error_is_not_tried_again(toy: "ToyRun") -> None:

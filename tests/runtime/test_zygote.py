@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mmrt.runtime.control import DownRequest
+from mmrt.runtime.launcher import Patience
+from mmrt.runtime.processes import Activity, activity
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -127,6 +131,47 @@ def test_a_zygote_that_hangs_is_killed_when_it_is_needed(forking: "ToyRun") -> N
     assert select.select([gone], [], [], TIMEOUT_S)[0]
     os.close(gone)
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_hung"),
+    [
+        ([(0.0, True, 10.0), (100.0, True, 10.5), (200.0, True, 11.0)], False),  # on a busy machine: it waits for a processor
+        ([(0.0, False, 10.0), (4.9, False, 10.0)], False),
+        ([(0.0, False, 10.0), (4.9, False, 10.0), (5.1, False, 10.0)], True),  # stopped, or waiting for nothing
+        ([(0.0, True, 10.0), (50.0, True, 12.0), (54.0, False, 12.0)], False),
+        ([(0.0, True, 10.0), (50.0, True, 12.0), (55.1, False, 12.0)], True),
+        ([(0.0, True, 10.0), (50.0, True, 15.1)], True),  # in an endless loop
+    ],
+)
+def test_a_zygote_is_judged_by_what_it_does_and_not_by_the_clock(looks: list[tuple[float, bool, float]], is_hung: bool) -> None:
+    patience = Patience(looks[0][0], looks[0][2])
+    assert [patience.is_over(now_s, Activity(used_s, wants), 5.0) for now_s, wants, used_s in looks][-1] == is_hung
+
+
+def wait_for_activity(pid: int, condition: Callable[[Activity], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while (seen := activity(pid)) is None or not condition(seen):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.01)
+
+
+def test_what_a_process_does_is_seen() -> None:
+    """In a child of it, too, as a fork that is under way is one."""
+    busy = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"]
+    )
+    try:
+        wait_for_activity(busy.pid, lambda seen: seen.wants_processor and seen.used_s > 0.2)
+        os.kill(busy.pid, signal.SIGSTOP)
+        (child,) = map(int, Path(f"/proc/{busy.pid}/task/{busy.pid}/children").read_text().split())
+        os.kill(child, signal.SIGSTOP)
+        wait_for_activity(busy.pid, lambda seen: not seen.wants_processor)
+        os.kill(child, signal.SIGKILL)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert activity(busy.pid) is None
 
 
 DIES_UNHEARD = """

@@ -1,8 +1,8 @@
 """A test's actor: the standard library only, so that it starts in milliseconds. What it does stands in $TOY_DIR/<name>, as words.
 
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
-FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, hang (stops beating once active), stubborn (ignores SIGTERM),
-drains (ends at the second), parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
+FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, dies (once active), hang (stops beating once active), stubborn (ignores
+SIGTERM), drains (ends at the second), parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
 """
 
 import contextlib
@@ -49,6 +49,8 @@ def main(name: str) -> int:
         os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "1000")
     event(toys, f"active {name}")
     notify(name, generation, "X_MMRT_ACTIVE=1")
+    if "dies" in words:
+        return 1
     if "asks" in words:
         with socket.socket(socket.AF_UNIX) as control:
             control.connect(f"{run}/control")
@@ -64,6 +66,7 @@ def main(name: str) -> int:
             notify(name, generation, "WATCHDOG=1")
         for fd, _ in poll.poll(None if "hang" in words else beat_ms):
             event(toys, f"{'orphan' if fd == lifeline else 'stop'} {name}")
+            notify(name, generation, "STOPPING=1")
             return 0
 
 
@@ -93,7 +96,7 @@ def next_generation(path: str) -> int:
 def notify(name: str, generation: int, assignment: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         text = f"{assignment}\nX_MMRT_ACTOR={name}\nX_MMRT_GENERATION={generation}"
-        with contextlib.suppress(ConnectionRefusedError):  # a supervisor that has just died; the caller sees that next
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):  # a supervisor that has ended; the caller sees that next
             sender.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])
 
 

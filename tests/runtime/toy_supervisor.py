@@ -1,7 +1,8 @@
 """A supervisor of toy actors, as a process of its own: it becomes a subreaper, which a test process must not.
 
 Usage: toy_supervisor.py RUN TOYS LOGS SETTINGS ACTOR…; SETTINGS is the [supervisor] table as JSON. Prints what it reports as JSON
-lines. With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork; with $TOY_DETACH it is a daemon.
+lines. $TOY_PROGRAM is what actors are started with instead of Python.
+With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork; with $TOY_DETACH it is a daemon.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ class Printer:
 def main(reporter: Reporter, run: str, toys: str, logs: str, settings: str, *actors: str) -> int:
     config = convert_config({"supervisor": json.loads(settings)})
     program = str(Path(__file__).with_name("toy_actor.py"))
-    commands = {name: (sys.executable, "-S", "-E", program, name) for name in actors}
+    python = os.environ.get("TOY_PROGRAM", sys.executable)
+    commands = {name: (python, "-S", "-E", program, name) for name in actors}
     specs: list[ActorSpec] = actor_specs(config, commands)
     forking = "TOY_ENTRY" in os.environ
     if forking:

@@ -12,7 +12,7 @@ from mmrt.shm import run_directory as module
 from mmrt.shm.errors import BusyError, MissingError, ShmError
 from mmrt.shm.file_lock import is_current
 from mmrt.shm.role_lock import RoleLock, next_generation
-from mmrt.shm.run_directory import RunDirectory, sweep_dead_run, sweep_dead_runs
+from mmrt.shm.run_directory import RunDirectory, foreign_parent, sweep_dead_run, sweep_dead_runs
 from mmrt.shm.segment import HEADER_BYTES, Segment
 
 
@@ -288,6 +288,45 @@ def test_default_path(monkeypatch, place):
     assert RunDirectory.default_path("other").parts[-2:] == (f"mmrt-{os.getuid()}", "other"), "who names a run means that one"
     monkeypatch.delenv("MMRT_RUN_DIR")
     assert RunDirectory.default_path().parts[-2:] == (f"mmrt-{os.getuid()}", "default")
+
+
+def _block(shared, kind):
+    """Somebody else's work where our directory should be."""
+    path = shared / f"mmrt-{os.getuid()}"
+    if kind == "directory":
+        path.mkdir()
+        os.chown(path, os.getuid() + 1, -1)
+    elif kind == "link":
+        path.symlink_to(shared)
+    else:
+        path.touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["file", "link", pytest.param("directory", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives directories away"))],
+)
+def test_a_parent_of_somebody_else_is_no_obstacle(monkeypatch, place, kind):
+    shared, runtime = place / "shm", place / "runtime"
+    for folder in (shared, runtime):
+        folder.mkdir()
+    monkeypatch.setattr("mmrt.shm.run_directory._SHARED_MEMORY", str(shared))
+    monkeypatch.delenv("MMRT_RUN_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert RunDirectory.default_path().parent.parent == shared and foreign_parent() is None
+    blocked = _block(shared, kind)
+    path = RunDirectory.default_path("mine")
+    assert path == runtime / f"mmrt-{os.getuid()}" / "mine" and foreign_parent() == blocked
+    run = RunDirectory.create(path, {})
+    blocked.rmdir() if kind == "directory" else blocked.unlink()
+    assert RunDirectory.default_path("mine") == path, "it is found where it is"
+    assert RunDirectory.default_path("other").parent.parent == shared
+    run.destroy()
+    _block(shared, kind)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(ShmError, match=f"{blocked} is not a directory of user .*set MMRT_RUN_DIR"):
+        RunDirectory.default_path()
 
 
 def _holding(run, actor):

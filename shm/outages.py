@@ -1,0 +1,76 @@
+"""Which actors the run does without for now, and why: written by the supervisor, read by the controller.
+
+It is there from the start of the run, so that a full file system keeps nobody from being told.
+"""
+
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from .run_directory import RunDirectory
+from .segment import Layout, Segment
+from .versioned import VersionedBlob
+
+NAME = "outages"  # without the run id: a memory that makes its segments anew leaves it alone
+_KIND = "outages"
+_MAX_BYTES = 8192
+_MAX_REASON = 300
+
+
+class Outage(msgspec.Struct, frozen=True):
+    """``actor`` is broken for ``reason``. It is tried again at ``next_probe_s`` (CLOCK_MONOTONIC; 0: nobody knows)."""
+
+    actor: str
+    reason: str
+    next_probe_s: float = 0.0
+
+
+class OutageTable:
+    """All outages of a run, replaced as a whole."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Use ``create`` or ``attach``."""
+        word, slots, num_bytes = _layout()
+        segment.expect_bytes(num_bytes)
+        self._segment = segment
+        self._word = word // 8
+        self._blob = VersionedBlob(segment, self._word, slots, _MAX_BYTES)
+        self._decoder = msgspec.msgpack.Decoder(tuple[Outage, ...])
+
+    @classmethod
+    def create(cls, run: RunDirectory) -> Self:
+        """Make it. Raises: SpaceError, FileExistsError."""
+        return cls(Segment.create(run.path / NAME, _layout()[2], kind=_KIND))
+
+    @classmethod
+    def attach(cls, run: RunDirectory) -> Self:
+        """Map it for reading. Raises: MissingError where no supervisor has made it."""
+        return cls(Segment.attach(run.path / NAME, kind=_KIND, writable=False))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._segment.close()
+
+    @property
+    def version(self) -> int:
+        """Changes with everything that is published. Costs next to nothing."""
+        return int(self._segment.words[self._word])
+
+    def publish(self, outages: tuple[Outage, ...]) -> None:
+        """Replace them. Supervisor only."""
+        shortened = tuple(msgspec.structs.replace(outage, reason=outage.reason[:_MAX_REASON]) for outage in outages)
+        self._blob.write(1, msgspec.msgpack.encode(shortened))
+
+    def read(self) -> tuple[Outage, ...]:
+        """The last that were published; none before the first."""
+        blob = self._blob.read(1)
+        return () if blob is None else self._decoder.decode(blob)
+
+
+def _layout() -> tuple[int, int, int]:
+    """(offset of the word, offset of the slots, bytes of the segment)."""
+    layout = Layout()
+    word = layout.add(1, np.uint64).offset
+    slots = layout.add((2, VersionedBlob.slot_bytes(_MAX_BYTES)), np.uint8).offset
+    return word, slots, layout.num_bytes
