@@ -39,8 +39,10 @@ class Report:
 def format_report(report: Report) -> str:
     """All that the command prints at its end: facts, a table per section, and what came of it."""
     facts = [f"{name}: {value}" for name, value in report.facts.items()]
-    ceilings = [f"{value:,.0f} {unit}" for unit, value in report.ceilings.items()]
-    parts = ["\n".join(facts), f"ceilings that shares are of: {', '.join(ceilings) or 'not measured'}"]
+    parts = ["\n".join(facts)]
+    if report.ceilings:
+        ceilings = [f"{value:,.0f} {unit}" for unit, value in report.ceilings.items()]
+        parts.append(f"ceilings that shares are of: {', '.join(ceilings)}")
     for section, seconds in report.seconds.items():
         mine = [judged for judged in report.rows if judged.row.section == section]
         first_s = sum(judged.row.first_s or 0.0 for judged in mine)
@@ -65,20 +67,17 @@ def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     return "\n".join(lines)
 
 
-def write_report(report: Report, directory: Path) -> Path:
-    """``gpu.json``, whole at any time: whoever ends the bench finds what the last report had. Raises: OSError."""
-    path = directory / "gpu.json"
-    directory.mkdir(parents=True, exist_ok=True)
+def write_report(report: Report, path: Path) -> Path:
+    """JSON, whole at any time: a bench that is ended leaves the last report. Raises: OSError."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(report.to_json())
     return unfinished.replace(path)
 
 
-def write_picture(report: Report, directory: Path) -> Path:
-    """``gpu.png``. Raises: ImportError without matplotlib; OSError."""
+def write_picture(report: Report, path: Path) -> Path:
+    """A PNG. Raises: ImportError without matplotlib; OSError."""
     from matplotlib.figure import Figure
 
-    path = directory / "gpu.png"
     _draw(Figure, report).savefig(path)
     return path
 

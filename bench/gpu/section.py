@@ -24,17 +24,17 @@ from .timing import Clock
 
 MODULES = {
     "ceilings": "ceilings",
+    "steps": "steps",
     "paged_decode": "paged_decode",
     "paged_extend": "paged_extend",
     "vision_attention": "vision_attention",
+    "sampling": "sampling",
     "kv_write": "kv_write",
     "rms_norm, silu_mul": "row_kernels",
-    "sampling": "sampling",
     "embedding_pages, kv_transfer": "copies",
-    "video": "video_units",
-    "steps": "steps",
     "sharing": "sharing",
     "contention": "contention",
+    "video": "video_units",
     "peers": "peers",
     "sweep": "sweep",
 }
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("section", choices=list(MODULES))
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="lines of JSON are appended here")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N cases")
+    parser.add_argument("--only", choices=("checks", "timings"), help="(both)")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
     device = torch.device("cuda", 0)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         signal.alarm(CASE_LIMIT_S)
         clock: Clock | None = None
-        for number, case in enumerate(cases(options.section, device, options.quick)):
+        for number, case in enumerate(cases(options.section, device, options.quick, options.only)):
             if number < options.skip:
                 continue
             name, is_peer = (case.case if isinstance(case, Row) else case.name), isinstance(case, Timing) and case.is_peer
@@ -85,13 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def cases(section: str, device: torch.device, quick: bool) -> Iterator[Check | Timing | Row]:
+def cases(section: str, device: torch.device, quick: bool, only: str | None = None) -> Iterator[Check | Timing | Row]:
     """Checks, then timings. What goes wrong in making them is a row, and the last one."""
     try:
         torch.manual_seed(0)
         module: Any = importlib.import_module(f".{MODULES[section]}", __package__)
-        yield from module.checks(device, "device")
-        yield from module.timings(quick)
+        if only != "timings":
+            yield from module.checks(device, "device")
+        if only != "checks":
+            yield from module.timings(quick)
     except Exception as error:
         yield _failure("the list of cases", error)
 

@@ -1,6 +1,7 @@
 """``python -m mmrt.bench.gpu.serve``: whole runs on this machine's GPU, through HTTP: the same answers, how fast, and how soon again.
 
-Needs all that mmrt needs, where the kernels' bench needs torch and Triton alone; that bench starts this one at its end.
+Needs all that mmrt needs, where the kernels' bench needs torch and Triton alone. It is the part ``serve`` of that bench, and the last
+step of its part ``works``.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from .report import format_table
 from .whole_runs import SECTIONS
 
 _DEVICE_BYTES, _DISK_BYTES = 40 * 2**30, 20 * 10**9  # for 17 GB of weights: KV, activations and three contexts beside them; the file
+_CLEANING_S = 20.0  # of a limit
 COLUMNS = ("", "", "target", "", "")
 
 
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         skipped = ", ".join(options.sections)
         print(f"error: {skipped} cannot run on {options.device}: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
         return 1
+    if options.limit is not None:
+        signal.setitimer(signal.ITIMER_REAL, max(1.0, options.limit - _CLEANING_S))
     console = open_console(options.json)
     figures: list[Figure] = []
     if options.model is not None:
@@ -104,12 +108,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mmrt.bench.gpu.serve", description="Whole runs of mmrt on a GPU, through HTTP.")
     add = parser.add_argument
     add("--device", default="cuda", help="cuda, cuda:N; cpu tries the bench itself (%(default)s)")
-    add("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    sections = [section for section in SECTIONS if section != "answers"]
+    about = f"{', '.join(SECTIONS)} (all but answers, which the part works has)"
+    add("--sections", nargs="+", choices=list(SECTIONS), default=sections, metavar="SECTION", help=about)
     add("--shape", choices=("tiny", "small", "3b", "7b"), help="of the model that is timed (7b where there is room for it, else 3b)")
     add("--model", type=Path, metavar="DIR", help="a checkpoint that is there already, instead")
     add("--requests", type=int, default=64, help="of each load (%(default)s)")
     add("--trials", type=int, default=3, help="kills of each actor (%(default)s)")
     add("--quick", action="store_true", help="few requests and one kill of each actor")
+    add("--limit", type=float, metavar="S", help="end after so many seconds with what there is")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     add("--plot", type=Path, metavar="FILE", help="a picture of all figures; needs matplotlib")
     options = parser.parse_args(argv)
@@ -124,7 +131,12 @@ def _device_name(device: str) -> str:
     return "cpu" if device == "cpu" else f"{device}, {torch.cuda.get_device_name(device)}"
 
 
-if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where SIGINT is ignored, as behind nohup
+def end_on_signals() -> None:
+    """Clean up and write what there is at SIGINT, also where it is ignored, as behind nohup, at SIGTERM and when the limit is over."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    end_on_signals()
     sys.exit(main())

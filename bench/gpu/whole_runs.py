@@ -209,11 +209,11 @@ def _one_request(case: str, num_tokens: int, whole_s: float, first_s: float) -> 
 SECTIONS: dict[str, Callable[[OwnRun, argparse.Namespace], Iterator[Figure]]] = {
     "load": _load,
     "stall": partial(_stall, "stall", "E+P+D"),
-    "restart": _restart,
-    "answers": _answers,
-    "transformers": _transformers,
-    "together": partial(_stall, "together", "EPD"),
     "mps": _mps,
+    "together": partial(_stall, "together", "EPD"),
+    "restart": _restart,
+    "transformers": _transformers,
+    "answers": _answers,
 }
 
 

@@ -16,7 +16,7 @@ import simplejpeg
 import torch
 
 import mmrt.bench.gpu.__main__ as command
-from mmrt.bench.gpu import contention, runner, sampling, section, sweep, timing, video_units
+from mmrt.bench.gpu import contention, device_tests, runner, sampling, section, speed, sweep, timing, video_units, works
 from mmrt.bench.gpu.case import Check, Timing, WrongResult, require_close
 from mmrt.bench.gpu.counts import SHAPE_3B, SHAPE_7B, attention_flops, decode_bytes, extend_flops, rotate_and_write_bytes
 from mmrt.bench.gpu.device import read_facts
@@ -139,15 +139,15 @@ def test_empty_columns_are_left_out() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    path = write_report(make_report(ROWS), tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == [path] and path.name == "gpu.json"
+    path = write_report(make_report(ROWS), tmp_path / "speed.json")
+    assert list(tmp_path.iterdir()) == [path]
     found = json.loads(path.read_text())
     assert found["facts"] == {"device": "NVIDIA H200"} and len(found["rows"]) == 4
     assert found["rows"][1]["verdict"] == "MISSED" and found["rows"][1]["goal"] == 3600 and found["rows"][1]["share"] > 0.77
 
 
 def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_report(make_report(ROWS[:2]), tmp_path)
+    path = write_report(make_report(ROWS[:2]), tmp_path / "speed.json")
 
     def cut_off(self: Path, text: str) -> None:
         self.write_bytes(text.encode()[:100])
@@ -155,16 +155,16 @@ def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "write_text", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        write_report(make_report(ROWS), tmp_path)
+        write_report(make_report(ROWS), path)
     assert len(json.loads(path.read_text())["rows"]) == 2
 
 
 def test_a_picture_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert command._picture(make_report(ROWS), tmp_path) == "no picture: matplotlib is not installed"
+    assert speed._picture(make_report(ROWS), tmp_path / "speed.png") == "no picture: matplotlib is not installed"
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
-    path = write_picture(make_report(ROWS), tmp_path)
+    path = write_picture(make_report(ROWS), tmp_path / "speed.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -278,7 +278,7 @@ def test_a_section_writes_each_row_and_stops_when_the_device_is_lost(tmp_path: P
         Timing("c", faulty),
         Check("d", lambda: 0.0),
     ]
-    monkeypatch.setattr(section, "cases", lambda name, device, quick: iter(found))
+    monkeypatch.setattr(section, "cases", lambda name, device, quick, only: iter(found))
     monkeypatch.setattr(section, "Clock", lambda device: object())
     monkeypatch.setattr(section.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
@@ -295,45 +295,161 @@ def test_a_section_writes_each_row_and_stops_when_the_device_is_lost(tmp_path: P
     assert section.main(["sampling", "--rows", str(tmp_path / "rows"), "--skip", "3"]) == section.LOST
 
 
+def test_a_section_has_its_checks_or_its_timings_alone() -> None:
+    name, cpu = "rms_norm, silu_mul", torch.device("cpu")
+    timings = list(section.cases(name, cpu, quick=True, only="timings"))
+    assert timings and all(isinstance(case, Timing) for case in timings)
+    assert isinstance(next(section.cases(name, cpu, quick=True, only="checks")), Check)
+    everything = [type(case) for case in section.cases(name, cpu, quick=True)]
+    assert set(everything) == {Check, Timing} and everything.count(Timing) == len(timings)
+
+
+@pytest.fixture
+def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for part in (speed, works):
+        monkeypatch.setattr(part, "read_facts", lambda: {"device": "NVIDIA H200"})
+
+
+def sections_of(file: Path) -> set[str]:
+    return {row["section"] for row in json.loads(file.read_text())["rows"]}
+
+
+@pytest.mark.usefixtures("a_device")
 @pytest.mark.parametrize(("is_wrong", "status"), [(False, 0), (True, 1)])
-def test_the_command_prints_its_table_last(
+def test_speed_prints_its_table_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_wrong: bool, status: int
 ) -> None:
     sections: list[str] = []
     kept: list[set[str]] = []
 
     def run(name: str, process: list[str], file: Path, environment: dict[str, str], end_s: float) -> list[Row]:
-        assert "--quick" in process and environment["TRITON_CACHE_DIR"] and not file.exists()
-        kept.append({row["section"] for row in json.loads((tmp_path / "gpu.json").read_text())["rows"]})
+        assert process[-3:] == ["--only", "timings", "--quick"] and not file.exists()
+        kept.append(sections_of(tmp_path / "speed.json"))
         sections.append(name)
         return [Row(section=name, case="case", rate=4000.0, unit="GB/s", failed=is_wrong and name == "peers")]
 
-    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command, "read_facts", lambda: {"device": "NVIDIA H200"})
-
-    ends_well = True
-
-    def run_whole(file: Path, table: Path, quick: bool, end_s: float) -> bool:
-        assert file == tmp_path / "serve.json" and quick and end_s > time.monotonic() + 100
-        sections.append("whole runs")
-        table.write_text("7b on cuda\nload: TTFT  9 ms\n")
-        return ends_well
-
-    monkeypatch.setattr(command, "run_section", run)
-    monkeypatch.setattr(command, "_run_whole", run_whole)
-    monkeypatch.setattr(command, "_what_serving_lacks", lambda: "")
-    assert command.main(["--quick", "--out", str(tmp_path)]) == status
-    assert sections.pop() == "whole runs"
+    monkeypatch.setattr(speed, "run_section", run)
+    assert command.main(["speed", "--quick", "--out", str(tmp_path)]) == status
     assert sections == [name for name in section.MODULES if name != "sweep"]
     assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
     said = capsys.readouterr().out.partition("wrote ")[2]
-    assert "steps  (0 s, " in said and said.endswith("MISSED\n\n7b on cuda\nload: TTFT  9 ms\n")
-    ends_well = False
-    assert command.main(["--quick", "--out", str(tmp_path)]) == 1
-    monkeypatch.setattr(command, "_what_serving_lacks", lambda: "No module named 'zmq'")
-    assert command.main(["--quick", "--out", str(tmp_path)]) == status and sections[-1] != "whole runs"
-    said = capsys.readouterr().out.partition("wrote ")[2]
-    assert "steps  (0 s, " in said and said.endswith("whole runs are not measured: No module named 'zmq'\n")
+    assert "steps  (0 s, " in said and said.endswith("MISSED\n")
+
+
+@pytest.mark.usefixtures("a_device")
+@pytest.mark.parametrize("wrong", ["", "sampling", "tests that need a GPU", "answers"])
+def test_works_runs_tests_checks_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    steps: list[str] = []
+    kept: list[set[str]] = []
+
+    def run(name: str, process: list[str], file: Path, environment: dict[str, str], end_s: float) -> list[Row]:
+        is_suite = name in device_tests.SUITES
+        assert process[2:] == ["mmrt.bench.gpu.device_tests"] if is_suite else process[-2:] == ["--only", "checks"]
+        kept.append(sections_of(tmp_path / "works.json"))
+        steps.append(name)
+        note = "passed" if name != wrong else "AssertionError: 3 == 4"
+        return [Row(section=name, case="t", note=note, failed=name == wrong)]
+
+    def answer(file: Path, missing: str, limit_s: float) -> list[Row]:
+        steps.append("answers")
+        return [Row(section="answers", case="equal", rate=1.0, unit="of 1", failed=wrong == "answers")]
+
+    monkeypatch.setattr(works, "run_section", run)
+    monkeypatch.setattr(works, "answers", answer)
+    assert command.main(["works", "--out", str(tmp_path)]) == bool(wrong)
+    assert steps == [*device_tests.SUITES, *section.MODULES, "answers"]
+    assert kept == [set(steps[:number]) for number in range(len(steps) - 1)]
+    said = capsys.readouterr().out
+    assert "device: NVIDIA H200" in said.partition("tests that need a GPU")[0]
+    assert ("AssertionError: 3 == 4" in said) == (wrong not in ("", "answers"))
+    assert f"{bool(wrong):d} FAILED" in said
+
+
+@pytest.mark.usefixtures("a_device")
+def test_whole_runs_say_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "what_serving_lacks", lambda: "No module named 'zmq'")
+    assert command.main(["serve", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "error: whole runs cannot be measured: No module named 'zmq'\n"
+    (row,) = works.answers(tmp_path / "none", "No module named 'zmq'", 1.0)
+    assert (row.note, row.failed) == ("not run: No module named 'zmq'", False)
+
+
+TESTS = """
+import os, pytest
+
+def test_right():
+    pass
+
+@pytest.mark.parametrize("value", [3, 4])
+def test_some(value):
+    assert value == 4, "not four"
+
+@pytest.mark.skip("no room")
+def test_later():
+    pass
+
+@pytest.mark.slow
+def test_not_chosen():
+    raise AssertionError
+
+def test_dies():
+    if "SURVIVE" not in os.environ:
+        os.kill(os.getpid(), 11)
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("disk full")
+
+def test_broken_behind_its_end(broken):
+    pass
+"""
+
+
+def device_test_rows(tmp_path: Path, environment: dict[str, str]) -> list[Row]:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_some.py").write_text(TESTS)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow"]\naddopts = ["-n", "4"]\n')
+    script = "import sys; from pathlib import Path; from mmrt.bench.gpu import device_tests as tests; "
+    script += "tests.ROOT = Path.cwd(); tests.SUITES['suite'] = ('-m', 'not slow', 'tests'); sys.exit(tests.main(sys.argv[1:]))"
+    (tmp_path / "run.py").write_text(script)
+    previous = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        return run_section("suite", [sys.executable, "run.py"], tmp_path / "rows", environment, time.monotonic() + 120)
+    finally:
+        os.chdir(previous)
+
+
+def test_tests_on_the_device_are_rows(tmp_path: Path) -> None:
+    rows = {row.case.rpartition("::")[2]: row for row in device_test_rows(tmp_path, {"SURVIVE": "1"})}
+    assert {case: row.failed for case, row in rows.items()} == {
+        "test_right": False,
+        "test_some[3]": True,
+        "test_some[4]": False,
+        "test_later": False,
+        "test_dies": False,
+        "test_broken_behind_its_end": True,
+    }
+    assert rows["test_some[3]"].note.startswith("AssertionError: not four")
+    assert rows["test_broken_behind_its_end"].note == "OSError: disk full"
+    first, *others = works.condense("suite", list(rows.values()))
+    assert (first.case, first.note, len(others)) == ("3 tests passed", "1 skipped", 2)
+
+
+def test_tests_go_on_behind_one_that_takes_the_process_with_it(tmp_path: Path) -> None:
+    rows = {row.case.rpartition("::")[2]: row for row in device_test_rows(tmp_path, {})}
+    assert rows["test_dies"].failed and rows["test_dies"].note == "the process ended with signal 11"
+    assert len(rows) == 6 and rows["test_broken_behind_its_end"].failed
+
+
+def test_the_suites_name_what_is_there() -> None:
+    for selection in device_tests.SUITES.values():
+        assert all((ROOT / argument).exists() for argument in selection if argument.startswith("tests"))
 
 
 def test_facts_that_cannot_be_had_say_so() -> None:
@@ -427,10 +543,11 @@ def without_cuda(*arguments: str, path: Path | None = None) -> subprocess.Comple
 
 
 def test_without_a_device_it_says_so(tmp_path: Path) -> None:
-    done = without_cuda("-m", "mmrt.bench.gpu", "--out", str(tmp_path / "out"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: this bench needs a CUDA device, and torch sees none\n"
-    assert not (tmp_path / "out").exists()
+    for part in ("works", "speed", "serve"):
+        done = without_cuda("-m", "mmrt.bench.gpu", part, "--out", str(tmp_path / "out"))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "error: this bench needs a CUDA device, and torch sees none\n"
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> None:
@@ -438,9 +555,9 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
     (tmp_path / "mmrt").symlink_to(ROOT)
     for absent in ("msgspec", "rich", "typer", "zmq", "transformers", "safetensors", "matplotlib", "aiohttp", "uvloop", "av", "PIL"):
         (tmp_path / f"{absent}.py").write_text(f"raise ModuleNotFoundError({absent!r})\n")
-    assert without_cuda("-m", "mmrt.bench.gpu", path=tmp_path).returncode == 1
-    script = "import importlib, mmrt.bench.gpu.__main__ as command; [importlib.import_module(f'mmrt.bench.gpu.{m}') for m in "
-    script += "command.MODULES.values()]; print(command.__file__)"
+    assert without_cuda("-m", "mmrt.bench.gpu", "works", path=tmp_path).returncode == 1
+    script = "import importlib, mmrt.bench.gpu.__main__ as command; from mmrt.bench.gpu.section import MODULES; "
+    script += "[importlib.import_module(f'mmrt.bench.gpu.{m}') for m in MODULES.values()]; print(command.__file__)"
     done = without_cuda("-c", script, path=tmp_path)
     assert done.stderr == "" and done.stdout.startswith(str(tmp_path / "mmrt"))
 
@@ -454,18 +571,11 @@ def test_what_is_not_installed_is_no_failure(absent: str, failed: bool) -> None:
     assert row.failed == failed and absent in row.note
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_whole_runs_are_tried_in_a_process_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert not command._run_whole(tmp_path / "serve.json", tmp_path / "serve.txt", True, time.monotonic() + 60)
-    assert (tmp_path / "serve.txt").read_text() == ""
-    assert "sees no CUDA device" in capfd.readouterr().err
-
-
 def test_what_serving_lacks_on_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "cuda.bindings" else object())
-    assert command._what_serving_lacks() == "No module named 'cuda.bindings'"
+    assert command.what_serving_lacks() == "No module named 'cuda.bindings'"
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
-    assert command._what_serving_lacks() == ""
+    assert command.what_serving_lacks() == ""
 
 
 @pytest.mark.parametrize(("missing", "is_failure"), [("msgspec", False), ("mmrt.bench.gpu.sampling", True)])
@@ -522,10 +632,3 @@ def test_jpegs_are_timed_where_there_are_units(monkeypatch: pytest.MonkeyPatch) 
     units, core, ratio = execute(case, object(), lambda: None)  # type: ignore[arg-type]
     assert units.note == "differs by up to 2 of 255" and units.time_us and core.time_us
     assert ratio.rate == core.time_us / units.time_us
-
-
-def test_who_does_not_end_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command._ends_within(subprocess.Popen(["true"]), 60)
-    assert not command._ends_within(subprocess.Popen(["false"]), 60)
-    assert not command._ends_within(subprocess.Popen(["sleep", "100"]), 0.1)
-    assert capsys.readouterr().err == "whole runs did not end and were killed: see mmrt down\n"

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from mmrt.bench.client import BenchError
-from mmrt.bench.gpu import serve, serving, whole_runs
+from mmrt.bench.gpu import serve, serving, whole_runs, works
 from mmrt.bench.gpu.figures import Figure, write_picture
 from mmrt.bench.gpu.mps import multi_process_service
 from mmrt.bench.gpu.report import format_table
@@ -150,6 +151,24 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
     assert [figure.verdict for figure in figures] == ["", "FAILED", "", "", ""]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would measure for minutes")
+def test_answers_without_a_device_are_a_failure(tmp_path: Path) -> None:
+    (row,) = works.answers(tmp_path / "answers.json", "", 60.0)
+    assert (row.note, row.failed) == ("ended with status 1", True)
+    (row,) = works.answers(tmp_path / "answers.json", "", 0.1)
+    assert (row.note, row.failed) == ("ended with status -9", True)
+
+
+def test_a_limit_ends_it_and_leaves_what_there_is(tmp_path: Path) -> None:
+    """The run that is starting is down before it ends."""
+    file = tmp_path / "serve.json"
+    command = [sys.executable, "-m", "mmrt.bench.gpu.serve", "--device", "cpu", "--shape", "tiny", "--sections", "load", "stall"]
+    done = subprocess.run([*command, "--limit", "21", "--json", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
+    assert figures[-1].note == "ended early" and "Traceback" not in done.stderr
+
+
 CONTROL = """#!/bin/sh
 echo "$* $CUDA_MPS_PIPE_DIRECTORY $(cat)" >> {said}
 echo not today >&2
@@ -218,3 +237,10 @@ def test_sections_on_the_processor(tmp_path: Path) -> None:
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
     assert {figure.section for figure in figures} == {"load", "stall", "restart", "transformers", "together"}
     assert all(figure.value is not None and figure.value > 0 for figure in figures)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_of_a_run_on_the_processor_equal_themselves(tmp_path: Path) -> None:
+    (row,) = works.answers(tmp_path / "answers.json", "", 500.0, device="cpu")
+    assert (row.case, row.rate, row.failed) == ("equal", 1.0, False)
