@@ -5,6 +5,7 @@ behind that one, as a section of kernels is.
 """
 
 import argparse
+import importlib.util
 import json
 import signal
 import sys
@@ -105,12 +106,8 @@ class Recorder:
 def _why_not() -> str:
     if not (ROOT / "tests").is_dir():
         return "tests come with a checkout, not with an installed package"
-    for needed in ("pytest", "hypothesis"):
-        try:
-            __import__(needed)
-        except ImportError as error:
-            return str(error)
-    return ""
+    missing = [needed for needed in ("pytest", "hypothesis") if importlib.util.find_spec(needed) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
 
 
 def _last_words(report: Any) -> str:
