@@ -6,9 +6,11 @@ that new ones wait for it in the listening socket's queue, and finish what has c
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -45,6 +47,7 @@ ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 FAREWELL_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
+SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
 
@@ -58,6 +61,9 @@ class TextStack(NamedTuple):
 def main(actor: Actor) -> None:
     """Entry of the gateway process."""
     text = load_text_stack(actor)
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
     actor.become_active()
     uvloop.run(serve(actor, text))
 

@@ -289,6 +289,33 @@ def test_a_large_prompt_does_not_hold_up_others(stage: Any) -> None:
     stage.run(test)
 
 
+def test_nobody_waits_for_the_threads_that_read_large_bodies(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun = threading.Event(), threading.Semaphore(0)
+    parse = completions_module.Completions._parse
+
+    def slow(self: Any, read: Any, body: bytearray) -> Any:
+        if len(body) > 40_000:
+            begun.release()
+            assert go.wait(10)
+        return parse(self, read, body)
+
+    monkeypatch.setattr(completions_module.Completions, "_parse", slow)
+
+    async def test(scene: Any) -> None:
+        large = [asyncio.create_task(scene.post(scene.chat(["x"] * 20_000))) for _ in range(4)]
+        for _ in range(2):
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+        assert (await scene.http.get("/health")).status_code == 200
+        assert (await scene.http.get("/metrics")).status_code == 200
+        assert (await scene.post(scene.chat(stream=True))).text.endswith("data: [DONE]\n\n")
+        assert (await scene.post(scene.chat("word " * 2000))).status_code == 400, "of middle size: by another thread"
+        assert not any(task.done() for task in large)
+        go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*large)] == [400] * 4
+
+    stage.run(test)
+
+
 def test_whoever_leaves_a_large_prompt_behind_still_counts(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its body is in memory until the thread that reads it is done, however soon the client has gone."""
     go, begun = threading.Event(), threading.Semaphore(0)
