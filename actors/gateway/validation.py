@@ -102,7 +102,12 @@ def _of_type(kind: type, words: str) -> Harmless:
     return Harmless(lambda value: isinstance(value, kind), words)
 
 
+_THINKING_NAMES = ("enable_thinking", "thinking")  # of models that think, which none of those served does
 _NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
+_THINKING = Harmless(
+    lambda value: isinstance(value, dict) and all(name in _THINKING_NAMES and isinstance(value[name], bool) for name in value),
+    "an object with nothing but the booleans enable_thinking and thinking",
+)
 _FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
 HARMLESS: Mapping[str, Harmless] = {
@@ -123,7 +128,9 @@ HARMLESS: Mapping[str, Harmless] = {
     "skip_special_tokens": _one_of(True),
     "spaces_between_special_tokens": _FLAG,
     "include_stop_str_in_output": _one_of(False),
-    "chat_template_kwargs": _NOTHING,
+    "chat_template_kwargs": _THINKING,
+    "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh"),
+    "verbosity": _one_of("low", "medium", "high"),
     "documents": _NOTHING,
     "tools": _NOTHING,
     "tool_choice": _one_of("none", "auto"),
@@ -137,6 +144,7 @@ HARMLESS: Mapping[str, Harmless] = {
     "store": _FLAG,
     "safety_identifier": _TEXT,
     "prompt_cache_key": _TEXT,
+    "prompt_cache_retention": _TEXT,
     "request_id": _TEXT,
 }
 
@@ -208,7 +216,10 @@ def _read_generation(fields: Fields, limits: Limits) -> dict[str, Any]:
 
 
 def _refuse_others(fields: Fields) -> None:
-    """Everything that is left must change nothing."""
+    """Everything that is left must change nothing. Tools that must not be called do not."""
+    for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+        if fields.leftover.get(choice) == "none" and isinstance(fields.leftover.get(tools), list):
+            fields.take(tools)
     for name, harmless in HARMLESS.items():
         value = fields.take(name)
         if value is not None and not harmless.is_it(value):

@@ -39,6 +39,25 @@ def test_an_answer(stage: Any) -> None:
     stage.run(test)
 
 
+def test_openai_s_client_sends_what_changes_nothing(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "original"}}
+        answer = await scene.client.chat.completions.create(
+            model="tiny",
+            messages=user([picture, {"type": "text", "text": "hi"}]),
+            prompt_cache_key="k",
+            prompt_cache_retention="24h",
+            reasoning_effort="minimal",
+            verbosity="low",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tool_choice="none",
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+        assert answer.choices[0].finish_reason == "stop"
+
+    stage.run(test)
+
+
 @pytest.mark.parametrize("options", [None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}])
 def test_a_stream(stage: Any, options: dict[str, bool] | None) -> None:
     async def test(scene: Any) -> None:

@@ -574,6 +574,30 @@ def test_metrics(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize(("status", "refused"), [(400, 1), (413, 1), (422, 1), (503, 1), (500, 0), (504, 0)])
+def test_refusals_are_no_finished_requests(stage: Any, status: int, refused: int) -> None:
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.fail(status, "too bad")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        assert (await scene.post(scene.chat())).status_code == status
+        await scene.post(scene.chat(n=2))
+        text = (await scene.http.get("/metrics")).text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        sums: dict[str, float] = {}
+        for name, value in samples.items():
+            family = name.split("{")[0]
+            sums[family] = sums.get(family, 0) + float(value)
+        finished = 1 - refused
+        assert sums.get("mmrt_requests_total", 0) == sums.get("vllm:request_success_total", 0) == finished
+        assert sums["mmrt_e2e_request_latency_seconds_count"] == finished
+        assert sums["mmrt_admission_rejections_total"] == sums["vllm:admission_rejections_total"] == 1 + refused
+
+    stage.run(test)
+
+
 def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() -> None:
     metrics = Metrics("tiny", StatsSnapshot)
     gone = RequestError("gone", status=CLIENT_GONE)

@@ -122,6 +122,10 @@ HARMLESS_VALUES = {
     "store": True,
     "service_tier": "auto",
     "modalities": ["text"],
+    "prompt_cache_retention": "24h",
+    "verbosity": "low",
+    "reasoning_effort": "none",
+    "chat_template_kwargs": {"enable_thinking": False},
 }
 
 
@@ -140,9 +144,11 @@ EFFECTS: list[tuple[str, Any]] = [
     ("tools", [{}]),
     ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
-    ("reasoning_effort", "low"),
+    ("reasoning_effort", "utmost"),
+    ("verbosity", 1),
     ("prediction", {}),
     ("chat_template_kwargs", {"x": 1}),
+    ("chat_template_kwargs", {"enable_thinking": "no"}),
     ("no_such_field", 1),
     ("Temperature", 1),
 ]
@@ -153,6 +159,15 @@ def test_fields_with_an_effect_are_refused_by_name(name: str, value: Any) -> Non
     error = refusal(body(**{name: value}))
     assert (error.status, error.param) == (400, name)
     assert error.message.startswith(f"{name}: ") and "supported" in error.message
+
+
+def test_tools_that_must_not_be_called_are_harmless() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    read(body(tools=tools, tool_choice="none"))
+    read(body(functions=[{"name": "f"}], function_call="none"))
+    for others in ({"tool_choice": "auto"}, {"function_call": "none"}, {}):
+        assert refusal(body(tools=tools, **others)).param == "tools"
+    assert refusal(body(tools={"a": 1}, tool_choice="none")).param == "tools"
 
 
 def test_what_is_supported_instead_is_said() -> None:
@@ -315,7 +330,7 @@ BAD_PARTS: list[tuple[Any, str, str, int]] = [
     (
         {"type": "image_url", "image_url": {"url": data_url(), "detail": "tiny"}},
         ".image_url.detail",
-        "allowed are auto, high, low",
+        "allowed are auto, high, original, low",
         400,
     ),
     ({"type": "image_url", "image_url": {"url": data_url(), "size": 5}}, ".image_url.size", "not supported", 400),
