@@ -36,6 +36,7 @@ from ..media_rules import for_run
 from ..recording import GatewayFlight
 from .app import build_app
 from .completions import Completions, shutting_down
+from .connections import Runner
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
@@ -125,7 +126,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
         limits=text.limits,
         metrics=metrics,
         api_key=server.api_key,
-        host=server.host,
+        hosts=(server.host, *server.allowed_hosts),
         max_body_bytes=server.max_body_mib << 20,
         version=__version__,
         unready=unready,
@@ -176,7 +177,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
     bus = drain_in_loop(loop, actor.bus, receive)
     with Listener(actor.run, "gateway") as bell:
         loop.add_reader(bell.fd, on_bell)
-        runner = web.AppRunner(
+        runner = Runner(
             app,
             handler_cancellation=True,
             access_log=None,

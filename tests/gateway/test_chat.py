@@ -285,7 +285,7 @@ def test_a_disconnect_cancels(stage: Any, stream: bool, script: Any) -> None:
         scene.controller.script = script
         reader, writer = await scene.connect()
         body = json.dumps(scene.chat(stream=stream)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         play = await scene.controller.first_play()
         if script is hang_in_text and stream:
             await reader.readuntil(b"some text")
@@ -324,7 +324,7 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
         monkeypatch.setattr(gateway_requests, "MAX_PENDING_BYTES", 100_000)
         reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.transport.pause_reading()
         play = await scene.controller.first_play()
         await scene.until(play.cancelled.is_set)
@@ -354,7 +354,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
         scene.controller.script = script
         reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.transport.pause_reading()
         await scene.until(lambda: "reads too slowly" in caplog.text)
         writer.transport.resume_reading()

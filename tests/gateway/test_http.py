@@ -21,7 +21,7 @@ from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.messages import Definition, Sampling
 from mmrt.shm.status import ActorState, StatsSnapshot
 
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def exchange(scene: Any, data: bytes) -> bytes:
@@ -616,10 +616,7 @@ def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() ->
 def test_web_pages_of_other_origins_need_the_key(stage: Any) -> None:
     async def test(scene: Any) -> None:
         others = [{"Origin": origin} for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[")]
-        for headers in (
-            *others,
-            {"Origin": "http://evil.example:80", "Host": "evil.example:80"},
-        ):  # the last by a name that points here
+        for headers in others:
             answer = await scene.post(scene.chat(), headers=headers)
             assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
         own = str(scene.http.base_url).rstrip("/")
