@@ -16,7 +16,7 @@ from mmrt.models.safetensors_files import SafetensorsFiles
 
 def packed(header: dict[str, Any], num_bytes: int) -> bytes:
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(range(256))[:1] * num_bytes
+    return struct.pack("<Q", len(text)) + text + bytes(num_bytes)
 
 
 def read(directory: Path, data: bytes) -> dict[str, tuple[str, tuple[int, ...], int]]:
