@@ -1,7 +1,7 @@
 """Chat templates: a checkpoint's Jinja template, rendered in a sandbox with what transformers offers to templates.
 
-The gateway renders each request's messages with it. The template comes from the checkpoint and is trusted to end; the messages come
-from strangers and are data only: they are never parsed as a template.
+The gateway renders each request's messages with it. The template comes from the checkpoint and is bounded all the same
+(``bounded_template``); the messages come from strangers and are data only: they are never parsed as a template.
 """
 
 import datetime
@@ -14,8 +14,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit
 from .errors import CheckpointError
 
 _PROBE = "a text that no template has"
@@ -29,17 +29,15 @@ class ChatTemplate:
     """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile. Raises CheckpointError for a template that is no Jinja."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-        )
+        """Compile. Raises CheckpointError for a template that is no Jinja, or does not end with a message of a few words."""
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
+        except (jinja2.TemplateError, RecursionError, OverflowError, MemoryError) as error:
+            raise CheckpointError(f"the chat template cannot be compiled: {error or type(error).__name__}") from error
         self._variables = dict(special_tokens or {})
         self.takes_parts = self._shows_parts()
 
@@ -68,7 +66,7 @@ class ChatTemplate:
         """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio.
 
         Raises:
-            TemplateRefusal: the template raised, or fails on these messages.
+            TemplateRefusal: the template raised, fails on these messages, or takes too much time or memory for them.
         """
         try:
             return self._template.render(
@@ -76,10 +74,12 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **{**self._variables, STEP: Deadline()},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
+        except (RecursionError, MemoryError) as error:
+            raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
 
     def _shows_parts(self) -> bool:
         """Whether ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
@@ -91,7 +91,9 @@ class ChatTemplate:
     def _shown(self, content: str | list[dict[str, str]]) -> str:
         try:
             return self.render([{"role": "user", "content": content}])
-        except TemplateRefusal:
+        except TemplateRefusal as error:
+            if isinstance(error.__cause__, TemplateLimit):
+                raise CheckpointError(f"the chat template cannot be used: {error.__cause__}") from error
             return ""
 
 

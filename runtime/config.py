@@ -27,6 +27,7 @@ SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
+HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 Size = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -56,6 +57,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 8000  # 0 picks a free one
     api_key: str = ""
+    allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
     max_body_mib: Size = 64
     keep_alive_s: Seconds = 10.0
     request_timeout_s: Seconds = 600.0
@@ -298,6 +300,8 @@ def _toml_table(table: dict[str, Any], path: str) -> list[str]:
 def _toml_value(value: object) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
     return repr(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -334,6 +338,7 @@ def _explain(message: str, data: dict[str, Any]) -> str:
     if not found:
         return message
     reason, path = found.groups()
+    path = path.removesuffix("[...]")
     value: Any = data
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None

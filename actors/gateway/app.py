@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from ...runtime.errors import RequestError
 from ...runtime.outages import MEDIA_ACTORS
 from .completions import Completions
+from .connections import SERVER_NAME
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 from .requests import CLIENT_GONE
@@ -33,18 +34,20 @@ def build_app(
     limits: Limits,
     metrics: Metrics,
     api_key: str,
-    host: str,
+    hosts: Sequence[str],
     max_body_bytes: int,
     version: str,
     unready: Callable[[], list[str]],
     broken: Callable[[], Mapping[str, str]],
     is_ending: Callable[[], bool],
 ) -> web.Application:
-    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that the run
-    does without for now, and why. While ``is_ending`` connections are closed behind their answers, which say so."""
+    """All routes. ``hosts``: names that clients may reach the server by, besides localhost and addresses; "*" is any. ``unready`` names
+    the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that the run does without for now, and why.
+    While ``is_ending`` connections are closed behind their answers, which say so."""
     endpoints = _Endpoints(completions, limits, metrics, version, unready, broken)
+    names = frozenset({"localhost", *(name.lower() for name in hosts)})
     app = web.Application(
-        middlewares=[_measure(metrics), _shape_errors, _authenticate(api_key, frozenset({"localhost", host.lower()}))],
+        middlewares=[_measure(metrics), _shape_errors, _check_host(names), _authenticate(api_key, names)],
         client_max_size=max_body_bytes,
     )
     app.add_routes(
@@ -61,7 +64,7 @@ def build_app(
     )
 
     async def on_prepare(_: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "mmrt"
+        response.headers["Server"] = SERVER_NAME
         if is_ending():
             response.headers["Connection"] = "close"
             response.force_close()
@@ -197,6 +200,21 @@ def _routes(app: web.Application) -> list[str]:
     return [f"{method} {resource.canonical}" for method, resource in routes if method != "HEAD" and resource is not None]
 
 
+def _check_host(names: frozenset[str]) -> Middleware:
+    """Refuse requests to a name that is not the server's: a web page whose own name is made to point here would else be of the same
+    origin for its browser, and read what it likes. Nobody else can give us an address, and programs may leave ``Host`` out."""
+
+    @web.middleware
+    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get("Host", "")
+        if host and "*" not in names and not _is_ours(host.lower(), names):
+            message = f"Host is {host[:100]!r}, which is none of this server's names (server.allowed_hosts)"
+            raise RequestError(message, status=421, type="permission_error")
+        return await handler(request)
+
+    return check_host
+
+
 def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
 
@@ -223,10 +241,14 @@ def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
 
 def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
     """Whether a page of this origin is the server's: same host and port, by an address or a name that nobody else can give it."""
+    return _is_ours(host, names) and origin.partition("://")[2] == host
+
+
+def _is_ours(host: str, names: frozenset[str]) -> bool:
+    """Whether a ``Host``, with its port or without, is an address or one of the names."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        if name not in names:
-            return False
-    return origin.partition("://")[2] == host
+        return name in names
+    return True

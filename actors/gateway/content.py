@@ -39,8 +39,9 @@ class Conversation(NamedTuple):
     media: tuple[Medium, ...]
 
 
-def read_messages(value: Any, intake: MediaIntake) -> Conversation:
-    """Validate ``messages``. ``intake`` reads their media.
+def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversation:
+    """Validate ``messages``. ``intake`` reads their media. More texts and media than tokens of the context are refused unread: empty
+    ones cost time too.
 
     Raises:
         RequestError: what is wrong, and where.
@@ -49,8 +50,17 @@ def read_messages(value: Any, intake: MediaIntake) -> Conversation:
         raise refuse("messages", f"expected an array, got {kind_of(value)}")
     if not value:
         raise refuse("messages", "is empty, at least one message is needed")
+    num_parts = sum(map(_num_parts, value))
+    if num_parts > max_context:
+        raise refuse("messages", f"has {num_parts} texts and media, the limit is the context, {max_context}")
     messages = tuple(_read_message(entry, f"messages[{i}]", intake) for i, entry in enumerate(value))
     return Conversation(messages, tuple(intake.media))
+
+
+def _num_parts(message: Any) -> int:
+    """What it may hold of texts and media; 1 if it is no message."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return len(content) if isinstance(content, list) and content else 1
 
 
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:

@@ -33,7 +33,7 @@ VIDEO_FORMATS = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
-_DETAILS = ("auto", "high", "low")  # the last of images alone
+_DETAILS = ("auto", "high", "original", "low")  # the last of images alone
 LOW_DETAIL_PIXELS = 512 * 512  # as large as OpenAI's models see a picture of low detail
 _ANIMATIONS = ("image/gif", "image/webp")  # videos by content, which have no type of that kind
 URL_PARTS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
@@ -81,7 +81,7 @@ class MediaIntake:
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
         inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
-        detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else 2]
+        detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
         if detail not in (None, *details):
             raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
         options = self._options.read(kind, part, LOW_DETAIL_PIXELS if detail == "low" else None)

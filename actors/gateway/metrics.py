@@ -47,8 +47,8 @@ class Metrics:
             return Counter(f"mmrt_{name}", help, labels, registry=own)
 
         self._http_requests = counter("http_requests", "Answered HTTP requests.", "handler", "method", "status")
-        self._requests = counter("requests", "Requests for work that were submitted and are over.", "finished_reason")
-        self._rejections = counter("admission_rejections", "Requests for work refused or failed, by HTTP status.", "reason")
+        self._requests = counter("requests", "Requests for work that are over, but for those refused.", "finished_reason")
+        self._rejections = counter("admission_rejections", "Requests for work that were refused, by HTTP status.", "reason")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got text, of aborted ones too.")
         self._generation_tokens = counter("generation_tokens", "Completion tokens, of aborted requests too.")
 
@@ -82,12 +82,12 @@ class Metrics:
         self._rejections.labels(str(status)).inc()
 
     def on_over(self, request: Request, now_s: float) -> None:
-        """A request has been answered, by its text or by an error."""
+        """A request has been answered, by its text or by an error. A refusal of the controller's counts as those of the gateway do."""
         if request.error is not None:
-            is_abort = request.error.status == CLIENT_GONE
-            reason = "abort" if is_abort else "error"
-            if not is_abort:
+            if request.first_text_s is None and _is_refusal(request.error.status):
                 self.on_rejected(request.error.status)
+                return
+            reason = "abort" if request.error.status == CLIENT_GONE else "error"
         else:
             reason = request.finish or "abort"
         if request.error is None or request.first_text_s is not None:
@@ -105,6 +105,11 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus's text format."""
         return prometheus_client.generate_latest(self._registry)
+
+
+def _is_refusal(status: int) -> bool:
+    """Whether the request, or its moment, is at fault; else the server is, or nobody."""
+    return status != CLIENT_GONE and (status < 500 or status == 503)
 
 
 class _StatsCollector(Collector):

@@ -6,9 +6,11 @@ that new ones wait for it in the listening socket's queue, and finish what has c
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -34,6 +36,7 @@ from ..media_rules import for_run
 from ..recording import GatewayFlight
 from .app import build_app
 from .completions import Completions, shutting_down
+from .connections import Runner
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
@@ -45,6 +48,7 @@ ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 FAREWELL_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
+SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
 
@@ -58,6 +62,9 @@ class TextStack(NamedTuple):
 def main(actor: Actor) -> None:
     """Entry of the gateway process."""
     text = load_text_stack(actor)
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
     actor.become_active()
     uvloop.run(serve(actor, text))
 
@@ -119,7 +126,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
         limits=text.limits,
         metrics=metrics,
         api_key=server.api_key,
-        host=server.host,
+        hosts=(server.host, *server.allowed_hosts),
         max_body_bytes=server.max_body_mib << 20,
         version=__version__,
         unready=unready,
@@ -170,7 +177,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
     bus = drain_in_loop(loop, actor.bus, receive)
     with Listener(actor.run, "gateway") as bell:
         loop.add_reader(bell.fd, on_bell)
-        runner = web.AppRunner(
+        runner = Runner(
             app,
             handler_cancellation=True,
             access_log=None,

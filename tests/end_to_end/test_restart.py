@@ -208,7 +208,7 @@ def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
     ).encode()
     address = urllib.parse.urlsplit(own.url)
     with socket.create_connection((address.hostname, address.port), timeout=60) as upload:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         upload.sendall(head.encode() + body[: len(body) // 2])
         time.sleep(0.3)
         restart = threading.Thread(target=own.mmrt, args=("restart", "gateway"))

@@ -39,6 +39,25 @@ def test_an_answer(stage: Any) -> None:
     stage.run(test)
 
 
+def test_openai_s_client_sends_what_changes_nothing(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "original"}}
+        answer = await scene.client.chat.completions.create(
+            model="tiny",
+            messages=user([picture, {"type": "text", "text": "hi"}]),
+            prompt_cache_key="k",
+            prompt_cache_retention="24h",
+            reasoning_effort="minimal",
+            verbosity="low",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tool_choice="none",
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+        assert answer.choices[0].finish_reason == "stop"
+
+    stage.run(test)
+
+
 @pytest.mark.parametrize("options", [None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}])
 def test_a_stream(stage: Any, options: dict[str, bool] | None) -> None:
     async def test(scene: Any) -> None:
@@ -266,7 +285,7 @@ def test_a_disconnect_cancels(stage: Any, stream: bool, script: Any) -> None:
         scene.controller.script = script
         reader, writer = await scene.connect()
         body = json.dumps(scene.chat(stream=stream)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         play = await scene.controller.first_play()
         if script is hang_in_text and stream:
             await reader.readuntil(b"some text")
@@ -305,7 +324,7 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
         monkeypatch.setattr(gateway_requests, "MAX_PENDING_BYTES", 100_000)
         reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.transport.pause_reading()
         play = await scene.controller.first_play()
         await scene.until(play.cancelled.is_set)
@@ -335,7 +354,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
         scene.controller.script = script
         reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.transport.pause_reading()
         await scene.until(lambda: "reads too slowly" in caplog.text)
         writer.transport.resume_reading()

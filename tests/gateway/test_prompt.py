@@ -116,7 +116,7 @@ def test_a_prompt_that_is_too_long(prompts: PromptBuilder, monkeypatch: pytest.M
     monkeypatch.setattr(Tokenizer, "encode_pieces", None)  # hopeless ones are not even tokenized
     with pytest.raises(RequestError, match="at least"):
         build(prompts, [{"role": "user", "content": "x" * 500_000}])
-    with pytest.raises(RequestError, match="messages: has 3000 texts, the limit is the context, 2048"):
+    with pytest.raises(RequestError, match="messages: has 3000 texts and media, the limit is the context, 2048"):
         build(prompts, [{"role": "user", "content": ""}] * 3000)
 
 

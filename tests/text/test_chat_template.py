@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrt.models import bounded_template
 from mmrt.models.chat_template import ChatTemplate, TemplateRefusal
 from mmrt.models.errors import CheckpointError
 
@@ -35,6 +36,7 @@ def test_renders_as_transformers(checkpoint: Path) -> None:
         "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}",
         "{% if tools %}tools{% endif %}{% if add_generation_prompt %}go{% endif %}",
         "{{ strftime_now('%Y') }}",
+        "{% for m in messages %}{{ m.role ~ ': ' ~ loop.index ~ undefined_name ~ m.content }}{% endfor %}",
     ],
 )
 def test_offers_what_transformers_offers(checkpoint: Path, source: str) -> None:
@@ -55,6 +57,55 @@ def test_a_refusal_gives_the_template_s_reason() -> None:
 def test_failures_and_escapes_are_refusals(source: str) -> None:
     with pytest.raises(TemplateRefusal):
         ChatTemplate(source).render(MESSAGES)
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+BRANCHING = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+DOUBLING = "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"
+SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (ENDLESS, "takes more than"),
+        (BRANCHING, "takes more than"),
+        (DOUBLING, "[+] makes more than 1000000 characters"),
+        (DOUBLING.replace("+", "~"), "[+] makes more than 1000000 characters"),
+        (SQUARING, "[*] makes an integer of more than 65536 bits"),
+        ("{{ 'x' * 10**9 }}", "[*] makes more than 1000000 characters"),
+        ("{{ 10**9 * [1] }}", "[*] makes more than 1000000 characters or entries"),
+        ("{{ 10**(10**10) }}", "[*][*] makes an integer of more than 65536 bits"),
+    ],
+)
+def test_what_takes_too_much_is_refused(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_template, "MAX_RENDER_S", 0.1)
+    monkeypatch.setattr(bounded_template, "MAX_CHARS", 1_000_000)
+    with pytest.raises(CheckpointError, match=f"the chat template cannot be used: .*{message}"):
+        ChatTemplate(source)
+    late = ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}")
+    with pytest.raises(TemplateRefusal, match=message):
+        late.render(MESSAGES)
+    assert late.render(MESSAGES[:1]) == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ 1e308 ** 2 }}",
+        "{{ 1 / 0 }}",
+        "{{ range(10**9) }}",
+    ],
+)
+def test_no_failure_gets_through(source: str) -> None:
+    with pytest.raises(TemplateRefusal):
+        ChatTemplate(source).render(MESSAGES)
+
+
+def test_a_template_that_is_nested_too_deeply_is_the_checkpoint_s_fault() -> None:
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}")
 
 
 def test_messages_are_immutable_to_templates() -> None:

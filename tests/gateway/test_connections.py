@@ -1,0 +1,112 @@
+"""What strangers do to connections before there is a request, and by which names they reach the server. Real sockets."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mmrt.actors.gateway import connections
+
+HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+
+
+def test_half_sent_headers_are_dropped_and_idle_connections_are_not(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
+
+    async def test(scene: Any) -> None:
+        idle_reader, idle_writer = await scene.connect()
+        used_reader, used_writer = await scene.connect()
+        used_writer.write(HALF + b"no\r\n\r\n")
+        assert (await used_reader.readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200 ")
+        reader, writer = await scene.connect()
+        writer.write(HALF)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        for other_reader, other_writer in ((idle_reader, idle_writer), (used_reader, used_writer)):
+            other_writer.write(HALF + b"no\r\n\r\n")
+            assert (await other_reader.readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200 ")
+            other_writer.close()
+        writer.close()
+
+    stage.run(test)
+
+
+def test_an_address_has_few_half_sent_headers(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_HALF_SENT", 3)
+
+    async def test(scene: Any) -> None:
+        held = [await scene.connect() for _ in range(3)]
+        for _, writer in held:
+            writer.write(HALF)
+        dropped = False
+        async with asyncio.timeout(10):
+            while not dropped:  # until all three have been read
+                reader, writer = await scene.connect()
+                writer.write(HALF)
+                try:
+                    dropped = await asyncio.wait_for(reader.read(), 0.2) == b""
+                except TimeoutError:
+                    pass
+                except ConnectionResetError:
+                    dropped = True
+                writer.transport.abort()
+        assert (await scene.http.get("/health")).status_code == 200, "whole requests are served"
+        held[0][1].write(b"no\r\n\r\n")
+        assert (await held[0][0].readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200 ")
+        for _, each in held:
+            each.transport.abort()
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", HALF + b"y" * 9000 + b"\r\n\r\n", HALF + b"\r\nExpect: x\r\n\r\n"]
+)
+def test_no_answer_tells_versions(stage: Any, data: bytes) -> None:
+    async def test(scene: Any) -> None:
+        reader, writer = await scene.connect()
+        writer.write(data)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b"HTTP/" in answer and b"Server: mmrt\r\n" in answer and b"aiohttp" not in answer and b"Python" not in answer
+        writer.close()
+
+    stage.run(test)
+
+
+HOSTS = {
+    "localhost": True, "LocalHost:8000": True, "127.0.0.1:1": True, "[::1]:8000": True, "10.1.2.3": True,
+    "evil.example": False, "evil.example:8000": False, "localhost.evil.example": False, "127.0.0.1.evil.example": False, "[::1": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("api_key", ["", "secret"])
+def test_the_name_that_a_client_uses_is_checked(stage: Any, api_key: str) -> None:
+    """A name of somebody else's may be made to point here: its pages would be of one origin with us."""
+    stage.configure("server", api_key=api_key)
+
+    async def test(scene: Any) -> None:
+        for host, is_ours in HOSTS.items():
+            for path in ("/health", "/v1/models", "/nothing"):
+                answer = await scene.http.get(path, headers={"Host": host, "Authorization": f"Bearer {api_key or 'none'}"})
+                assert (answer.status_code != 421) == is_ours, (host, path)
+        answer = await scene.post(scene.chat(), headers={"Host": "evil.example"})
+        error = answer.json()["error"]
+        assert (
+            error["code"] == 421 and "'evil.example', which is none of this server's names (server.allowed_hosts)" in error["message"]
+        )
+        reader, writer = await scene.connect()
+        writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.0 200 "), "programs may leave it out"
+        writer.close()
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(("allowed", "status"), [((), 421), (("other.example",), 421), (("MMRT.example",), 200), (("*",), 200)])
+def test_names_may_be_allowed(stage: Any, allowed: tuple[str, ...], status: int) -> None:
+    stage.configure("server", allowed_hosts=allowed)
+
+    async def test(scene: Any) -> None:
+        assert (await scene.http.get("/health", headers={"Host": "mmrt.example:8000"})).status_code == status
+
+    stage.run(test)
