@@ -12,7 +12,7 @@ from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
 from mmrt.bench.demo_train.loop import CURVE
 from mmrt.bench.demo_train.recipe import Augment, Late
-from mmrt.tests.bench.small_training import Prepared, small_recipe, towers
+from mmrt.tests.bench.small_training import Prepared, small_recipe, strangers, towers
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,13 @@ def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> Non
     assert [batches[step].medium for step in range(4)] == ["text", "text", "image", "image"]
     asked = {*batches[2].tasks, *batches[3].tasks}
     assert "list" in asked and not {"describe", "shape", "size"} & asked, "neither numbers nor single things"
+
+
+def test_the_last_batches_are_of_another_world(prepared: Prepared) -> None:
+    recipe = small_recipe(mixture={"text": 1.0}, steps=2, late=Late(2, {"text": 1.0}, Shares()), strangers=strangers(2))
+    batches = Batches(recipe, prepared.config, prepared.tokenizer)
+    assert [batches[step].medium for step in range(len(batches))] == ["text", "text", "audio", "audio"]
+    assert "strange" in batches[2].tasks and "strange" not in batches[1].tasks
 
 
 def test_as_many_samples_are_degraded_as_is_said() -> None:
