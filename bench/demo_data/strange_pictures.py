@@ -61,10 +61,11 @@ def _lit(rng: Rng, height: int, width: int) -> Canvas:
         across, down = (rng.uniform(0.1, 0.45) * min(height, width) for _ in range(2))
         x, y = (xs - rng.uniform(0, width)) / np.float32(across), (ys - rng.uniform(0, height)) / np.float32(down)
         bumps = (field(rng, height, width, 1.5) - np.float32(0.5)) * np.float32(rng.uniform(0, 0.7))
-        depth = 1 - x**2 - y**2 + bumps
+        lobes = 1 + pick(rng, (0.0, 0.0, 0.25)) * np.cos(int(rng.integers(2, 8)) * np.arctan2(y, x) + rng.uniform(0, 6.28))
+        depth = 1 - (x**2 + y**2) / lobes.astype(np.float32) ** 2 + bumps
         z = np.sqrt(np.clip(depth, 0, None))
         shade = np.clip(0.35 + 0.65 * np.abs(x * light[0] + y * light[1] + z * abs(light[2])), 0, 1.2).astype(np.float32)
-        skin = texture(rng, height, width) if chance(rng, 0.5) else np.full((height, width, 3), muted(rng), np.float32)
+        skin = texture(rng, height, width) if chance(rng, 0.5) else np.full((height, width, 3), rng.uniform(0, 255, 3), np.float32)
         canvas = mixed(canvas, skin * shade[..., None], np.clip(depth * 12, 0, 1).astype(np.float32))
     return canvas
 

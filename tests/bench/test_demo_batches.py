@@ -203,7 +203,7 @@ def test_towers_learn_from_crowds(prepared: Prepared) -> None:
 
 
 def test_parts_make_up_a_batch(prepared: Prepared) -> None:
-    recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0})
+    recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0}, steps=6)
     whole, *parts = (Batches(recipe, prepared.config, prepared.tokenizer, *part)[5] for part in ((0, 1), (0, 2), (1, 2)))
     assert [len(part.ids) for part in parts] == [2, 1]
     assert sorted(whole.tasks) == sorted(task for part in parts for task in part.tasks)
