@@ -236,7 +236,7 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("degraded = 0.6", "degraded = 1.6", "late.shares has degraded 1.6, expected 0 to 1"),
         ("counted_pairs = 0.75", "counted_pairs = -1", "late.shares has counted_pairs -1, expected 0 to 1"),
         ("moving = 0.62", "moving = 2", "late.shares has moving 2, expected 0 to 1"),
-        ("share = 0.3 ", "share = 1.3 ", "strangers has share 1.3, expected 0 to 1"),
+        ("share = 0.2 ", "share = 1.3 ", "strangers has share 1.3, expected 0 to 1"),
         ("rate = 0.3 ", "rate = -1 ", "strangers has rate -1, expected 0 to 1"),
         ('["mixed", "few", "few", "same"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
