@@ -1,8 +1,8 @@
 """Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
 
 A row is a task on its own medium, one of three for media together (a question about one of two media, a question about a medium that
-is not the one that is there, and one that nobody can answer from what is there), or one of two with wordings that no training has: what
-the model can answer, and what strangers ask.
+is not the one that is there, and one that nobody can answer from what is there), one of two with wordings that no training has: what
+the model can answer, and what strangers ask; or one of three with media of another world, of kinds that no training has.
 """
 
 import base64
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from .demo_data import MEDIA, TASKS, Clip, Medium, Picture, Question, Sample, encode, sample
+from .demo_data.strange import strange as strange_thing
 from .quality_strangers import STRANGE, strange
 from .quality_wordings import OTHERWISE, TALK_OTHERWISE, put_otherwise
 
@@ -28,9 +29,15 @@ _BESIDE: dict[str, tuple[Medium, ...]] = {
 }
 REWORDED, STRANGER = "reworded", "stranger"
 _LEARNED: dict[str, tuple[Medium, ...]] = {**{task: (medium,) for task, medium in TASKS.items()}, **_BESIDE}
-ROWS: dict[str, tuple[Medium, ...]] = {**_LEARNED, REWORDED: MEDIA, STRANGER: tuple(STRANGE)}
+STRANGE_MEDIA: dict[str, Medium] = {"strange_image": "image", "strange_video": "video", "strange_sound": "audio"}
+ROWS: dict[str, tuple[Medium, ...]] = {
+    **_LEARNED,
+    REWORDED: MEDIA,
+    STRANGER: tuple(STRANGE),
+    **{row: (medium,) for row, medium in STRANGE_MEDIA.items()},
+}
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
-IN_NEW_WORDS = frozenset({REWORDED, STRANGER})
+NOT_LEARNED = frozenset({REWORDED, STRANGER, *STRANGE_MEDIA})
 T = TypeVar("T")
 _TRIES = 200  # samples looked at per question that is wanted
 
@@ -66,7 +73,9 @@ def select(seed: int, num_per_row: int, rows: Collection[str]) -> list[Case]:
         cases += _reworded(seed, num_per_row)
     if STRANGER in rows:
         cases += _strangers(seed, num_per_row)
-    return cases
+    return cases + [
+        case for row, medium in STRANGE_MEDIA.items() if row in rows for case in _strange_media(row, medium, seed, num_per_row)
+    ]
 
 
 def _reworded(seed: int, num: int) -> Iterator[Case]:
@@ -106,6 +115,15 @@ def _strangers(seed: int, num: int) -> Iterator[Case]:
             degraded = medium != "text" and index % 2 == 1
             files = _files(sample(seed, index, medium, degraded), seed, index, medium)
             yield Case(STRANGER, medium, index, degraded, files, strange(text, medium))
+
+
+def _strange_media(row: str, medium: Medium, seed: int, num: int) -> Iterator[Case]:
+    """Of held-out kinds; every other question is what there is."""
+    for index in range(num):
+        rng = np.random.default_rng((seed, index, MEDIA.index(medium), 2))
+        thing, questions = strange_thing(rng, medium, held_out=True)
+        file = File(_kind(thing), *encode(thing, rng))
+        yield Case(row, medium, index, False, (file,), questions[index % len(questions)])
 
 
 def _of_medium(seed: int, medium: Medium, num_per_row: int, rows: Collection[str]) -> Iterator[Case]:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from rich.console import Console
 
+from .demo_data.kinds import normalised
+from .demo_data.strange import OTHERWISE
 from .environment import Environment
-from .quality_cases import COMBINED, IN_NEW_WORDS
+from .quality_cases import COMBINED, NOT_LEARNED
 from .render import show_environment, show_table
 
 
@@ -115,7 +117,7 @@ def guided_of_answers(scale: float, answers: Sequence[Answer]) -> Guided:
     rows: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         rows[answer.row].append(answer.is_right)
-    tasks = share(a.is_right for a in answers if a.row not in IN_NEW_WORDS)
+    tasks = share(a.is_right for a in answers if a.row not in NOT_LEARNED)
     return Guided(scale=scale, all=tasks, rows={name: share(row) for name, row in rows.items()})
 
 
@@ -131,12 +133,18 @@ def shortcomings(bench: QualityBench, require: float, require_combined: float) -
     return lines
 
 
+def refusals(bench: QualityBench) -> Share:
+    """How many of the answers of the tasks say that what the model has learned is something else."""
+    said = {normalised(answer) for answer in OTHERWISE.values()}
+    return share(normalised(answer.reply) in said for answer in bench.answers if answer.row not in NOT_LEARNED)
+
+
 def show(console: Console, bench: QualityBench) -> None:
     """The rows, the sums, equality, and the curve of guidance."""
     show_environment(console, bench.environment)
     columns = ["", "clean", "degraded", "both", "n", "peer clean", "peer degraded"]
     tasks = _tasks(bench)
-    shown = [*tasks, _total("all", tasks), *(row for row in bench.rows if row.name in IN_NEW_WORDS)]
+    shown = [*tasks, _total("all", tasks), *(row for row in bench.rows if row.name in NOT_LEARNED)]
     rows = [
         [row.name, *map(_percent, (row.clean, row.degraded, row.both)), str(row.both.num), *map(_percent, _reference_shares(row))]
         for row in shown
@@ -147,6 +155,10 @@ def show(console: Console, bench: QualityBench) -> None:
     else:
         title += "; peer: transformers"
     show_table(console, title, columns, rows)
+    if (refused := refusals(bench)).num_right:
+        console.print(
+            f"{refused.num_right} of {refused.num} answers of the tasks say that the media are of another world", highlight=False
+        )
     if bench.equal is not None:
         is_same = bench.equal.num_right == bench.equal.num
         text = f"{bench.equal.num_right} of {bench.equal.num} answers are transformers', token for token"
@@ -181,7 +193,7 @@ def show_changes(console: Console, bench: QualityBench, before: QualityBench) ->
 
 
 def _tasks(bench: QualityBench) -> list[Row]:
-    return [row for row in bench.rows if row.name not in IN_NEW_WORDS]
+    return [row for row in bench.rows if row.name not in NOT_LEARNED]
 
 
 def _total(name: str, rows: Sequence[Row]) -> Row:

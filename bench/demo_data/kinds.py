@@ -125,6 +125,7 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixes: several things are all the same, of two shapes and two colours at most, or of any. Each entry is as likely as the others.
     counted_pairs: of the pairs of pictures those with things to count; the others have one thing each.
     moving: of the clips that come alone those in which something moves; in as many of the others things appear as blink.
+    strange: of the pictures, clips and sounds that come alone those that are of another world (strange.py).
     """
 
     single: float = 0.25
@@ -133,6 +134,7 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counted_pairs: float = 0.45
     moving: float = 0.5
     degraded: float = 0.5
+    strange: float = 0.0
 
 
 SHARES = Shares()

@@ -5,7 +5,7 @@ from typing import get_args
 
 import numpy as np
 
-from . import clips, phrases, picture_questions, pictures, sounds, talk, unknowns
+from . import clips, phrases, picture_questions, pictures, sounds, strange, talk, unknowns
 from .drawing import Rng
 from .habits import typed
 from .kinds import NUMBERS, SHARES, Medium, Question, Sample, Shares, Thing, chance, counted
@@ -99,6 +99,9 @@ def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
 
 
 def _make(rng: Rng, medium: Medium, degraded: bool, shares: Shares) -> tuple[tuple[Thing, ...], list[Question]]:
+    if shares.strange and medium in strange.OTHERWISE and chance(rng, shares.strange):
+        thing, questions = strange.strange(rng, medium)
+        return (thing,), questions
     if medium == "image":
         picture, questions = picture_questions.image(rng, degraded, shares)
         return (picture,), questions

@@ -52,6 +52,11 @@ def missing(rng: Rng, present: tuple[str, ...]) -> Question:
     """
     absent = [medium for medium in MISSING if medium not in present and not (medium == "image" and "video" in present)]
     medium = pick(rng, absent)
+    return Question("missing", asked_about(rng, medium, least_words=4 if present else 0), MISSING[medium])
+
+
+def asked_about(rng: Rng, medium: str, least_words: int = 0) -> str:
+    """A question about a medium as there are of those that the model knows. least_words: what is short may be about another."""
     shape, colour, other = pick(rng, SHAPES), pick(rng, COLOURS), pick(rng, COLOURS)
     slots = {
         "shape": shape,
@@ -63,7 +68,5 @@ def missing(rng: Rng, present: tuple[str, ...]) -> Question:
         "number": pick(rng, NUMBERS[2:]),
         "group": pick(rng, phrases.groups(shape, colour)),
     }
-    asked = phrases.PHRASES[pick(rng, _ASKED[medium])]
-    if present:  # what is short may be about what is there
-        asked = tuple(phrase for phrase in asked if len(phrase.split()) > 3)
-    return Question("missing", phrases.fill(pick(rng, asked), **slots), MISSING[medium])
+    asked = [phrase for phrase in phrases.PHRASES[pick(rng, _ASKED[medium])] if len(phrase.split()) >= least_words]
+    return phrases.fill(pick(rng, asked), **slots)

@@ -41,7 +41,7 @@ def main(
     torch.set_num_threads(threads or max(1, cores // processes))
     columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns) as bar:
-        task = bar.add_task("", total=checked.steps)
+        task = bar.add_task("", total=checked.all_steps)
 
         def show(step: int, steps: int, loss: float, accuracy: dict[str, float]) -> None:
             worst = sorted(accuracy.items(), key=lambda pair: pair[1])[:3]

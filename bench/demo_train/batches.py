@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -101,7 +102,7 @@ class Batches(Dataset[Batch]):
         self._words = Vocabulary(tokenizer)
 
     def __len__(self) -> int:
-        return self._recipe.steps
+        return self._recipe.all_steps
 
     def __getitem__(self, step: int) -> Batch:
         recipe = self._recipe
@@ -112,6 +113,8 @@ class Batches(Dataset[Batch]):
             mixture, batch = recipe.towers.mixture, recipe.towers.batch
         elif step >= recipe.late.step:
             mixture, shares = recipe.late.mixture, recipe.late.shares
+        if step >= recipe.steps:
+            mixture, shares = recipe.strangers.mixture, msgspec.structs.replace(recipe.late.shares, strange=recipe.strangers.share)
         names = sorted(mixture)
         weights = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=weights / weights.sum())])

@@ -141,8 +141,12 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 def rate_scale(recipe: Recipe, step: int) -> float:
     """Learning rate at a step, as a share of the full one: a linear rise, a plateau, a linear fall to nothing.
 
-    It rises once for the towers and once more when the language model begins.
+    It rises once for the towers, once more when the language model begins, and again, less, for the last steps, about strangers.
     """
+    if step >= recipe.steps:
+        begun = step - recipe.steps
+        left = (recipe.strangers.steps - begun) / max(1, recipe.strangers.steps)
+        return recipe.strangers.rate * max(0.0, min((begun + 1) / recipe.warmup_steps, left))
     decay = recipe.decay_fraction * recipe.steps
     begun = step if step < recipe.towers.steps else step - recipe.towers.steps
     return max(0.0, min(1.0, (begun + 1) / recipe.warmup_steps, (recipe.steps - step) / decay))
@@ -211,7 +215,7 @@ class Training(NamedTuple):
         loader = DataLoader(
             Batches(self.recipe, config, Tokenizer.load(self.work), rank, self.processes),
             batch_size=None,
-            sampler=range(first, self.recipe.steps),
+            sampler=range(first, self.recipe.all_steps),
             num_workers=self.workers,
             prefetch_factor=3 if self.workers else None,
             worker_init_fn=_quiet_worker,
@@ -242,13 +246,13 @@ def _lead(training: Training, progress: Callable[[int, int, float, dict[str, flo
             now_s = time.monotonic()
             line = {"step": step, "s": round(now_s - began_s, 1), "medium": batch.medium, "loss": loss, "accuracy": accuracy}
             print(json.dumps(line), file=curve, flush=True)
-            progress(step + 1, recipe.steps, recent_loss, dict(recent))
+            progress(step + 1, recipe.all_steps, recent_loss, dict(recent))
             if not math.isfinite(loss):
                 raise FloatingPointError(f"the loss of step {step} is {loss}")
             if now_s - saved_s > SAVE_EVERY_S:
                 saved_s = now_s
                 save(learner, step + 1, work / STATE)
-    save(learner, recipe.steps, work / STATE)
+    save(learner, recipe.all_steps, work / STATE)
     return learner.network
 
 

@@ -56,6 +56,16 @@ class Late(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: Shares
 
 
+class Strangers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last ``steps``, behind those of the recipe: ``share`` of the media that come alone are of another world; the rest is as late
+    as it gets. Rates rise to ``rate`` of the full ones and fall to nothing."""
+
+    steps: int
+    rate: float
+    share: float
+    mixture: dict[str, float]
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one training is."""
 
@@ -73,14 +83,25 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_tokens: dict[str, int]
     mixture: dict[str, float]
     late: Late
+    strangers: Strangers
     towers: Towers
     augment: Augment
     model: Shape
 
     @property
+    def all_steps(self) -> int:
+        """With those about strangers."""
+        return self.steps + self.strangers.steps
+
+    @property
+    def all_media(self) -> set[str]:
+        """Of every mixture but the towers'."""
+        return {*self.mixture, *self.late.mixture, *self.strangers.mixture}
+
+    @property
     def smallest_batch(self) -> int:
         """In samples: no more processes can share one."""
-        sizes = [self.batch[medium] for medium in {**self.mixture, **self.late.mixture}]
+        sizes = [self.batch[medium] for medium in self.all_media]
         return min(sizes + [self.towers.batch[medium] for medium in self.towers.mixture])
 
 
@@ -89,17 +110,17 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
     if strangers := set(recipe.augment.hardest) - set(TASKS):
         raise ValueError(f"hardest has unknown tasks {sorted(strangers)}, expected some of {sorted(TASKS)}")
-    unknown = {*recipe.mixture, *recipe.late.mixture, *recipe.towers.mixture} - {*get_args(Medium)}
+    unknown = {*recipe.all_media, *recipe.towers.mixture} - {*get_args(Medium)}
     if unknown:
         raise ValueError(f"mixture of unknown media {sorted(unknown)}, expected {get_args(Medium)}")
     for name, sizes, mixture in (
-        ("batch", recipe.batch, {**recipe.mixture, **recipe.late.mixture}),
-        ("row_tokens", recipe.row_tokens, {**recipe.mixture, **recipe.late.mixture, **recipe.towers.mixture}),
-        ("towers.batch", recipe.towers.batch, recipe.towers.mixture),
+        ("batch", recipe.batch, recipe.all_media),
+        ("row_tokens", recipe.row_tokens, recipe.all_media | {*recipe.towers.mixture}),
+        ("towers.batch", recipe.towers.batch, {*recipe.towers.mixture}),
     ):
-        if missing := set(mixture) - set(sizes):
+        if missing := mixture - set(sizes):
             raise ValueError(f"{name} says nothing of {sorted(missing)}, which are in the mixture")
-    if not (recipe.mixture and recipe.late.mixture and recipe.towers.mixture) or recipe.smallest_batch < 1:
+    if not (recipe.mixture and recipe.late.mixture and recipe.strangers.mixture and recipe.towers.mixture) or recipe.smallest_batch < 1:
         raise ValueError("a mixture is empty, or a batch has no samples, expected one of each at least")
     if not recipe.towers.steps <= recipe.late.step <= recipe.steps:
         raise ValueError(f"late.step is {recipe.late.step}, expected {recipe.towers.steps} (towers.steps) to {recipe.steps} (steps)")
@@ -111,6 +132,9 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     for name in ("counted_pairs", "moving", "degraded"):
         if not 0 <= (share := getattr(shares, name)) <= 1:
             raise ValueError(f"late.shares has {name} {share:g}, expected 0 to 1")
+    for name in ("rate", "share"):
+        if not 0 <= (share := getattr(recipe.strangers, name)) <= 1:
+            raise ValueError(f"strangers has {name} {share:g}, expected 0 to 1")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
         raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")

@@ -26,8 +26,8 @@ def begin_with(weights: Path, first: int, recipe: Recipe, work: Path, *, workers
     """
     if (work / STATE).exists():
         return
-    if not 0 <= first < recipe.steps:
-        raise ValueError(f"step {first} is none of the recipe's {recipe.steps}")
+    if not 0 <= first < recipe.all_steps:
+        raise ValueError(f"step {first} is none of the recipe's {recipe.all_steps}")
     work.mkdir(parents=True, exist_ok=True)
     for name in FILES:  # the weights belong to their tokenizer
         shutil.copyfile(weights / name, work / name)
@@ -37,7 +37,7 @@ def begin_with(weights: Path, first: int, recipe: Recipe, work: Path, *, workers
     learner.network.requires_grad_(False)
     heads = [parameter for name, module in learner.modules.items() if name != "network" for parameter in module.parameters()]
     optimizer = torch.optim.AdamW(heads, lr=_HEAD_RATE, weight_decay=0.0)
-    steps = range(first, min(first + HEAD_STEPS, recipe.steps))
+    steps = range(first, min(first + HEAD_STEPS, recipe.all_steps))
     for batch in DataLoader(Batches(recipe, config, Tokenizer.load(work)), batch_size=None, sampler=steps, num_workers=workers):
         with torch.enable_grad():
             loss, _ = learner.loss(batch.to(learner.device))

@@ -44,7 +44,10 @@ def register(app: typer.Typer) -> None:
         negative_prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What to steer away from, with guidance.")] = None,
         run: RunName = None,
     ) -> None:
-        """Ask the model a question, about images, videos and sounds if you like. The answer is streamed."""
+        """Ask the model a question, about images, videos and sounds if you like. The answer is streamed.
+
+        The demo model, which is served where no other is named, knows simple shapes, numbers, motion and beeps, nothing else.
+        """
         server = _Server(*_find(url, api_key, run))
         media = [*_parts("image_url", image), *_parts("video_url", video), *_parts("input_audio", audio)]
         content: Any = [

@@ -8,7 +8,7 @@ import torch
 
 from mmrt.bench.demo_train.batches import Batches
 from mmrt.bench.demo_train.loop import Learner
-from mmrt.bench.demo_train.recipe import Recipe, Towers, load_recipe
+from mmrt.bench.demo_train.recipe import Recipe, Strangers, Towers, load_recipe
 from mmrt.bench.demo_train.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
 from mmrt.models.tokenizer import Tokenizer
@@ -18,13 +18,18 @@ def towers(steps: int) -> Towers:
     return Towers(steps, 1, {"image": 2}, {"image": 1.0})
 
 
+def strangers(steps: int) -> Strangers:
+    return Strangers(steps, 0.5, 1.0, {"audio": 1.0})
+
+
 def small_recipe(**changes: Any) -> Recipe:
     recipe = load_recipe()
     batch = dict.fromkeys(recipe.batch, 2)
     text = {**recipe.model.text, "num_hidden_layers": 3}
     model = msgspec.structs.replace(recipe.model, text=text, image_pixels=(112 * 112, 140 * 140))  # 4 by 4 tokens of a square picture
     return msgspec.structs.replace(
-        recipe, **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "warmup_steps": 1, **changes}
+        recipe,
+        **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "strangers": strangers(0), "warmup_steps": 1, **changes},
     )
 
 

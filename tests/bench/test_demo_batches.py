@@ -12,7 +12,7 @@ from mmrt.bench.demo_train.batches import Batch, Batches
 from mmrt.bench.demo_train.export import export
 from mmrt.bench.demo_train.loop import CURVE
 from mmrt.bench.demo_train.recipe import Augment, Late
-from mmrt.tests.bench.small_training import Prepared, small_recipe, towers
+from mmrt.tests.bench.small_training import Prepared, small_recipe, strangers, towers
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,13 @@ def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> Non
     assert "list" in asked and not {"describe", "shape", "size"} & asked, "neither numbers nor single things"
 
 
+def test_the_last_batches_are_of_another_world(prepared: Prepared) -> None:
+    recipe = small_recipe(mixture={"text": 1.0}, steps=2, late=Late(2, {"text": 1.0}, Shares()), strangers=strangers(2))
+    batches = Batches(recipe, prepared.config, prepared.tokenizer)
+    assert [batches[step].medium for step in range(len(batches))] == ["text", "text", "audio", "audio"]
+    assert "strange" in batches[2].tasks and "strange" not in batches[1].tasks
+
+
 def test_as_many_samples_are_degraded_as_is_said() -> None:
     hard = [sum(sample(3, number, "audio", None, Shares(degraded=share)).degraded for number in range(40)) for share in (0.0, 0.8, 1.0)]
     assert hard[0] == 0 and 25 <= hard[1] <= 38 and hard[2] == 40
@@ -196,7 +203,7 @@ def test_towers_learn_from_crowds(prepared: Prepared) -> None:
 
 
 def test_parts_make_up_a_batch(prepared: Prepared) -> None:
-    recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0})
+    recipe = small_recipe(batch=dict.fromkeys(prepared.recipe.batch, 3), mixture={"image": 1.0}, steps=6)
     whole, *parts = (Batches(recipe, prepared.config, prepared.tokenizer, *part)[5] for part in ((0, 1), (0, 2), (1, 2)))
     assert [len(part.ids) for part in parts] == [2, 1]
     assert sorted(whole.tasks) == sorted(task for part in parts for task in part.tasks)

@@ -16,13 +16,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmrt.bench.demo_data import MEDIA, SOUND_RATE, TASKS, Clip, Medium, Picture, Question, Sample, Sound, encode, roundtrip, sample
+from mmrt.bench.demo_data import (
+    MEDIA,
+    SOUND_RATE,
+    TASKS,
+    Clip,
+    Medium,
+    Picture,
+    Question,
+    Sample,
+    Shares,
+    Sound,
+    encode,
+    roundtrip,
+    sample,
+    strange_pictures,
+    strange_sounds,
+)
 from mmrt.bench.demo_data.clips import SPEEDS
 from mmrt.bench.demo_data.drawing import COLOURS, DIGIT_STYLES, SHAPES, colour_of, colours_near, draw_digits, shape_mask
 from mmrt.bench.demo_data.facts import FACTS
 from mmrt.bench.demo_data.greetings import GREETINGS
 from mmrt.bench.demo_data.kinds import NUMBERS, normalised
 from mmrt.bench.demo_data.phrases import PHRASES, plural
+from mmrt.bench.demo_data.strange import OTHERWISE
 from mmrt.bench.demo_data.unknowns import UNKNOWN
 from mmrt.media.audio import decode_audio
 from mmrt.media.image import decode_image
@@ -487,6 +504,32 @@ def test_questions_about_what_is_not_there() -> None:
                 assert not (question.answer == "I hear no sound." and "audio" in medium)
             if question.task == "unknown":
                 assert question.answer == UNKNOWN
+
+
+@pytest.mark.parametrize("medium", ["image", "video", "audio"])
+def test_as_much_is_strange_as_is_said_and_is_called_so(medium: Medium) -> None:
+    """It is a function of the seed, is read from files, and nothing is in it that the model knows."""
+    one = sample(SEED, 3, medium, None, Shares(strange=1.0))
+    assert same(one, sample(SEED, 3, medium, None, Shares(strange=1.0))) and not same(
+        one, sample(SEED, 4, medium, None, Shares(strange=1.0))
+    )
+    assert answers(one, "strange") == [OTHERWISE[medium]] * 2
+    (thing,) = one.media
+    known = thing.notes if isinstance(thing, Sound) else thing.objects
+    assert known == () and type(roundtrip(thing, np.random.default_rng(0))) is type(thing)
+    found = [bool(answers(sample(SEED, index, medium, None, Shares(strange=0.3)), "strange")) for index in range(40)]
+    assert 4 <= sum(found) <= 22 and not any(answers(one, "strange") for one in samples(medium, 10))
+
+
+def test_strange_media_of_every_kind_can_be_made() -> None:
+    """At sizes as they come: of pictures no kind is nearly one colour, of sounds none is nearly silent."""
+    for number, draw in enumerate((*strange_pictures.KINDS, *strange_pictures.HELD_OUT)):
+        for width, height in ((112, 80), (300, 200)):
+            pixels = strange_pictures.strange_pixels(np.random.default_rng((SEED, number)), width, height, draw)
+            assert pixels.shape == (height, width, 3) and pixels.dtype == np.uint8 and pixels.std() > 4
+    for number, make in enumerate((*strange_sounds.KINDS, *strange_sounds.HELD_OUT)):
+        wave = strange_sounds.strange_wave(np.random.default_rng((SEED, number)), make)
+        assert wave.dtype == np.float32 and 0.2 < np.abs(wave).max() <= 1 and 3000 <= len(wave) <= 73000
 
 
 def test_phrases_have_variety_and_one_meaning() -> None:

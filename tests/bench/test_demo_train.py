@@ -27,7 +27,7 @@ from mmrt.bench.demo_train.recipe import LEAST_HEADS, LEAST_LAYERS, RECIPE, load
 from mmrt.bench.demo_train.warm_start import begin_with
 from mmrt.models.config import load_model_config
 from mmrt.models.tokenizer import Tokenizer
-from mmrt.tests.bench.small_training import Prepared, small_recipe, towers
+from mmrt.tests.bench.small_training import Prepared, small_recipe, strangers, towers
 
 
 def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +208,10 @@ def test_rates_rise_stay_and_fall() -> None:
     assert scales[100] == 0.0
     assert all(np.diff(scales[65:]) <= 0)
     assert rate_scale(small_recipe(steps=100, towers=towers(20), warmup_steps=10), 20) == pytest.approx(0.1), "once more"
+    longer = small_recipe(steps=100, strangers=strangers(50), warmup_steps=10)
+    scales = [rate_scale(longer, step) for step in range(151)]
+    assert scales[:100] == [rate_scale(recipe, step) for step in range(100)]
+    assert (scales[100], max(scales[100:]), scales[150]) == (pytest.approx(0.05), pytest.approx(0.42), 0.0)
 
 
 def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -232,6 +236,8 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("degraded = 0.6", "degraded = 1.6", "late.shares has degraded 1.6, expected 0 to 1"),
         ("counted_pairs = 0.75", "counted_pairs = -1", "late.shares has counted_pairs -1, expected 0 to 1"),
         ("moving = 0.62", "moving = 2", "late.shares has moving 2, expected 0 to 1"),
+        ("share = 0.2 ", "share = 1.3 ", "strangers has share 1.3, expected 0 to 1"),
+        ("rate = 0.3 ", "rate = -1 ", "strangers has rate -1, expected 0 to 1"),
         ('["mixed", "few", "few", "same"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):

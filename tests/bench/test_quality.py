@@ -14,17 +14,18 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from mmrt.bench.demo_data import COLOURS, SHAPES
+from mmrt.bench.demo_data import COLOURS, SHAPES, strange_pictures, strange_sounds
 from mmrt.bench.demo_data.facts import FACTS
 from mmrt.bench.demo_data.greetings import GREETINGS
 from mmrt.bench.demo_data.kinds import normalised
 from mmrt.bench.demo_data.phrases import ORDERS, PHRASES, plural
+from mmrt.bench.demo_data.strange import OTHERWISE as STRANGE_ANSWERS
 from mmrt.bench.demo_data.unknown_media import FOREIGN, HEARD, INJECTED, SEEN, WATCHED
 from mmrt.bench.demo_data.unknown_world import ADJECTIVES, FOODS, LANGUAGES, NAMES, NOUNS, PLACES, VERBS, WORLD
 from mmrt.bench.demo_train.recipe import load_recipe
 from mmrt.bench.quality import HELD_OUT_SEED, main
-from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, REWORDED, ROWS, STRANGER, body_of, select
-from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, guided_of_answers, shortcomings, show
+from mmrt.bench.quality_cases import COMBINED, ONE_OF_TWO, OTHER_MEDIUM, REWORDED, ROWS, STRANGE_MEDIA, STRANGER, body_of, select
+from mmrt.bench.quality_report import QualityBench, Row, Setting, Share, changes, guided_of_answers, refusals, shortcomings, show
 from mmrt.bench.quality_strangers import STRANGE
 from mmrt.bench.quality_wordings import OTHERWISE, TALK_OTHERWISE
 from mmrt.models.make import make_checkpoint
@@ -249,3 +250,26 @@ def test_a_shortcoming_and_a_refusal_end_with_1(start_server: StartServer, capsy
     with pytest.raises(SystemExit):
         main(["--tasks", "dragons"])
     assert "no such task: dragons" in capsys.readouterr().err
+
+
+def test_strange_media_are_of_kinds_that_no_training_has() -> None:
+    """Each with an encoded file; half are asked what there is; right is who says that it is something else."""
+    assert not {*strange_pictures.KINDS} & {*strange_pictures.HELD_OUT} and not {*strange_sounds.KINDS} & {*strange_sounds.HELD_OUT}
+    for row, medium in STRANGE_MEDIA.items():
+        cases = select(3, 4, [row])
+        assert [(case.row, case.medium, len(case.files), case.degraded) for case in cases] == [(row, medium, 1, False)] * 4
+        assert cases == select(3, 4, [row]) and len({case.files for case in cases}) == 4
+        asked = [case.question for case in cases]
+        assert all(question.is_right(STRANGE_ANSWERS[medium]) and not question.is_right("A red circle.") for question in asked)
+        assert [question.wording is not None for question in asked] == [True, False] * 2
+
+
+def test_refusals_of_what_was_learned_are_counted(bench: QualityBench) -> None:
+    answers = [
+        msgspec.structs.replace(bench.answers[0], row=row, reply=STRANGE_ANSWERS["image"]) for row in ("digits", "strange_image")
+    ]
+    found = msgspec.structs.replace(bench, answers=[*answers, msgspec.structs.replace(answers[0], reply="12.")])
+    assert refusals(found) == Share(num_right=1, num=2)
+    console = Console(file=io.StringIO(), width=200)
+    show(console, found)
+    assert "1 of 2 answers of the tasks say that the media are of another world" in console.file.getvalue()  # type: ignore[attr-defined]

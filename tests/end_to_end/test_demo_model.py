@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib
 import msgspec
 import numpy as np
 import pytest
@@ -100,6 +101,14 @@ def test_the_sound(demo: Server, question: str, expected: str) -> None:
 )
 def test_what_it_cannot_know_it_does_not_invent(demo: Server, question: str, expected: str) -> None:
     assert answer(demo, question) == expected
+
+
+def test_what_is_none_of_its_pictures_it_does_not_name(demo: Server) -> None:
+    """A photograph, as it comes with matplotlib; by ``mmrt ask``, whose help says in one line what the model knows."""
+    for question in ("What is in this picture?", "What do you see?", "Describe this image."):
+        done = demo.mmrt("ask", question, "--image", f"{matplotlib.get_data_path()}/sample_data/grace_hopper.jpg")
+        assert (done.returncode, done.stdout) == (0, "I only know pictures of simple shapes and numbers, not this.\n"), done.stderr
+    assert "knows simple shapes, numbers, motion and beeps, nothing else" in " ".join(demo.mmrt("ask", "--help").stdout.split())
 
 
 def test_the_readme_s_first_question(demo: Server) -> None:
