@@ -34,7 +34,7 @@ from ..runtime.effects import (
 )
 from ..runtime.journal import Journal, JournalState
 from ..runtime.layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
-from ..runtime.messages import Submit, ToActor, ToController
+from ..runtime.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ..runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from ..runtime.scheduling.types import Limits
 from ..runtime.state import Controller, Progress
@@ -256,6 +256,8 @@ class Serving:
         self._flight.message(message)
         now = time.monotonic()
         self._look_for_outages(now)
+        if isinstance(message, PlanDone) and isinstance(message.result, ItemError) and message.result.status >= 500:
+            self._log_failure(message)
         effects = self._controller.on_message(actor, generation, message, now)
         try:
             self._perform(effects)
@@ -264,6 +266,13 @@ class Serving:
                 raise
             log.error("the journal cannot be written: %s", error)
             self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
+
+    def _log_failure(self, done: PlanDone) -> None:
+        """Whose plan it was that failed: the actor that logged why knows rows, not what clients call their requests."""
+        plan = self._controller.core.plans.get(done.plan_id)
+        if plan is not None:
+            names = ", ".join(sorted({request.definition.request_id for request in plan.requests}))
+            log.error("plan %x of %s failed: it was for %s", done.plan_id, done.actor, names)
 
     def _look_for_outages(self, now: float) -> None:
         outages = self._outages.changed(now)

@@ -57,7 +57,7 @@ def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceT
         started_s, started_ns = time.monotonic(), time.monotonic_ns()
         wanted = None if 0 < command.deadline_s <= started_s else still_wanted(plan, rows)
         captured = capture.before(command.plan_id, wanted) if wanted is not None else None
-        result = Skipped() if wanted is None else _do(execute, wanted, command.plan_id, status, limit)
+        result = Skipped() if wanted is None else _do(execute, wanted, command.plan_id, status, limit, actor.name)
         done = PlanDone(actor.name, actor.generation, command.plan_id, time.monotonic() - started_s, result)
         results[command.plan_id] = done
         if len(results) > KEPT_RESULTS:
@@ -67,20 +67,22 @@ def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceT
         actor.send(done)
 
 
-def _do(execute: Callable[[Plan], Result], plan: Plan, plan_id: int, status: ActorStatus, limit: StepLimit) -> Result:
+def _do(execute: Callable[[Plan], Result], plan: Plan, plan_id: int, status: ActorStatus, limit: StepLimit, actor: str) -> Result:
     """One step, with a deadline that follows from what such steps have taken so far."""
     units = cost_units(plan)
     began_s = time.monotonic()
     with status.step(plan_id, limit.ceiling_s if units is None else limit.limit_s(units)):
-        result = _attempt(execute, plan)
+        result = _attempt(execute, plan, f"plan {plan_id:x} of {actor}")
     if units is not None:
         limit.took(units, time.monotonic() - began_s)
         status.set_step_cost(int(1e9 * limit.worst_s) or 1)
     return result
 
 
-def _attempt(execute: Callable[[Plan], Result], plan: Plan) -> Result:
+def _attempt(execute: Callable[[Plan], Result], plan: Plan, name: str) -> Result:
     """A plan that cannot be done fails its request, not this process: that would meet it again after every restart.
+
+    The client is told the plan's name, by which the log has the traceback.
 
     Where memory runs out or the device is lost this process ends all the same.
     """
@@ -90,8 +92,8 @@ def _attempt(execute: Callable[[Plan], Result], plan: Plan) -> Result:
         raise
     except Exception as error:
         raise_if_fatal(error)
-        log.exception("%s failed", type(plan).__name__)
-        return ItemError(500, "the request could not be processed")
+        log.exception("%s failed (%s)", name, type(plan).__name__)
+        return ItemError(500, f"the request could not be processed: {name} failed, and the log says why")
 
 
 def _take(actor: Actor, queue: deque[Run], results: OrderedDict[int, PlanDone], flight: PlanFlight) -> None:

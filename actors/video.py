@@ -1,6 +1,7 @@
 """The video actor: media pages in, patch pages out. It alone parses images, videos and sound (``media/``).
 
-Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError`` that says what is wrong and no more.
+Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError`` that says what is wrong and no more. Any
+other exception is an error of ours, which ``plans`` answers with a 500.
 """
 
 import logging
@@ -161,7 +162,10 @@ class VideoWorker:
             self._close(key)
 
     def execute(self, plan: Plan, alone: bool = False) -> Result:
-        """Analyse or decode. Never raises because of a medium. ``alone``: nothing else is decoded meanwhile, nor afterwards."""
+        """Analyse or decode. ``alone``: nothing else is decoded meanwhile, nor afterwards.
+
+        Raises: whatever is not the medium's fault, with the item closed; MemoryError where this process has too little left.
+        """
         assert isinstance(plan, Analyse | DecodeSegment)
         self._ahead = not alone
         try:
@@ -234,7 +238,8 @@ class VideoWorker:
 def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
     """The status and the words for what went wrong with an item.
 
-    Raises: MemoryError where it is not the item that takes too much, but this process that has come to: it ends, see ``plans``.
+    Raises: MemoryError where it is not the item that takes too much, but this process that has come to: it ends, see ``plans``; what
+    is no error of the item's.
     """
     if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch's words for it
         _let_go(error)
@@ -245,8 +250,7 @@ def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
         return error.status, error.message
     if isinstance(error, UnsupportedMediaError):
         return 400, str(error)
-    log.exception("a %s cannot be decoded", kind)
-    return 422, f"the {kind} cannot be decoded"
+    raise error
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -39,6 +39,9 @@ _ACCEPTED = {
     "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
 }
 
+# Names and comments of a file need not be text. PyAV 19 reads past those that are not; 18 must be told to.
+_ANY_METADATA = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
+
 BROKEN = (av.error.FFmpegError, IndexError, ValueError)
 
 P = ParamSpec("P")
@@ -113,7 +116,7 @@ def open_container(
         **limits.codec_options,
     }
     try:
-        container = ffmpeg(av.open, guarded, mode="r", options=options, metadata_errors="ignore")
+        container = ffmpeg(av.open, guarded, mode="r", options=options, **_ANY_METADATA)
     except BrokenData:
         raise refuse(reader, kind, _ACCEPTED[kind]) from None
     if (num_streams := len(container.streams)) > limits.max_streams:

@@ -1,6 +1,11 @@
 """The explicit package list names every package of the tree, and nothing else would be installed."""
 
+import re
+import subprocess
+import sys
 import tomllib
+import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +30,7 @@ def test_every_file_of_the_demo_model_is_installed() -> None:
 
 
 def test_no_module_but_the_package_and_the_program_stands_at_the_root() -> None:
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "setup.py"}  # the last is not installed
 
 
 def test_the_tests_see_this_tree() -> None:
@@ -33,3 +38,37 @@ def test_the_tests_see_this_tree() -> None:
 
     assert mmrt.__file__ is not None
     assert Path(mmrt.__file__).resolve().parent == ROOT.resolve()
+
+
+def test_every_dependency_has_an_upper_bound_and_this_run_is_within() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    for requirement in [*project["dependencies"], *optional["cuda"], *optional["test"]]:
+        match = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(?:==([\d.]+)|>=([\d.]+),<([\d.]+))", requirement)
+        assert match, f"{requirement}: neither name==version nor name>=oldest,<bound"
+        name, exact, oldest, bound = match.groups()
+        if requirement not in optional["cuda"]:
+            installed = _parts(version(name))
+            assert installed == _parts(exact) if exact else _parts(oldest) <= installed < _parts(bound), f"{name} {version(name)}"
+
+
+def _parts(number: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", number.partition("+")[0])]
+
+
+def test_a_wheel_is_built_outside_the_tree(tmp_path: Path) -> None:
+    """It holds the package and not the script that builds it. Made by the backend that pip calls, without the network."""
+    tree = tmp_path / "tree"
+    tracked = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "__init__.py", "__main__.py", "py.typed")
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    for name in [*tracked, *(f"{package.removeprefix('mmrt.').replace('.', '/')}/__init__.py" for package in packages[1:])]:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes((ROOT / name).read_bytes())
+    before = sorted(tree.rglob("*"))
+    program = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    built = subprocess.run([sys.executable, "-c", program, tmp_path], cwd=tree, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert sorted(tree.rglob("*")) == before
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "mmrt/runtime/cli/__init__.py" in names and "mmrt/setup.py" not in names

@@ -4,6 +4,7 @@ A request is poison by how many tokens it asks for. It gets an error after two d
 """
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -25,6 +26,7 @@ WATCHDOG_S = 3.0
 
 DIE = "__import__('os').kill(__import__('os').getpid(), 11)"
 ENCODER_GRID, VIDEO_GRID = (1, 6, 6), (1, 6, 8)  # of pictures of 84 x 84 and 84 x 112 pixels
+BUG_HEIGHT = 140  # of pictures that find an error in how they are decoded
 CLIP_WIDTH, CLIP_PTS = 168, 15 * 16384  # of a clip that kills only once it is decoded far ahead
 CHANGES = {
     "media/decoding_job.py": [
@@ -33,6 +35,14 @@ CHANGES = {
             f"                if (frame.width, frame.pts) == ({CLIP_WIDTH}, {CLIP_PTS}):\n"
             f"                    {DIE}\n"
             "                yield position, self._convert(",
+        )
+    ],
+    "media/image.py": [
+        (
+            "                pixels = _decode_jpeg(",
+            f"                if image.height == {BUG_HEIGHT}:\n"
+            "                    raise RuntimeError('an error of ours')\n"
+            "                pixels = _decode_jpeg(",
         )
     ],
     "actors/encoder.py": [
@@ -193,6 +203,19 @@ def test_pictures_that_kill(poisoned: Server, width: int, actor: str) -> None:
     assert answers == [expected] * 4
     after = starts(poisoned)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {actor: 2}
+
+
+def test_an_error_of_ours_is_no_fault_of_the_picture(poisoned: Server) -> None:
+    """500 with the request's id, by which the log has the traceback; the process lives on."""
+    before = starts(poisoned)
+    with pytest.raises(openai.InternalServerError, match="plan [0-9a-f]+ of video failed, and the log says why") as caught:
+        poisoned.chat([image_part(picture(3, BUG_HEIGHT, 56)), text("And this?")])
+    plan = re.search("plan [0-9a-f]+ of video failed", str(caught.value))
+    assert plan is not None
+    logs = poisoned.mmrt("logs").stdout
+    assert f"{plan[0]}: it was for {caught.value.response.headers['x-request-id']}" in logs
+    assert f"{plan[0]} (Analyse)" in logs and "RuntimeError: an error of ours" in logs and "Traceback" in logs
+    assert starts(poisoned) == before
 
 
 @pytest.mark.parametrize("num_others", [0, 4])

@@ -26,6 +26,7 @@ from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from mmrt.runtime.config import MediaSection, parse_config
 from mmrt.runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, MediaItem, MediaOptions, PageRun, Plan
+from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
@@ -370,11 +371,13 @@ def test_pages_that_were_given_away_are_not_touched(bench, png):
     command = bench.segment_plan(plan, shape, 0)
     bench.patch.generations[command.target.pages[0]] += np.uint64(1)
     before = bench.patch.data.copy()
-    bench.refusal(command)
+    with pytest.raises(StalePage):
+        bench.worker.execute(command)
     assert np.array_equal(bench.patch.data, before)
     bench.media.generations[plan.source.pages[0]] += np.uint64(1)
     bench.new_worker()
-    bench.refusal(plan)
+    with pytest.raises(StalePage):
+        bench.worker.execute(plan)
 
 
 def test_another_shape_than_analysed_before_is_an_error(bench, png):
