@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..models.penalties import History, Penalties
 from ..models.sampler import Pairs, SamplingRows
 from ..runtime.messages import SequenceDefinition
-from ..shm.sequence_table import EndCode, SequenceTable
+from ..schema.rows import EndCode
+from ..shm.sequence_table import SequenceTable
 
 Ints = NDArray[np.int64]
 

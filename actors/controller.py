@@ -32,17 +32,19 @@ from ..runtime.effects import (
     WritePlan,
     WriteState,
 )
-from ..runtime.journal import Journal, JournalState
+from ..runtime.journal import Journal
 from ..runtime.layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
 from ..runtime.messages import ItemError, PlanDone, Submit, ToActor, ToController
+from ..runtime.records import JournalState
 from ..runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from ..runtime.scheduling.types import Limits
 from ..runtime.state import Controller, Progress
 from ..runtime.transport import ControllerSocket, drain_in_loop
+from ..schema.rows import Phase
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
-from ..shm.sequence_table import Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from .base import Actor
 from .outage_watch import OutageWatch

@@ -15,10 +15,11 @@ from ..models.warm_up import warm_up_decode
 from ..runtime.flight import Kind
 from ..runtime.messages import Admit, Drop, Dropped, SequenceEnded, TokenHint, encode
 from ..runtime.step_limit import StepLimit
+from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Ringer
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
-from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorStatus
 from .base import Actor
 from .device import Completion, raise_if_fatal

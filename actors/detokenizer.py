@@ -15,11 +15,12 @@ from ..models.stop_strings import StopMatcher
 from ..models.tokenizer import IncrementalDecoder, Tokenizer
 from ..runtime.flight import Kind
 from ..runtime.messages import Delta, FinishReason, decode_sequence_definition, encode
+from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer
 from ..shm.errors import StaleRow
 from ..shm.fence import fence
 from ..shm.ring import Ring
-from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorStatus
 from .base import Actor
 from .probation import Place, Probation, solo_step

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 
+from ..schema.outage import Outage
 from ..shm.errors import MissingError
-from ..shm.outages import Outage, OutageTable
+from ..shm.outages import OutageTable
 from ..shm.role_lock import RoleLock
 from ..shm.run_directory import RunDirectory
 

@@ -4,7 +4,8 @@ Pure but for looking at phase words in the sequence table.
 """
 
 from ..runtime.messages import Analyse, DecodeSegment, Encode, Plan
-from ..shm.sequence_table import Phase, SequenceTable
+from ..schema.rows import Phase
+from ..shm.sequence_table import SequenceTable
 
 _LINEAR = 1024  # tokens or rows up to which attention's quadratic part does not show
 

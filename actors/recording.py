@@ -9,11 +9,11 @@ from ..runtime.config import ACTORS
 from ..runtime.core import Core, Outstanding
 from ..runtime.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteDefinition, WriteJournal, WritePlan
 from ..runtime.flight import Kind, pack_id, pack_plan, plan_kind, plan_share, plan_units
-from ..runtime.journal import Refused, Submitted
 from ..runtime.messages import Definition, Filled, ItemError, Plan, PlanDone, Result, Skipped, ToController
+from ..runtime.records import Refused, Submitted
 from ..runtime.request import Request
+from ..schema.rows import Phase
 from ..shm.flight_recorder import FlightWriter
-from ..shm.sequence_table import Phase
 
 UNWANTED = 499  # of a plan that was skipped: nobody wanted it any more
 _SLOW_TICK_NS = 2_000_000  # a tick that did nothing is worth a record when it took so long

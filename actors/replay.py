@@ -25,9 +25,10 @@ from ..models.weights import attach_weights, torch_dtype, write_weights
 from ..runtime.errors import UserError
 from ..runtime.messages import ItemError, Plan, Result, encode
 from ..runtime.replay import Capture, renumbered
+from ..schema.rows import Phase
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
-from ..shm.sequence_table import Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from .device import Completion
 from .embedding_pages import HostEmbeddingPages
 from .encoder import EncoderWorker

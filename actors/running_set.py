@@ -21,8 +21,9 @@ from ..models.config import ModelConfig, family_of
 from ..models.decoder import Decoder
 from ..models.sampler import Sampler, SamplingRows
 from ..runtime.messages import SequenceDefinition, decode_sequence_definition
+from ..schema.rows import EndCode
 from ..shm.errors import StaleRow
-from ..shm.sequence_table import EndCode, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from .batch import Batch, Ints, Member
 from .device import Completion, raise_if_fatal
 

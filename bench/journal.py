@@ -18,8 +18,9 @@ import msgspec
 import uvloop
 
 from ..runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
-from ..runtime.journal import Ended, Journal, JournalRecord, Submitted
+from ..runtime.journal import Journal
 from ..runtime.messages import Definition, Sampling
+from ..runtime.records import Ended, JournalRecord, Submitted
 from ..shm.run_directory import RunDirectory
 from .client import BenchError
 from .environment import Environment, read_environment

@@ -25,6 +25,7 @@ STAGES = {"E": "encoder", "P": "prefill", "D": "decode"}  # as layouts name them
 CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
+MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..shm.outages import Outage
-from ..shm.sequence_table import Phase
+from ..schema.outage import Outage
+from ..schema.rows import Phase
 from .effects import (
     POOLS,
     ClearPlan,
@@ -23,9 +23,9 @@ from .effects import (
     WritePlan,
     WriteState,
 )
-from .journal import KEPT_ENDS, JournalRecord
 from .messages import PageRun, Plan, Run, ToActor, encode
 from .pages import Owner, PageLedger, User
+from .records import KEPT_ENDS, JournalRecord
 from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
 from .scheduling.types import Device, Limits

@@ -8,7 +8,7 @@ seconds of tokens ahead. When pages run short the youngest rows give theirs back
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .cfg import Lengths, wanted_pages
 from .core import DISTURBING, Core, membership
 from .effects import AppendPages

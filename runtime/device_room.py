@@ -6,7 +6,7 @@ estimated, generously, from the model's shape. No estimate was compared with a d
 
 from typing import NamedTuple
 
-from .scheduling.budgets import MAX_TOKENS
+from .config import MAX_STEP_TOKENS
 
 CONTEXT_BYTES = 768 << 20  # of each process that computes: driver, kernels, workspaces, captured graphs
 SLACK = 1.25  # what torch's allocator holds beyond what is in use
@@ -24,7 +24,7 @@ def working_bytes(num_processes: int, token_bytes: int, row_bytes: int, num_rows
 
     ``token_bytes``: of a prompt's token while it is prefilled; ``row_bytes``: of the logits of one row of a step.
     """
-    return num_processes * CONTEXT_BYTES + int(SLACK * (MAX_TOKENS * token_bytes + num_rows * row_bytes))
+    return num_processes * CONTEXT_BYTES + int(SLACK * (MAX_STEP_TOKENS * token_bytes + num_rows * row_bytes))
 
 
 def pool_bytes(room: DeviceRoom, share: float, working: int) -> int:

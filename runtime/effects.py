@@ -6,9 +6,9 @@ The order is what makes a crash between any two effects harmless: whatever a mes
 
 from typing import Literal, NamedTuple
 
-from ..shm.sequence_table import Phase
-from .journal import JournalRecord
+from ..schema.rows import Phase
 from .messages import PageRun, ToActor
+from .records import JournalRecord
 
 PoolName = Literal["media", "patch", "embedding", "kv"]
 POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")

@@ -5,12 +5,13 @@ it is read; a row that changes hands meanwhile is looked at again.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ..schema.rows import Phase
 from ..shm.flight_recorder import read_recorders
 from ..shm.plan_table import PlanTable
 from ..shm.run_directory import RunDirectory
-from ..shm.sequence_table import Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorReading, ActorTable, ControllerStats, StatsSnapshot
 from .flight import PLAN_NAMES, RECORDERS, merge, plan_kind, plan_share, plan_units, unpack_pair
 from .inspect_report import (
@@ -24,7 +25,7 @@ from .inspect_report import (
     WorkReport,
 )
 from .inspect_rows import LivePlan, Row, live_plans, names, read_row
-from .journal import JournalState, Submitted, read_journal
+from .records import JournalState, Submitted
 from .request import SegmentRecord
 from .scheduling.types import SegmentStage
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_of, request_spans
@@ -42,9 +43,10 @@ _STAGE_NAMES = {
 class Inspector:
     """Looks at a run. Maps everything read-only; ``close`` when done."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        """Raises: MissingError while ``memory`` has not made the tables."""
+    def __init__(self, run: RunDirectory, read_journal: Callable[[], JournalState]) -> None:
+        """``read_journal`` says what the journal holds now. Raises: MissingError while ``memory`` has not made the tables."""
         self._run = run
+        self._read_journal = read_journal
         self._table = SequenceTable.attach(run, writable=False)
         self._plans = PlanTable.attach(run, writable=False)
         self._actors = ActorTable.attach(run, writable=False)
@@ -59,7 +61,7 @@ class Inspector:
         now_ns = time.monotonic_ns()
         records = merge(read_recorders(self._run, RECORDERS))
         spans, done = request_spans(records), plan_spans(records)
-        journal = read_journal(self._run.path)
+        journal = self._read_journal()
         plans = live_plans(self._plans)
         rows = [row for index in range(self._table.num_rows) if (row := read_row(self._table, index)) is not None]
         by_key = {row.record.key: row for row in rows if row.record is not None}

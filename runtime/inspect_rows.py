@@ -5,9 +5,10 @@ A row that changes hands while it is read is read again.
 
 from typing import NamedTuple
 
+from ..schema.rows import EndCode, Phase
 from ..shm.errors import StaleRow
 from ..shm.plan_table import PlanTable
-from ..shm.sequence_table import EndCode, Phase, SequenceTable
+from ..shm.sequence_table import SequenceTable
 from .config import ACTORS
 from .messages import Analyse, DecodeSegment, Encode, Plan, SequenceDefinition, decode_plan, decode_sequence_definition
 from .request import RowRecord, decode_record

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .cfg import member_lengths, num_pages
 from .core import Core
 from .decoding import grant_kv, wanted_kv
 from .effects import BeginRow, WriteDefinition
 from .errors import RequestError
-from .journal import Submitted
 from .lifecycle import end, fail, failed_message
 from .messages import (
     Definition,
@@ -27,6 +26,7 @@ from .messages import (
 )
 from .outages import check_served
 from .quarantine import MAX_DEATHS, STRIKE_BYTES
+from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Granter, Load, check_lengths, check_submission, media_pages
 from .scheduling.types import Limits

@@ -17,18 +17,16 @@ import os
 import struct
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from .messages import Definition, Failed
+from .records import KEPT_ENDS, Ended, JournalRecord, JournalState, Submitted
 
 log = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal"
-KEPT_ENDS = 4096
 RESERVE_BYTES = 64 * 1024  # for failures and ends alone
 _FAREWELL_BYTES = 1024  # more, for those of each live request
 _STEP_BYTES = 256 * 1024  # room is taken in pieces of this size
@@ -38,52 +36,8 @@ _MAGIC = b"mmrtjnl1"
 _HEAD = struct.Struct("=II")
 
 
-class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request was accepted. ``arrival`` orders requests for ever."""
-
-    key: int
-    gateway_generation: int
-    arrival: int
-    definition: Definition
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An accepted request has failed; it ends when the gateway knows."""
-
-    key: int
-    failure: Failed
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The gateway has seen the last of the request."""
-
-    key: int
-
-
-JournalRecord = Submitted | Refused | Ended
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JournalRecord).decode
-
-
-@dataclass(slots=True)
-class JournalState:
-    """What the journal says: live requests in order of arrival, their failures, and keys that have ended lately."""
-
-    live: dict[int, Submitted] = field(default_factory=dict)
-    failures: dict[int, Failed] = field(default_factory=dict)
-    ended: list[int] = field(default_factory=list)
-    next_arrival: int = 0
-
-    def apply(self, record: JournalRecord) -> None:
-        if isinstance(record, Submitted):
-            self.live[record.key] = record
-            self.next_arrival = max(self.next_arrival, record.arrival + 1)
-        elif isinstance(record, Refused):
-            self.failures[record.key] = record.failure
-        else:
-            self.live.pop(record.key, None)
-            self.failures.pop(record.key, None)
 
 
 class Journal:

@@ -4,12 +4,12 @@ All ways out are one: retire what the row owns, get decode's word that it has le
 that name the row, then free. ``settle`` is called whenever one of those holders is gone.
 """
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .core import LONG_AGO_S, Core, membership, owner
 from .effects import ClearPages
 from .errors import RequestError
-from .journal import Ended, Refused
 from .messages import Drop, Failed, Prefill
+from .records import Ended, Refused
 from .request import Request
 from .scheduling.types import SegmentStage
 

@@ -8,8 +8,8 @@ without it does: text without ``video`` and ``encoder``; and what is being decod
 import math
 from collections.abc import Mapping
 
-from ..shm.outages import Outage
-from ..shm.sequence_table import Phase
+from ..schema.outage import Outage
+from ..schema.rows import Phase
 from .core import Core
 from .errors import RequestError
 from .lifecycle import fail

@@ -95,16 +95,6 @@ class GuestProcess(Process):
         self._finish(0)
 
 
-def describe_exit(returncode: int) -> str:
-    """ "exit status 1" or "SIGKILL"."""
-    if returncode >= 0:
-        return f"exit status {returncode}"
-    try:
-        return signal.Signals(-returncode).name
-    except ValueError:
-        return f"signal {-returncode}"
-
-
 def spawn(
     command: tuple[str, ...],
     environment: Mapping[str, str],

@@ -9,15 +9,15 @@ saved before anything else happens.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .cfg import member_lengths, wanted_pages
 from .core import Core, Outstanding, membership, owner
 from .effects import POOLS, ClearPages, PoolName
 from .intake import cancel_older_gateways, expand, set_layout
-from .journal import JournalState
 from .lifecycle import settle
 from .messages import Analyse, DecodeSegment, Definition, Encode, PageRun, Plan, Prefill, Sampling, decode_plan
 from .pages import Owner, PageLedger, User
+from .records import JournalState
 from .request import Request, RowRecord, decode_record
 from .scheduling.types import Limits, SegmentStage
 from .stages import encode_uses, prefill_uses

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .cfg import Lengths, is_prefilled, prefill_targets
 from .messages import Definition, Failed, ItemShape, PageRun
 from .scheduling.types import SegmentStage

@@ -7,7 +7,7 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 from collections.abc import Iterator
 from itertools import islice
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .core import LONG_AGO_S, Core, owner
 from .effects import PoolName
 from .intake import embedding_pages, patch_pages

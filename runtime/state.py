@@ -7,8 +7,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..shm.outages import Outage
-from ..shm.sequence_table import Phase
+from ..schema.outage import Outage
+from ..schema.rows import Phase
 from .core import LONG_AGO_S, Core
 from .decoding import Progress, admit_to_decode, grant_kv, grow, kv_need, make_room, needs_kv, observe, reserve, show_ended, watched
 from .effects import Effect, PoolName, Send

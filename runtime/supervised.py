@@ -16,11 +16,12 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from .errors import RunError
+from .exit_status import describe_exit
 from .fate import oom_kills
 from .launcher import pipe_to_logs
 from .logs import LogPump
 from .notify import Notification
-from .processes import Process, describe_exit
+from .processes import Process
 from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
 State = Literal[

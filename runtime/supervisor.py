@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..schema.outage import Outage
 from ..shm.errors import BusyError, ShmError
-from ..shm.outages import Outage, OutageTable
+from ..shm.outages import OutageTable
 from ..shm.run_directory import RunDirectory
 from .actor_specs import HURRY_GRACE_S
 from .commands import Commands

@@ -10,9 +10,9 @@ from typing import Any
 
 from .config import ACTORS
 from .effects import POOLS
+from .exit_status import describe_exit
 from .flight import PLAN_NAMES, RECORDERS, UNIT_NAMES, FlightRecord, Kind, PlanKind, merge, signed, unpack_plan
 from .flight_dumps import Recording
-from .processes import describe_exit
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
 
 Event = dict[str, Any]

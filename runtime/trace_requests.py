@@ -6,7 +6,7 @@ Used by ``mmrt trace`` for its request tracks and by ``mmrt inspect`` for its ti
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..shm.sequence_table import Phase
+from ..schema.rows import Phase
 from .flight import FlightRecord, Kind, PlanKind, unpack_id, unpack_pair, unpack_plan
 
 # In the order in which a request goes through them; a preempted one is prefilled again.

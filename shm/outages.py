@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from ..schema.outage import Outage
 from .run_directory import RunDirectory
 from .segment import Layout, Segment
 from .versioned import VersionedBlob
@@ -16,14 +17,6 @@ NAME = "outages"  # without the run id: a memory that makes its segments anew le
 _KIND = "outages"
 _MAX_BYTES = 8192
 _MAX_REASON = 300
-
-
-class Outage(msgspec.Struct, frozen=True):
-    """``actor`` is broken for ``reason``. It is tried again at ``next_probe_s`` (CLOCK_MONOTONIC; 0: nobody knows)."""
-
-    actor: str
-    reason: str
-    next_probe_s: float = 0.0
 
 
 class OutageTable:

@@ -5,13 +5,13 @@ reads. Each word has one writer. Whatever stands in a row belongs to the generat
 finds nothing committed and nothing ended.
 """
 
-import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema.rows import EndCode, Phase
 from .errors import StaleRow
 from .fence import fence
 from .run_directory import RunDirectory
@@ -23,24 +23,6 @@ NUM_MEMBERS = 2  # conditional, companion
 _KIND = "sequence"
 _NAME = "sequences"
 _LOW = 0xFFFFFFFF
-
-
-class Phase(enum.IntEnum):
-    """Where a row is in its life. Only the controller moves it."""
-
-    FREE = 0
-    PREPARE = 1
-    DECODE = 2
-    ENDING = 3
-
-
-class EndCode(enum.IntEnum):
-    """Why decode appends no more ids."""
-
-    NONE = 0
-    STOP = 1  # an end-of-sequence id, which is the last committed one
-    LENGTH = 2
-    ERROR = 3
 
 
 class _Geometry(NamedTuple):

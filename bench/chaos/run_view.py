@@ -14,9 +14,10 @@ import msgspec
 
 from ...runtime.config import ACTORS
 from ...runtime.request import decode_record
+from ...schema.rows import EndCode, Phase
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
-from ...shm.sequence_table import EndCode, Phase, SequenceTable
+from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
 from .faults import ZYGOTE
 from .faults import Phase as StormPhase

@@ -11,6 +11,7 @@ from ...shm.run_directory import RunDirectory
 from ..errors import RunError
 from ..inspect import Inspector
 from ..inspect_report import ItemReport, RequestReport, RunView
+from ..journal import read_journal
 from .options import RunName, run_path
 
 _SHOWN_RANGES = 12  # of pages
@@ -45,7 +46,7 @@ def look(run: str | None) -> tuple[RunView, list[RequestReport]]:
     path = run_path(run)
     try:
         with RunDirectory.attach(path, timeout_s=0.5) as directory:
-            inspector = Inspector(directory)
+            inspector = Inspector(directory, lambda: read_journal(path))
             try:
                 return inspector.look(), inspector.ended()
             finally:

@@ -9,8 +9,9 @@ budget grows from a small one.
 
 from dataclasses import dataclass, replace
 
+from ..config import MAX_STEP_TOKENS
+
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, however few tokens it has
-MAX_TOKENS = 4096
 ROWS_PER_TOKEN = 4  # patch rows that one embedding token is made of (2 x 2 merge)
 START_UNITS = 1  # times the least: where a budget starts
 
@@ -71,13 +72,13 @@ class Budget:
 
 def prefill_budget(configured: int) -> Budget:
     """tau, in tokens."""
-    return Budget(MIN_TOKENS, MAX_TOKENS, START_UNITS * MIN_TOKENS, configured)
+    return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured)
 
 
 def encode_budget(configured: int) -> Budget:
     """alpha, in patch rows."""
     low = MIN_TOKENS * ROWS_PER_TOKEN
-    return Budget(low, MAX_TOKENS * ROWS_PER_TOKEN, START_UNITS * low, configured)
+    return Budget(low, MAX_STEP_TOKENS * ROWS_PER_TOKEN, START_UNITS * low, configured)
 
 
 def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:

@@ -26,9 +26,10 @@ from mmrt.runtime.messages import (
     SequenceDefinition,
     encode,
 )
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 
 PAGE_TOKENS = 16
 EMBEDDING_PAGE_TOKENS = 32

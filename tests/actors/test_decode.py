@@ -8,9 +8,9 @@ from mmrt.actors.decode import Decoding
 from mmrt.actors.probation import solo_place, solo_step
 from mmrt.runtime.fate import Death
 from mmrt.runtime.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, decode_token_hint
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.ring import Ring
-from mmrt.shm.sequence_table import EndCode, Phase
 from mmrt.shm.status import ActorStatus
 from mmrt.tests.actors.bench import Bench, Counting, Row
 from mmrt.tests.actors.fake_actor import FakeActor

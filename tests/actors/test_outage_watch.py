@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mmrt.actors.outage_watch import STAGES, OutageWatch
+from mmrt.schema.outage import Outage
 from mmrt.shm.errors import MissingError
-from mmrt.shm.outages import Outage, OutageTable
+from mmrt.shm.outages import OutageTable
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
 

@@ -20,10 +20,11 @@ from mmrt.runtime.messages import (
     Welcome,
     encode,
 )
+from mmrt.schema.rows import Phase
 from mmrt.shm.errors import StalePage
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.actors.fake_actor import FakeActor
 
 PREFILL = 5  # the actor's index

@@ -26,9 +26,9 @@ from mmrt.runtime.messages import (
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.state import Controller
 from mmrt.runtime.transport import ActorSocket
+from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import Phase
 
 LIMITS = Limits(
     num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrt.runtime.messages import Sampling
-from mmrt.shm.sequence_table import EndCode, Phase
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.tests.actors.bench import GREEDY, MAX_CONTEXT, PAGE_TOKENS, Bench, Counting, Row
 
 NUM_NEW = 40

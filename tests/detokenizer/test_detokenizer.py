@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
 from mmrt.models.tokenizer import Tokenizer
 from mmrt.runtime.messages import Delta, Sampling, SequenceDefinition, TokenHint, decode_delta, encode
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.ring import Ring
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 
 NUM_ROWS = 4
 MAX_CONTEXT = 512

@@ -27,11 +27,12 @@ from mmrt.runtime.lifecycle import preempt, reset_media
 from mmrt.runtime.recovery import recover
 from mmrt.runtime.scheduling.admission import check_lengths
 from mmrt.runtime.scheduling.types import Limits
-from mmrt.shm.outages import Outage
+from mmrt.schema.outage import Outage
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 
 IMAGE, VIDEO, AUDIO = 901, 902, 903
 CALM_S = 60.0

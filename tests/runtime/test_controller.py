@@ -21,11 +21,12 @@ from mmrt.runtime.journal import Journal
 from mmrt.runtime.recovery import recover
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.status import ActorState, ActorTable, ControllerStats
 
 LIMITS = Limits(

@@ -7,7 +7,7 @@ from mmrt.runtime.core import owner
 from mmrt.runtime.lifecycle import reset_media
 from mmrt.runtime.scheduling.types import SegmentStage
 from mmrt.runtime.stages import _evict_younger
-from mmrt.shm.sequence_table import Phase
+from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.test_state import KEY, Driver, image, phases
 
 TWO = m.ItemShape("image", (1, 4, 8), 12, 2 * [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)])

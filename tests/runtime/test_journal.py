@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mmrt.runtime.journal import JOURNAL_NAME, KEPT_ENDS, Ended, Journal, JournalRecord, JournalState, Refused, Submitted
+from mmrt.runtime.journal import JOURNAL_NAME, Journal
 from mmrt.runtime.messages import Definition, Failed, MediaItem, MediaOptions, Sampling, encode
+from mmrt.runtime.records import KEPT_ENDS, Ended, JournalRecord, JournalState, Refused, Submitted
 
 
 def submitted(key: int, size: int = 3) -> Submitted:

@@ -6,7 +6,7 @@ from mmrt.runtime import messages as m
 from mmrt.runtime.effects import WriteState
 from mmrt.runtime.quarantine import MAX_DEATHS, STRIKE_BYTES
 from mmrt.runtime.request import Strike, StrikeKind, decode_record, encode_record
-from mmrt.shm.sequence_table import Phase
+from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.test_state import IMAGE, KEY, SHAPE, Driver, image, phases, refused, sent, text
 
 CRASHED, KILLED = m.Died(True), m.Died(False)

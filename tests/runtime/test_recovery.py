@@ -6,11 +6,11 @@ import pytest
 
 from mmrt.runtime import messages as m
 from mmrt.runtime.effects import AppendPages, ClearPages, Send
-from mmrt.runtime.journal import JournalState, Submitted
+from mmrt.runtime.records import JournalState, Submitted
 from mmrt.runtime.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.request import encode_record
 from mmrt.runtime.state import Controller, Progress
-from mmrt.shm.sequence_table import Phase
+from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.test_state import Driver, encoding_beside_decode, text
 
 

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from mmrt.runtime.config import MAX_STEP_TOKENS
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.messages import Definition, MediaItem, Sampling
 from mmrt.runtime.scheduling import unified
@@ -17,7 +18,6 @@ from mmrt.runtime.scheduling.admission import (
     pages_ahead,
 )
 from mmrt.runtime.scheduling.budgets import (
-    MAX_TOKENS,
     MIN_TOKENS,
     CostModel,
     allowance_s,
@@ -398,4 +398,4 @@ def test_the_search_finds_what_keeps_to_the_target() -> None:
     idle = budget
     for _ in range(20):
         idle = update(idle, idle.units, 0.005 + 0.0001 * idle.units, allowance_s(share, 0, 0.05))
-    assert 1800 <= idle.units <= MAX_TOKENS
+    assert 1800 <= idle.units <= MAX_STEP_TOKENS

@@ -21,12 +21,12 @@ from mmrt.runtime.effects import (
     WritePlan,
     WriteState,
 )
-from mmrt.runtime.journal import Ended, Refused, Submitted
 from mmrt.runtime.lifecycle import preempt
+from mmrt.runtime.records import Ended, Refused, Submitted
 from mmrt.runtime.scheduling.types import Limits
 from mmrt.runtime.state import Controller, Progress
-from mmrt.shm.outages import Outage
-from mmrt.shm.sequence_table import Phase
+from mmrt.schema.outage import Outage
+from mmrt.schema.rows import Phase
 
 IMAGE = 900
 KEY = 7

@@ -14,8 +14,8 @@ from mmrt.runtime.flight import RECORDERS, Kind, PlanKind, merge, pack_id, pack_
 from mmrt.runtime.flight_dumps import Facts, Recording
 from mmrt.runtime.trace import make_trace, num_requests
 from mmrt.runtime.trace_requests import plan_spans, plans_of, request_spans
+from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import DTYPE
-from mmrt.shm.sequence_table import Phase
 from mmrt.tests.runtime.trace_schema import Event, check_trace
 
 MS = 1_000_000

@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.errors import StaleRow
-from mmrt.shm.sequence_table import EndCode, Phase, SequenceTable
+from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.versioned import VersionedBlob
 
 ROWS, CONTEXT, PAGES = 3, 6, 5

@@ -1,0 +1,21 @@
+"""Words of a row of the sequence table."""
+
+import enum
+
+
+class Phase(enum.IntEnum):
+    """Where a row is in its life. Only the controller moves it."""
+
+    FREE = 0
+    PREPARE = 1
+    DECODE = 2
+    ENDING = 3
+
+
+class EndCode(enum.IntEnum):
+    """Why decode appends no more ids."""
+
+    NONE = 0
+    STOP = 1  # an end-of-sequence id, which is the last committed one
+    LENGTH = 2
+    ERROR = 3
