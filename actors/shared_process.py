@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..runtime.fate import ExitNote, write_exit_note
+from ..runtime.fate import ExitNote, marked, write_exit_note
 from ..runtime.lifeline import Lifeline
 from ..runtime.notify import Notifier
 from .base import Actor, name_thread
@@ -123,7 +123,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
             os.write(signalling, b"\0")
 
     for actor in actors:
-        threading.Thread(target=be, args=(actor,), name=actor.name, daemon=True).start()
+        threading.Thread(target=marked(be, actor.name), args=(actor,), name=actor.name, daemon=True).start()
     last_s = time.monotonic()
     while len(ended) < len(actors):
         select.select([signalled], [], [], TURN_S)

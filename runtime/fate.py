@@ -10,12 +10,12 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import select
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import FunctionType
 
 import msgspec
 
@@ -27,6 +27,7 @@ MAX_UNEXPLAINED = 16  # crashes in steps, of late, that no work was found guilty
 FORGET_STEPS = 1000  # without a crash make up for one
 FIRST_STEP_DEATHS = 3  # generations in a row that die in their first step: it is the work, whoever kills them
 
+_MARK = "mmrt_actor_"
 _POLL_S = 0.01
 _SAY_S = 2.0
 _OWN_SIGNALS = frozenset({
@@ -103,9 +104,16 @@ def leave_notes(run: Path, note: ExitNote, actors: Collection[str], culprits: Co
     return blamed
 
 
+def marked(function: FunctionType, actor: str) -> FunctionType:
+    """``function`` as the body of an actor's thread: under a name that Python prints when the thread crashes (``faulthandler`` prints
+    functions, not the names of threads)."""
+    code = function.__code__.replace(co_name=_MARK + actor, co_qualname=_MARK + actor)
+    return FunctionType(code, function.__globals__, closure=function.__closure__)
+
+
 def crashed_in(actors: Collection[str], lines: Sequence[str]) -> list[str]:
-    """Which of the actors of a process its last words, ``faulthandler``'s, name as the one that the crash came from."""
-    return [actor for actor in actors if any(re.search(rf'/actors/{actor}\.py", line \d+ in main$', line) for line in lines)]
+    """The actors of a process whose marked thread stands in ``faulthandler``'s traceback, the last lines that the process printed."""
+    return [actor for actor in actors if any(line.endswith(f" in {_MARK}{actor}") for line in lines)]
 
 
 def recent_crashes(last: ActorReading, death: Death | None) -> int:

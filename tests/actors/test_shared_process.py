@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmrt.actors.shared_process import Chorus, Voice
-from mmrt.runtime.fate import ExitNote, read_exit_note
+from mmrt.runtime.fate import ExitNote, crashed_in, read_exit_note
 from mmrt.runtime.notify import Notification, Notifier, NotifyListener
 
 Start = Callable[[str], "subprocess.Popen[str]"]
@@ -93,6 +93,14 @@ def test_the_others_are_told_that_it_was_not_they_where_that_is_known(start: Sta
     assert notes == [ExitNote(process.pid, process.returncode, bystander=True) if told else None] * 2
     own = ExitNote(process.pid, -signal.SIGKILL, hang=True) if behaviour == "hang" else None
     assert read_exit_note(tmp_path, "encoder", process.pid) == own, "else that is for the supervisor to say"
+
+
+def test_a_crash_names_the_actor_that_it_came_from(start: Start) -> None:
+    """Python prints the crash of a thread that does not hold the interpreter's lock."""
+    process = start("crash")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGSEGV
+    assert crashed_in(["decode", "encoder", "prefill"], errors.splitlines()) == ["encoder"]
 
 
 def test_one_that_hangs_outside_of_a_step_ends_it(listener: NotifyListener, start: Start) -> None:

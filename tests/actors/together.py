@@ -1,5 +1,7 @@
 """Three threads that share this process, as ``test_shared_process`` wants them: BEHAVIOUR of the first, NOTIFY_SOCKET of all."""
 
+import ctypes
+import faulthandler
 import logging
 import sys
 import threading
@@ -41,6 +43,8 @@ def live(actor: Any) -> int:
     actor.notifier.active()
     if behaviour in ("fail", "cold"):
         return 7
+    if behaviour == "crash":
+        ctypes.CDLL(None).memset(0, 0, 1)
     if behaviour == "exit":
         sys.exit(3)
     if behaviour in ("raise", "lose"):
@@ -54,4 +58,5 @@ def live(actor: Any) -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr)
+    faulthandler.enable(all_threads=False)
     sys.exit(run_together([Threaded(name, sys.argv[2]) for name in ("encoder", "prefill", "decode")], Lifeline(None), live))  # type: ignore[misc]

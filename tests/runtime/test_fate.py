@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from mmrt.runtime.fate import (
     FORGET_STEPS,
     Death,
     ExitNote,
-    crashed_in,
     judge,
     leave_notes,
     oom_kills,
@@ -57,25 +55,6 @@ def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise
     note = ExitNote(77, -signal.SIGSEGV)
     assert leave_notes(tmp_path, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
     assert [blamed(read_exit_note(tmp_path, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
-
-
-def test_a_crash_names_the_actor_that_it_came_from(tmp_path: Path) -> None:
-    """Python's own words, of a thread that does not hold the interpreter's lock; the main thread's would name nobody."""
-    folder = tmp_path / "actors"
-    folder.mkdir()
-    for actor, body in (("encoder", "ctypes.CDLL(None).memset(0, 0, 1)"), ("decode", "time.sleep(60)")):
-        (folder / f"{actor}.py").write_text(f"import ctypes, time\ndef main():\n    {body}\n")
-    (folder / "base.py").write_text(
-        "import faulthandler, threading, encoder, decode\n"
-        "faulthandler.enable(all_threads=False)\n"
-        "threads = [threading.Thread(target=actor.main) for actor in (decode, encoder)]\n"
-        "[thread.start() for thread in threads]\n"
-    )
-    done = subprocess.run([sys.executable, str(folder / "base.py")], capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGSEGV
-    assert crashed_in(["encoder", "decode"], done.stderr.splitlines()) == ["encoder"]
-    traceback = ['  File "/x/mmrt/actors/decode.py", line 5, in main', "RuntimeError: no crash"]
-    assert crashed_in(["encoder", "decode"], traceback) == []
 
 
 def test_no_step_no_death() -> None:
