@@ -16,10 +16,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import FunctionType
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from ..shm.status import ActorReading, ActorState
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +108,14 @@ def leave_notes(run: Path, note: ExitNote, actors: Collection[str], culprits: Co
     return blamed
 
 
-def marked(function: FunctionType, actor: str) -> FunctionType:
-    """``function`` as the body of an actor's thread: under a name that Python prints when the thread crashes (``faulthandler`` prints
-    functions, not the names of threads)."""
+def marked(function: Callable[P, R], actor: str) -> Callable[P, R]:
+    """The plain ``function`` as the body of an actor's thread: under a name that Python prints when the thread crashes.
+
+    (``faulthandler`` prints functions, not the names of threads.)
+    """
+    assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=_MARK + actor, co_qualname=_MARK + actor)
-    return FunctionType(code, function.__globals__, closure=function.__closure__)
+    return renamed
 
 
 def crashed_in(actors: Collection[str], lines: Sequence[str]) -> list[str]:
