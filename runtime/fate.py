@@ -115,6 +115,7 @@ def marked(function: Callable[P, R], actor: str) -> Callable[P, R]:
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=_MARK + actor, co_qualname=_MARK + actor)
+    renamed: Callable[P, R] = FunctionType(code, function.__globals__, closure=function.__closure__)
     return renamed
 
 
