@@ -1,5 +1,5 @@
 """``python -m mmrt``: the program."""
 
-from .runtime.cli.main import main
+from .cli.main import main
 
 main()

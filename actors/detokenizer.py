@@ -11,10 +11,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.stop_strings import StopMatcher
-from ..models.tokenizer import IncrementalDecoder, Tokenizer
-from ..runtime.flight import Kind
-from ..runtime.messages import Delta, FinishReason, decode_sequence_definition, encode
+from ..models.text.stop_strings import StopMatcher
+from ..models.text.tokenizer import IncrementalDecoder, Tokenizer
+from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_definition, encode
+from ..runtime.observe.flight import Kind
 from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer
 from ..shm.errors import StaleRow
@@ -22,8 +22,8 @@ from ..shm.fence import fence
 from ..shm.ring import Ring
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorStatus
-from .base import Actor
-from .probation import Place, Probation, solo_step
+from .host.actor import Actor
+from .host.solo_trials import Place, Probation, solo_step
 
 log = logging.getLogger(__name__)
 

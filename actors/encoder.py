@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from ..models.towers import TowerInput, Towers
-from ..models.warm_up import warm_up_towers
-from ..runtime.messages import Done, Encode, EncodePart, Plan, Result
+from ..models.lm.warm_up import warm_up_towers
+from ..models.towers.towers import TowerInput, Towers
+from ..runtime.bus.messages import Done, Encode, EncodePart, Plan, Result
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
-from .base import Actor
-from .device import Completion
-from .embedding_pages import EmbeddingPages, open_embedding_pages
-from .plans import serve_plans
-from .shared_tensors import SharedTensors
+from .host.actor import Actor
+from .host.device import Completion
+from .host.embedding_pages import EmbeddingPages, open_embedding_pages
+from .host.plan_loop import serve_plans
+from .host.shared_tensors import SharedTensors
 
 
 def main(actor: Actor) -> None:

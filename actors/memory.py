@@ -12,13 +12,14 @@ import logging
 import msgspec
 import torch
 
-from ..models.decode_graphs import MAX_ROWS
-from ..models.weights import Buffer, write_weights
-from ..runtime.config import ACTORS, read_environment
-from ..runtime.device_room import DeviceRoom
+from ..models.checkpoint.weights import Buffer, write_weights
+from ..models.lm.decode_graphs import MAX_ROWS
+from ..runtime.config import ACTORS
+from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, UserError
-from ..runtime.flight import RECORDERS
-from ..runtime.layout import (
+from ..runtime.observe.flight import RECORDERS
+from ..runtime.process.device_room import DeviceRoom
+from ..runtime.process.memory_layout import (
     DELTA_RING_BYTES,
     DEVICE_SOCKET,
     PLAN_SLOTS,
@@ -41,9 +42,9 @@ from ..shm.ring import Ring
 from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
-from .base import POLL_S, Actor, Ending
-from .device import check_fp8, open_device, sharing_of
-from .shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
+from .host.actor import POLL_S, Actor, Ending
+from .host.device import check_fp8, open_device, sharing_of
+from .host.shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from ..models.config import ModelConfig, family_of
-from ..models.decoder import Chunk, Decoder
-from ..models.warm_up import warm_up_prefill
-from ..runtime.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
+from ..models.lm.decoder import Chunk, Decoder
+from ..models.lm.warm_up import warm_up_prefill
+from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
-from .base import Actor
-from .device import Completion
-from .embedding_pages import EmbeddingPages, open_embedding_pages
-from .language_model import open_language_model
-from .plans import serve_plans
-from .shared_tensors import SharedTensors
+from .host.actor import Actor
+from .host.device import Completion
+from .host.embedding_pages import EmbeddingPages, open_embedding_pages
+from .host.language_model import open_language_model
+from .host.plan_loop import serve_plans
+from .host.shared_tensors import SharedTensors
 
 KEPT_POSITIONS = 64
 

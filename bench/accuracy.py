@@ -15,10 +15,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from ..models.config import KvDType, ModelConfig, load_model_config
-from ..models.decoder import Chunk
-from ..models.lm import build_language_model
-from ..models.weights import attach_weights, torch_dtype, write_weights
+from ..models.lm.decoder import Chunk
+from ..models.lm.lm import build_language_model
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .render import show_environment, show_table

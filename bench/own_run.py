@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 from ..runtime.config import RuntimeConfig, to_toml
-from ..runtime.report import RunReport
+from ..runtime.supervisor.run_report import RunReport
 from ..shm.run_directory import RunDirectory
 
 _decode_report = msgspec.json.Decoder(RunReport).decode
-_COMMAND = (sys.executable, "-P", "-m", "mmrt.runtime.cli.main")
+_COMMAND = (sys.executable, "-P", "-m", "mmrt.cli.main")
 _COMMAND_TIMEOUT_S = 600.0
 _MAX_MESSAGE_CHARS = 2000
 
@@ -122,7 +122,7 @@ def processes_of(report: RunReport) -> dict[int, str]:
 
 
 def _other_name(pid: int) -> str:
-    return "zygote" if "mmrt.runtime.zygote" in _read(Path(f"/proc/{pid}/cmdline")) else "other"
+    return "zygote" if "mmrt.runtime.supervisor.zygote" in _read(Path(f"/proc/{pid}/cmdline")) else "other"
 
 
 def _children_by_parent() -> dict[int, list[int]]:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .environment import Environment
-from .report import Distribution, GroupSummary, Report, SloSummary, StallSummary
+from .serve.report import Distribution, GroupSummary, Report, SloSummary, StallSummary
 
 _PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 

@@ -23,20 +23,20 @@ import msgspec
 from rich.console import Console
 
 from ..runtime.config import ACTORS, ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
-from ..runtime.control import RestartReply, RestartRequest, call
+from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorTable
-from .client import BenchError, find_model, open_session
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .own_run import OwnRun, OwnRunError, own_run
 from .render import show_environment, show_table
-from .steady_streams import SteadyStreams, longest_silence
+from .serve.client import BenchError, find_model, open_session
+from .serve.steady_streams import SteadyStreams, longest_silence
 
 KINDS = ("restart", "kill")
 TARGETS = {("restart", "decode"): 1.0, ("kill", "decode"): 1.5, ("kill", "controller"): 0.2, ("reload", "decode"): 1.5}
 _PACKAGE = Path(__file__).parents[1]
-_PACKAGE_PARTS = ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels")
+_PACKAGE_PARTS = ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels")
 _POLL_S = 0.01
 _TAIL_S = 0.3  # streams are watched for so long after the actor serves again
 _QUIET_S = 1.0
@@ -186,7 +186,7 @@ class _Trials:
     async def reloads(self, source: Path, count: int) -> Series:
         """From saving an edit to the end of the new process's first step."""
         values = []
-        file = source / "actors" / "decode.py"
+        file = source / "actors" / "decode" / "loop.py"
         async with self._streams.running():
             for number in range(count):
                 await self._streams.flow()

@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from ..runtime.config import TORCH_ACTORS, ModelSection, RuntimeConfig, ServerSection
-from ..runtime.processes import cpu_seconds
+from ..runtime.supervisor.processes import cpu_seconds
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .own_run import OwnRun, OwnRunError, memory_of, own_run, processes_of, timed

@@ -18,21 +18,21 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from ..models.chat_template import ChatTemplate
 from ..models.config import load_model_config
-from ..models.tokenizer import Tokenizer
+from ..models.text.chat_template import ChatTemplate
+from ..models.text.tokenizer import Tokenizer
 from ..runtime.config import ActorSection, ActorsSection, ModelSection, RuntimeConfig, ServerSection
-from .client import BenchError, find_model, open_session, stream_chat
-from .drivers import run_closed_loop
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .own_run import OwnRunError, own_run
-from .record import Record
 from .render import show_environment, show_table
-from .report import Distribution, distribution, duration_of
-from .samples import make_image
-from .serve_options import image_size
-from .workload import Calibration, Lengths, MediaShapes, RequestPlan, make_body, make_prompt, media_seed, plan_steady
+from .serve.client import BenchError, find_model, open_session, stream_chat
+from .serve.drivers import run_closed_loop
+from .serve.options import image_size
+from .serve.record import Record
+from .serve.report import Distribution, distribution, duration_of
+from .serve.samples import make_image
+from .serve.workload import Calibration, Lengths, MediaShapes, RequestPlan, make_body, make_prompt, media_seed, plan_steady
 
 TARGET_RATIO = 2.5
 _TIMEOUT_S = 1800.0

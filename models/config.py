@@ -23,10 +23,10 @@ from .architecture import (
     VisionConfig,
     VisionRules,
 )
+from .checkpoint.json_fields import CheckpointFiles
 from .errors import CheckpointError
 from .families import null, qwen2_5_omni, qwen2_5_vl
 from .families.family import Family
-from .json_fields import CheckpointFiles
 
 __all__ = [
     "AudioConfig",

@@ -1,16 +1,14 @@
 """The configuration of a run: one frozen struct per component, nested in ``RuntimeConfig``, loaded from one TOML file.
 
-Unknown keys are refused by name with a suggestion, wrong values with the limit that they break. The environment is read here and
-nowhere else. Used by the command line, the supervisor and every actor; imports only the standard library and msgspec.
+Unknown keys are refused by name with a suggestion, wrong values with the limit that they break. Used by the command line, the
+supervisor and every actor; imports only the standard library and msgspec.
 """
 
 import difflib
 import json
 import math
-import os
 import re
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,9 +19,17 @@ from .errors import ConfigError
 
 ACTORS = ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
 TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
+ACTOR_MODULES = {
+    "memory": "memory",
+    "controller": "controller.serve",
+    "gateway": "gateway.serve",
+    "video": "video.worker",
+    "encoder": "encoder",
+    "prefill": "prefill",
+    "decode": "decode.loop",
+    "detokenizer": "detokenizer",
+}  # below mmrt.actors: each has ``main``
 STAGES = {"E": "encoder", "P": "prefill", "D": "decode"}  # as layouts name them (TI1)
-CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
-SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
@@ -175,66 +181,6 @@ def process_in(layout: str, actor: str) -> str:
         if actor in (names := [STAGES[stage] for stage in stages]):
             return names[-1]
     return actor
-
-
-MPS_PIPE = Path("/tmp/nvidia-mps")
-
-
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process finds in its environment. ``read_environment`` makes it; nothing else looks at os.environ."""
-
-    run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
-    config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
-    notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
-    lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/lifeline.py
-    listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
-    fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus_faults.py
-    state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
-    mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
-    api_key: str = ""  # OPENAI_API_KEY: of other servers that `mmrt ask --url` asks
-    plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
-
-
-def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read the variables above. Raises ConfigError when a number is none."""
-    environ = os.environ if environ is None else environ
-
-    def path(name: str) -> Path | None:
-        value = environ.get(name)
-        return Path(value).absolute() if value else None
-
-    def number(name: str) -> int | None:
-        value = environ.get(name)
-        if not value:
-            return None
-        if not (value.isascii() and value.isdigit()):
-            raise ConfigError(f"environment variable {name} = {value!r} is not a number")
-        return int(value)
-
-    def home(variable: str, default: str) -> Path:
-        return (path(variable) or (path("HOME") or Path("/")) / default) / "mmrt"
-
-    return Environment(
-        run_dir=path("MMRT_RUN_DIR"),
-        config_file=path("MMRT_CONFIG"),
-        notify_socket=environ.get("NOTIFY_SOCKET") or None,
-        lifeline_fd=number("MMRT_LIFELINE_FD"),
-        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
-        fault_file=path("MMRT_FAULTS"),
-        api_key=environ.get("OPENAI_API_KEY", ""),
-        plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
-        state_home=home("XDG_STATE_HOME", ".local/state"),
-        mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,
-    )
-
-
-def _listen_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None) -> tuple[int, ...]:
-    """Descriptors of inherited listening sockets; systemd's count only for the process that it has started (sd_listen_fds)."""
-    if from_supervisor:
-        return tuple(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor))
-    if from_systemd and systemd_pid == os.getpid():
-        return tuple(range(SYSTEMD_LISTEN_FD, SYSTEMD_LISTEN_FD + from_systemd))
-    return ()
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:

@@ -2,7 +2,7 @@
 
 One per actor and one for the supervisor, made by ``memory``. The active generation is the only writer and never waits; the next
 one continues where a killed one stopped; ``mmrt trace`` and ``mmrt inspect`` read copies. What kinds of records there are and what
-their numbers mean is said in ``runtime/flight.py``.
+their numbers mean is said in ``runtime/observe/flight.py``.
 """
 
 import struct

@@ -71,4 +71,4 @@ def test_a_wheel_is_built_outside_the_tree(tmp_path: Path) -> None:
     assert sorted(tree.rglob("*")) == before
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "mmrt/runtime/cli/__init__.py" in names and "mmrt/setup.py" not in names
+    assert "mmrt/cli/__init__.py" in names and "mmrt/setup.py" not in names

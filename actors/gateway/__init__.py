@@ -1,5 +1,1 @@
-"""The gateway: the OpenAI-compatible endpoint. One process; ``main`` is its entry."""
-
-from .serve import main
-
-__all__ = ["main"]
+"""The gateway: the OpenAI-compatible endpoint."""

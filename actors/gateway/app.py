@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from ...runtime.controller.outages import MEDIA_ACTORS
 from ...runtime.errors import RequestError
-from ...runtime.outages import MEDIA_ACTORS
 from .completions import Completions
 from .connections import SERVER_NAME
 from .metrics import CONTENT_TYPE, Metrics

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from ...runtime.bus.messages import Definition, MediaItem
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
-from ...runtime.messages import Definition, MediaItem
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID

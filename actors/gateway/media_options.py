@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...models.architecture import VisionRules
-from ...runtime.messages import MediaKind, MediaOptions
-from ..media_rules import Range, option_ranges
+from ...runtime.bus.messages import MediaKind, MediaOptions
+from ..host.media_rules import Range, option_ranges
 from .fields import Fields, refuse
 
 FOR_ALL = "mm_processor_kwargs"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...models.architecture import ModelConfig
-from ...models.chat_template import ChatTemplate, TemplateRefusal
-from ...models.tokenizer import PromptGuard, Tokenizer
+from ...models.text.chat_template import ChatTemplate, TemplateRefusal
+from ...models.text.tokenizer import PromptGuard, Tokenizer
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
 from .fields import show

@@ -13,8 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ...runtime.errors import RequestError
-from ...runtime.messages import (
+from ...runtime.bus.messages import (
     Cancel,
     Definition,
     Delivered,
@@ -33,8 +32,9 @@ from ...runtime.messages import (
     ToController,
     Unknown,
 )
+from ...runtime.errors import RequestError
 from ...shm.errors import StalePage
-from ..recording import GatewayFlight
+from ..host.recording import GatewayFlight
 
 log = logging.getLogger(__name__)
 

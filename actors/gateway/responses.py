@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
-from ...runtime.messages import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

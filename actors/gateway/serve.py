@@ -19,21 +19,21 @@ import uvloop
 from aiohttp import web
 
 from ... import __version__
-from ...models.chat_template import ChatTemplate
 from ...models.config import load_model_config
-from ...models.tokenizer import Tokenizer
+from ...models.text.chat_template import ChatTemplate
+from ...models.text.tokenizer import Tokenizer
+from ...runtime.bus.messages import ToActor, ToController, decode_delta
+from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config import ACTORS
-from ...runtime.listening import BACKLOG, inherited_listeners, open_listeners
-from ...runtime.messages import ToActor, ToController, decode_delta
-from ...runtime.transport import drain_in_loop
+from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
-from ..base import Actor
-from ..media_rules import for_run
-from ..recording import GatewayFlight
+from ..host.actor import Actor
+from ..host.media_rules import for_run
+from ..host.recording import GatewayFlight
 from .app import build_app
 from .completions import Completions, shutting_down
 from .connections import Runner

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.bus_faults import FaultFile
+from ...runtime.bus.faults import FaultFile
 from ...shm.run_directory import RunDirectory
 from ..output import open_console, write_json
 from ..own_run import OwnRun, OwnRunError
@@ -83,7 +83,7 @@ def _model(options: ChaosOptions, home: Path) -> Path:
         if not (model / "config.json").is_file():
             raise ValueError(f"--model {options.model} is no checkpoint: it has no config.json")
         return model
-    from ...models.make import make_checkpoint
+    from ...models.make.checkpoint import make_checkpoint
 
     make_checkpoint("tiny", home / "tiny", "qwen2_5_omni")
     return home / "tiny"

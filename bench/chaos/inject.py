@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.bus_faults import EXIT_SIGNAL, FaultFile
+from ...runtime.bus.faults import EXIT_SIGNAL, FaultFile
 from .faults import EVERYBODY, Fault
 from .private_tmpfs import PrivateTmpfs
 from .run_view import RunView, is_gone, send_signal

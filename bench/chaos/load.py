@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 
-from ..client import EventParser
+from ..serve.client import EventParser
 from .requests import ChaosRequest
 from .verdict import End, Outcome, Reference
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..samples import make_audio, make_image, make_video
+from ..serve.samples import make_audio, make_image, make_video
 
 _WORDS = "river stone window paper orange silence engine morning letter garden bridge winter copper table signal mirror"
 

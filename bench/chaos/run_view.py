@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.config import ACTORS
-from ...runtime.request import decode_record
+from ...runtime.controller.request import decode_record
 from ...schema.rows import EndCode, Phase
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
@@ -128,7 +128,7 @@ def what_is(pid: int) -> str:
         return "other"
     if name in _SHORT_NAMES:
         return _SHORT_NAMES[name]
-    if b"mmrt.runtime.zygote" in command:
+    if b"mmrt.runtime.supervisor.zygote" in command:
         return ZYGOTE
     *_, last = command.rstrip(b"\0").split(b"\0")
     return last.decode() if last.decode(errors="replace") in ACTORS else "other"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.bus_faults import FaultFile
+from ...runtime.bus.faults import FaultFile
 from ...runtime.config import ACTORS
 from ..own_run import OwnRun, OwnRunError
 from . import census

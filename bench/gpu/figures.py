@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..plot import require_matplotlib
+from ..serve.plot import require_matplotlib
 
 _AT_MOST = ("s", "times")  # units of which less is better
 

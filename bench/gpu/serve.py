@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..client import BenchError
 from ..environment import Environment, read_environment
 from ..output import JSON_HELP, STANDARD_OUTPUT, open_console, write_json
 from ..own_run import OwnRun, OwnRunError, own_run
-from ..plot import PlotError
 from ..render import show_environment
+from ..serve.client import BenchError
+from ..serve.plot import PlotError
 from .figures import Figure, write_picture
 from .report import format_table
 from .whole_runs import SECTIONS

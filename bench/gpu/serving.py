@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...models.config import load_model_config
-from ...models.make_config import SHAPES
+from ...models.make.config import SHAPES
 from ...runtime.config import (
     ActorSection,
     ActorsSection,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...models.architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
-from ...models.layout import tensor_specs
-from ...models.triton_vision import VisionKernels
+from ...models.checkpoint.weight_specs import tensor_specs
+from ...models.towers.triton_vision import VisionKernels
 from .counts import Shape
 from .stack import EPSILON
 

@@ -60,8 +60,8 @@ def _long_file(repeats: int, clock: Clock) -> list[Row]:
         return [Row(case="", note=missing)]
     from ...media.decoding import DecodingPool
     from ...media.engines import cpu_engines
-    from ..media_clips import RATE, repeat_clip
-    from ..media_methods import scaled
+    from ..media.clips import RATE, repeat_clip
+    from ..media.methods import scaled
 
     short = _clips()["h264"]
     clip = repeat_clip(short, short.with_name(f"long-{repeats}.mp4"), repeats, _CLIP_S)
@@ -90,7 +90,7 @@ def _jpeg(clock: Clock) -> list[Row]:
         from ...media.image import decode_image
         from ...media.limits import MediaLimits
         from ...media.nvjpg import nvjpg_decoder
-        from ..samples import make_image
+        from ..serve.samples import make_image
     except ImportError as error:
         return [Row(case="", note=f"not run: {error}")]
     units, limits = nvjpg_decoder(), MediaLimits()
@@ -140,7 +140,7 @@ def _frames(pool: Any, clip: Path, wanted: Sequence[int], convert: Any = None) -
 def _missing() -> str:
     """Why nothing can be done here; empty if it can."""
     try:
-        from .. import media_methods  # noqa: F401  with all that decoding takes
+        from ..media import methods  # noqa: F401  with all that decoding takes
 
         return "" if _units() else "not run: no PyNvVideoCodec, or no GPU that it can decode on"
     except ImportError as error:
@@ -155,6 +155,6 @@ def _units() -> Sequence[Any]:
 
 def _clips() -> dict[str, Path]:
     """In the bench's directory for what passes, made once."""
-    from ..media_clips import make_clips
+    from ..media.clips import make_clips
 
     return make_clips(Path(tempfile.gettempdir(), "mmrt-clips"), list(_CODECS), _CLIP_S, _HEIGHT, _WIDTH)

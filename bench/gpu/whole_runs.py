@@ -27,14 +27,14 @@ from ...models.config import load_model_config
 from ...runtime.config import Layout, SchedulingSection
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
-from ..client import BenchError, find_model, open_session, stream_chat
-from ..drivers import run_closed_loop
 from ..own_run import OwnRun
-from ..record import Record
-from ..report import StallSummary, summarise_groups, summarise_stall
-from ..stall import StallPlan, run_stall
+from ..serve.client import BenchError, find_model, open_session, stream_chat
+from ..serve.drivers import run_closed_loop
+from ..serve.record import Record
+from ..serve.report import StallSummary, summarise_groups, summarise_stall
+from ..serve.stall import StallPlan, run_stall
+from ..serve.workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
 from ..versus_transformers import answers_of_transformers, measure_server
-from ..workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
 from .figures import Figure
 from .mps import MPS_CONTROL, multi_process_service
 from .serving import TIMEOUT_S, checkpoint_of, end, made_of_shape, serving, target_of

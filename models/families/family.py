@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..architecture import Item, ModelConfig, SpanLike
-from ..json_fields import CheckpointFiles
+from ..checkpoint.json_fields import CheckpointFiles
 
 
 class Family(Protocol):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..architecture import Item, LanguageConfig, ModelConfig, NullConfig, SpanLike
+from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import UnsupportedMediaError
-from ..json_fields import CheckpointFiles
 
 _NO_MEDIA = "the null model takes no media"
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..architecture import Item, ItemLike, ModelConfig, SpanLike
+from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import UnsupportedMediaError
-from ..json_fields import CheckpointFiles
 from . import qwen2_5
 from . import qwen2_5_fields as fields
 from .qwen2_5 import audio_item, image_item, sample_frames

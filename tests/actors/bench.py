@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mmrt.actors.device import Completion
-from mmrt.actors.embedding_pages import HostEmbeddingPages
+from mmrt.actors.decode.running_set import RunningSet
+from mmrt.actors.host.device import Completion
+from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
-from mmrt.actors.running_set import RunningSet
 from mmrt.models.config import ModelConfig
-from mmrt.models.decoder import Chunk, Decoder
-from mmrt.models.lm import LanguageModel
-from mmrt.models.sampler import CpuSampler
-from mmrt.runtime.messages import (
+from mmrt.models.lm.decoder import Chunk, Decoder
+from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.sampling.sampler import CpuSampler
+from mmrt.runtime.bus.messages import (
     Done,
     EmbeddingSpan,
     ItemShape,

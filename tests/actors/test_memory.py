@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from mmrt.actors import memory
-from mmrt.actors.base import Ending
-from mmrt.actors.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
+from mmrt.actors.host.actor import Ending
+from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.config import load_model_config
 from mmrt.runtime.config import ACTORS, MemorySection, ModelSection, RuntimeConfig
 from mmrt.runtime.errors import ConfigError, UserError
-from mmrt.runtime.layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
-from mmrt.runtime.notify import Notifier
+from mmrt.runtime.process.memory_layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
+from mmrt.runtime.process.notify import Notifier
 from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.errors import SpaceError
 from mmrt.shm.pool import PagePool

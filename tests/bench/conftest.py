@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from mmrt.tests.bench.small_training import Prepared
+from mmrt.tests.demo_model.small_training import Prepared
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]

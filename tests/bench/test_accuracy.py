@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mmrt.bench.accuracy import AccuracyBench, main
-from mmrt.models.make import make_checkpoint
+from mmrt.models.make.checkpoint import make_checkpoint
 
 
 @pytest.fixture(scope="module")

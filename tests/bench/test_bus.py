@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrt.bench.bus import LatencyResult, ThroughputResult, judge, main, show_size
-from mmrt.bench.bus_latency import LATENCIES, PeerError
-from mmrt.bench.bus_throughput import BULKS, RATES, Payloads, PoolOverBus, PoolOverRing
-from mmrt.bench.report import Distribution
+from mmrt.bench.micro.bus import LatencyResult, ThroughputResult, judge, main, show_size
+from mmrt.bench.micro.bus_latency import LATENCIES, PeerError
+from mmrt.bench.micro.bus_throughput import BULKS, RATES, Payloads, PoolOverBus, PoolOverRing
+from mmrt.bench.serve.report import Distribution
 from mmrt.shm.run_directory import RunDirectory
 
 

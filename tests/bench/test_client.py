@@ -12,8 +12,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.bench.client import BenchError, EventParser, StreamReader, find_model, open_session, stream_chat
-from mmrt.bench.record import Chunk, Record
+from mmrt.bench.serve.client import BenchError, EventParser, StreamReader, find_model, open_session, stream_chat
+from mmrt.bench.serve.record import Chunk, Record
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]
@@ -210,7 +210,7 @@ def test_events_survive_any_cut(data: st.DataObject) -> None:
 
 
 def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrt.bench.client.MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr("mmrt.bench.serve.client.MAX_EVENT_BYTES", 100)
     with pytest.raises(ValueError, match="100 bytes"):
         EventParser().feed(b"data: " + b"x" * 200)
 

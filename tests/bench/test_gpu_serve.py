@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from mmrt.bench.client import BenchError
 from mmrt.bench.gpu import serve, serving, whole_runs, works
 from mmrt.bench.gpu.figures import Figure, write_picture
 from mmrt.bench.gpu.mps import multi_process_service
@@ -21,8 +20,9 @@ from mmrt.bench.gpu.report import format_table
 from mmrt.bench.gpu.serve import COLUMNS, main
 from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
-from mmrt.bench.plot import PlotError
-from mmrt.models.make_config import SHAPES
+from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.plot import PlotError
+from mmrt.models.make.config import SHAPES
 from mmrt.runtime.config import RuntimeConfig
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.bench.journal import main, measure_cost
+from mmrt.bench.micro.journal import main, measure_cost
 
 
 def test_cost_of_a_request(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import av
 import msgspec
 import pytest
 
-from mmrt.bench.media import MediaBench, MediaBenchError, main, run_apart
-from mmrt.bench.media_clips import CODECS, make_clips, repeat_clip
-from mmrt.bench.media_methods import METHODS, is_available, run_trial, sample
-from mmrt.runtime.cli.main import run
+from mmrt.bench.media.clips import CODECS, make_clips, repeat_clip
+from mmrt.bench.media.command import MediaBench, MediaBenchError, main, run_apart
+from mmrt.bench.media.methods import METHODS, is_available, run_trial, sample
+from mmrt.cli.main import run
 
 
 @pytest.fixture(scope="module")

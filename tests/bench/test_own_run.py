@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.models.make import make_checkpoint
-from mmrt.runtime.cli.daemon import make_imports_absolute
+from mmrt.cli.daemon import make_imports_absolute
+from mmrt.models.make.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 NOTE = """
@@ -52,5 +52,5 @@ def test_a_run_of_a_bare_tree_imports_from_it(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     commands = [note.read_text() for note in notes.iterdir()]
-    assert any("mmrt.runtime.zygote" in command for command in commands)
+    assert any("mmrt.runtime.supervisor.zygote" in command for command in commands)
     assert any(" actor " in command for command in commands)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrt.bench.recorder import main, measure_record
+from mmrt.bench.micro.recorder import main, measure_record
 
 
 def test_a_record_is_cheap() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.bench.record import Chunk, Record
-from mmrt.bench.report import (
+from mmrt.bench.serve.record import Chunk, Record
+from mmrt.bench.serve.report import (
     count_failures,
     distribution,
     duration_of,
@@ -19,8 +19,8 @@ from mmrt.bench.report import (
     summarise_slo,
     summarise_stall,
 )
-from mmrt.bench.slo import Slo, area_under_curve, attainment, attainment_curve, goodput, is_met
-from mmrt.bench.stall import STREAM_GROUP, StallRun, times_alone, times_under_way, times_with_fresh
+from mmrt.bench.serve.slo import Slo, area_under_curve, attainment, attainment_curve, goodput, is_met
+from mmrt.bench.serve.stall import STREAM_GROUP, StallRun, times_alone, times_under_way, times_with_fresh
 
 
 def record(*times_s: float, sent_s: float = 0.0, group: str = "text", **fields: Any) -> Record:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mmrt.bench.client import BenchError, open_session
-from mmrt.bench.record import Chunk, Record
 from mmrt.bench.restart import _Trials, main
-from mmrt.bench.steady_streams import SteadyStreams, longest_silence
+from mmrt.bench.serve.client import BenchError, open_session
+from mmrt.bench.serve.record import Chunk, Record
+from mmrt.bench.serve.steady_streams import SteadyStreams, longest_silence
 
 
 def record(*times_s: float) -> Record:

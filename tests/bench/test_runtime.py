@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.bench.client import BenchError
+from mmrt.bench.micro.runtime import Sample, evaluate, make_bodies, make_null_checkpoint
 from mmrt.bench.own_run import OwnRun, OwnRunError, memory_of, processes_of
-from mmrt.bench.raw_client import RawStream, open_streams
-from mmrt.bench.record import Chunk, Record
-from mmrt.bench.runtime import Sample, evaluate, make_bodies, make_null_checkpoint
+from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.raw_client import RawStream, open_streams
+from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.startup import Measurement
 from mmrt.models.config import load_model_config
-from mmrt.runtime.report import ActorReport, RequestsReport, RunReport
+from mmrt.runtime.supervisor.run_report import ActorReport, RequestsReport, RunReport
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]

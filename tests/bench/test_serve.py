@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.bench.record import Record
-from mmrt.bench.serve import main
-from mmrt.bench.serve_options import parse_options
+from mmrt.bench.serve.command import main
+from mmrt.bench.serve.options import parse_options
+from mmrt.bench.serve.record import Record
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 StartServer = Callable[[Script], str]

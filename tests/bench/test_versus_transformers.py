@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.bench.client import BenchError
+from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.workload import Lengths, MediaShapes, RequestPlan, plan_steady
 from mmrt.bench.versus_transformers import main, measure_server, measure_transformers
-from mmrt.bench.workload import Lengths, MediaShapes, RequestPlan, plan_steady
-from mmrt.models.make import make_checkpoint
+from mmrt.models.make.checkpoint import make_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 StartServer = Callable[[Script], str]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.bench.trace_stages import StageSlice, overlap_s, stage_slices
-from mmrt.bench.video import VideoBench, main
-from mmrt.bench.video_stages import STAGES
-from mmrt.models.make import make_checkpoint
+from mmrt.bench.media.trace_stages import StageSlice, overlap_s, stage_slices
+from mmrt.bench.media.video import VideoBench, main
+from mmrt.bench.media.video_stages import STAGES
+from mmrt.models.make.checkpoint import make_checkpoint
 
 
 @pytest.mark.slow

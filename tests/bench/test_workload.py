@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrt.bench.samples import make_audio, make_image, make_video
-from mmrt.bench.traces import TraceRow, load_trace, scale_to_rate
-from mmrt.bench.workload import (
+from mmrt.bench.serve.samples import make_audio, make_image, make_video
+from mmrt.bench.serve.traces import TraceRow, load_trace, scale_to_rate
+from mmrt.bench.serve.workload import (
     Calibration,
     Lengths,
     MediaShapes,

@@ -15,12 +15,12 @@ import openai
 import pytest
 
 import mmrt
-from mmrt.models.make import make_checkpoint
-from mmrt.runtime.run import DEFAULT_MODEL
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
 
-MMRT = [sys.executable, "-m", "mmrt.runtime.cli.main"]
+MMRT = [sys.executable, "-m", "mmrt.cli.main"]
 
 
 class Server:
@@ -116,7 +116,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package that a test may edit; a run started with ``launch(source=...)`` imports it."""
     root = Path(mmrt.__file__).parent
     copy = tmp_path_factory.mktemp("source") / "mmrt"
-    for part in ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels"):
+    for part in ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
         shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "demo"))
     shutil.copy(root / "__init__.py", copy)
     return copy

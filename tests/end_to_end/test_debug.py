@@ -210,7 +210,7 @@ def test_every_way_to_leave_gives_the_role_back(own: Server, expected: list[int]
 
 
 def test_a_breakpoint_in_the_source(own: Server, source: Path, expected: list[int], debug: Callable[..., Terminal]) -> None:
-    file = source / "actors" / "running_set.py"
+    file = source / "actors" / "decode" / "running_set.py"
     before = file.read_text()
     lines = before.splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if "batch = self._current_batch()" in line)
@@ -242,7 +242,9 @@ def test_an_exception_is_looked_at(own: Server, source: Path, debug: Callable[..
     old = "assert isinstance(plan, Prefill)\n"
     assert old in before
     try:
-        fails = "if __import__('sys').modules['__main__'].__spec__.name == 'mmrt.runtime.debugger': raise RuntimeError('looked at')"
+        fails = (
+            "if __import__('sys').modules['__main__'].__spec__.name == 'mmrt.runtime.observe.debugger': raise RuntimeError('looked at')"
+        )
         file.write_text(before.replace(old, f"{old}        {fails}\n"))
         terminal = debug("prefill", "-c", "c")
         wait_for(own, "prefill", "debugged")

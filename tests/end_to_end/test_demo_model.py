@@ -17,11 +17,11 @@ from PIL import Image
 from safetensors import safe_open
 
 import mmrt
-from mmrt.bench.demo_train.recipe import load_recipe
-from mmrt.bench.demo_train.skeleton import write_skeleton
-from mmrt.bench.quality import main as quality
-from mmrt.bench.quality_report import QualityBench, changes
-from mmrt.runtime.run import DEFAULT_MODEL
+from mmrt.examples.demo_model.exam.command import main as quality
+from mmrt.examples.demo_model.exam.report import QualityBench, changes
+from mmrt.examples.demo_model.training.recipe import load_recipe
+from mmrt.examples.demo_model.training.skeleton import write_skeleton
+from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mmrt.models.config import load_model_config
-from mmrt.runtime.layout import read_layout
-from mmrt.runtime.run import DEFAULT_MODEL
+from mmrt.runtime.process.memory_layout import read_layout
+from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_demo_model import answer
 from mmrt.tests.end_to_end.test_faults import PROMPT

@@ -16,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 
+from mmrt.runtime.config import ACTOR_MODULES
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 
@@ -32,7 +33,7 @@ def own(launch: Callable[..., Server], source: Path) -> Server:
 @contextmanager
 def broken(server: Server, source: Path, actor: str) -> Iterator[dict[str, Any]]:
     """``actor``'s code on disk raises, and its process is killed: the run is without it. Its report. Then its code is mended."""
-    file = source / "actors" / ("gateway/__init__.py" if actor == "gateway" else f"{actor}.py")
+    file = source / "actors" / f"{ACTOR_MODULES[actor].replace('.', '/')}.py"
     before = file.read_text()
     file.write_text(f"raise RuntimeError('{actor} was edited badly')\n")
     try:
@@ -150,7 +151,7 @@ def test_a_controller_that_crashes_in_a_loop_ends_the_run(launch: Callable[..., 
     """The reason is the last line of the log."""
     server = launch(settings=SETTINGS, source=source)
     supervisor = server.status()["supervisor_pid"]
-    file = source / "actors" / "controller.py"
+    file = source / "actors" / "controller" / "serve.py"
     before = file.read_text()
     file.write_text("raise RuntimeError('edited badly')\n")
     try:

@@ -53,13 +53,13 @@ CHANGES = {
             "        outputs = self._towers",
         )
     ],
-    "actors/video.py": [
+    "actors/video/worker.py": [
         (
             "        self._patches.check(plan.target",
             f"        if plan.shape.grid == {VIDEO_GRID}:\n            {DIE}\n        self._patches.check(plan.target",
         )
     ],
-    "actors/running_set.py": [
+    "actors/decode/running_set.py": [
         (
             "        length_B = np.concatenate((batch.length_N",
             f"        if ((batch.max_new_N == {DECODE}) & (batch.count_N > 2)).any():\n"
@@ -101,7 +101,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Server]:
     site = tmp_path_factory.mktemp("site")
-    for folder in ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels"):
+    for folder in ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
         shutil.copytree(ROOT / folder, site / "mmrt" / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     shutil.copy(ROOT / "__init__.py", site / "mmrt")
     for name, changes in CHANGES.items():

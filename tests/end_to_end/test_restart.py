@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.runtime.cli.restart import ROLLING_ORDER
+from mmrt.cli.restart import ROLLING_ORDER
 from mmrt.runtime.config import ACTORS
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
@@ -255,7 +255,7 @@ def test_an_edit_restarts_who_imports_it(reloading: Server, source: Path) -> Non
     expected = reloading.chat(PROMPT, **LONG)[1]
     before = processes(reloading)
     with Streams(reloading, 2) as streams:
-        edit(source / "actors" / "running_set.py")
+        edit(source / "actors" / "decode" / "running_set.py")
         after = reloading.wait(lambda status: processes(reloading)["decode"][1] > before["decode"][1], "a new decode")
     assert after is not None
     said(reloading, "reload: decode: generation")
@@ -266,8 +266,8 @@ def test_an_edit_restarts_who_imports_it(reloading: Server, source: Path) -> Non
 def test_an_edit_of_two_files_is_one_edit(reloading: Server, source: Path) -> None:
     before = processes(reloading)
     edit(source / "actors" / "encoder.py")
-    edit(source / "actors" / "plans.py")
-    said(reloading, "reload: actors/encoder.py, actors/plans.py: restarting video, encoder, prefill")
+    edit(source / "actors" / "host" / "plan_loop.py")
+    said(reloading, "reload: actors/encoder.py, actors/host/plan_loop.py: restarting video, encoder, prefill")
     for name in ("video", "encoder", "prefill"):
         said(reloading, f"reload: {name}: generation {before[name][1] + 1} serves")
     assert {name: found[1] - before[name][1] for name, found in processes(reloading).items() if found != before[name]} == {
@@ -279,11 +279,11 @@ def test_an_edit_of_two_files_is_one_edit(reloading: Server, source: Path) -> No
 
 def test_what_does_not_compile_is_shown_and_changes_nothing(reloading: Server, source: Path) -> None:
     before = processes(reloading)
-    with edited(source / "actors" / "decode.py", "x = ("):
+    with edited(source / "actors" / "decode" / "loop.py", "x = ("):
         log = said(reloading, "SyntaxError: '(' was never closed")
-        assert "reload: actors/decode.py does not compile: the old code keeps serving" in log
+        assert "reload: actors/decode/loop.py does not compile: the old code keeps serving" in log
         assert processes(reloading) == before
-    said(reloading, "reload: actors/decode.py: restarting decode")
+    said(reloading, "reload: actors/decode/loop.py: restarting decode")
     reloading.wait(lambda status: processes(reloading)["decode"][1] > before["decode"][1], "a new decode")
 
 
@@ -300,9 +300,9 @@ def test_what_fails_at_import_is_shown_and_tried_again(reloading: Server, source
 
 def test_the_supervisor_keeps_its_own_code_and_says_so(reloading: Server, source: Path) -> None:
     before = processes(reloading)
-    (source / "actors" / "decode.py").touch()  # no edit
-    edit(source / "runtime" / "supervisor.py")
-    said(reloading, "reload: the supervisor uses runtime/supervisor.py, too, and keeps the old code until the next mmrt up")
+    (source / "actors" / "decode" / "loop.py").touch()  # no edit
+    edit(source / "runtime" / "supervisor" / "supervisor.py")
+    said(reloading, "reload: the supervisor uses runtime/supervisor/supervisor.py, too, and keeps the old code until the next mmrt up")
     assert processes(reloading) == before
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from mmrt.runtime.flight_dumps import saved_recordings
+from mmrt.runtime.observe.dumps import saved_recordings
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 from mmrt.tests.end_to_end.test_lifecycle import ours
 from mmrt.tests.end_to_end.test_media import image_part, picture, sound, text, video
-from mmrt.tests.runtime.trace_schema import Event, check_trace
+from mmrt.tests.runtime.observe.trace_schema import Event, check_trace
 
 FOREVER = {"ignore_eos": True}
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from mmrt.runtime.config import ACTORS
-from mmrt.runtime.listening import open_listeners
+from mmrt.runtime.process.listening import open_listeners
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
 READY_S = 90.0

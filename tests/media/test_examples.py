@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrt.bench import example_media
+from mmrt.bench.media import example_media
 from mmrt.media.audio import decode_audio
 from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import analyse
 
-EXAMPLES = Path(example_media.__file__).parents[1] / "examples"
+EXAMPLES = Path(example_media.__file__).parents[2] / "examples"
 LIMITS = MediaLimits()
 
 

@@ -17,7 +17,7 @@ import torch
 from mmrt.bench.gpu import video_units
 from mmrt.bench.gpu.case import WrongResult
 from mmrt.bench.gpu.results import judge
-from mmrt.bench.media_clips import make_clips
+from mmrt.bench.media.clips import make_clips
 from mmrt.media import nvdec
 from mmrt.media.decoding import DecodingPool, analyse_bitstream
 from mmrt.media.engines import CpuEngine, EngineError

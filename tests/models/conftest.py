@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import Family, Item, ModelConfig, Segment, family_of, load_model_config
-from mmrt.models.lm import Chunk, LanguageModel
-from mmrt.models.make import make_checkpoint
-from mmrt.models.towers import TowerInput, Towers
-from mmrt.models.weights import attach_weights, write_weights
+from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.towers.towers import TowerInput, Towers
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmrt.models.decode_graphs import StepInputs, bucket_of, buckets
+from mmrt.models.lm.decode_graphs import StepInputs, bucket_of, buckets
 
 
 def test_every_batch_fits_its_graph_and_few_graphs_do() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import LanguageConfig, ModelConfig
-from mmrt.models.lm import Chunk, LanguageModel
-from mmrt.models.weights import attach_weights, write_weights
+from mmrt.models.lm.lm import Chunk, LanguageModel
 
 SIZES = {
     "vocab_size": 300,

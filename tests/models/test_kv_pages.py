@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmrt.bench.accuracy import our_logits
 from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
-from mmrt.models.kv_pages import STORED, KvPages
+from mmrt.models.lm.kv_pages import STORED, KvPages
 from mmrt.triton_kernels.kv_write.reference import quantize
 
 Loaded = Any  # conftest.Loaded

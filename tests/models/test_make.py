@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrt.models.chat_template import ChatTemplate
+from mmrt.models.checkpoint.weight_specs import tensor_specs
 from mmrt.models.config import load_model_config
-from mmrt.models.layout import tensor_specs
-from mmrt.models.lm import Chunk, build_language_model
-from mmrt.models.make import make_checkpoint
-from mmrt.models.tokenizer import Tokenizer
+from mmrt.models.lm.lm import Chunk, build_language_model
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.text.chat_template import ChatTemplate
+from mmrt.models.text.tokenizer import Tokenizer
 
 FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
 
@@ -72,11 +72,11 @@ def test_same_seed_same_files(checkpoints: Callable[[str], Path], tmp_path: Path
 
 def test_a_large_checkpoint_repeats_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No matrix has two equal rows, tensors are as wide as drawn ones, and the seed decides."""
-    from mmrt.models import make
+    from mmrt.models.make import checkpoint
 
     make_checkpoint("tiny", tmp_path / "drawn")
-    monkeypatch.setattr(make, "_REPEATED_FROM", 1000)
-    monkeypatch.setattr(make, "_BLOCK", 16381)
+    monkeypatch.setattr(checkpoint, "_REPEATED_FROM", 1000)
+    monkeypatch.setattr(checkpoint, "_BLOCK", 16381)
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         make_checkpoint("tiny", tmp_path / name, seed=seed)
     one, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "same", "other"))
@@ -111,10 +111,10 @@ def test_greedy_text_has_variety(loaded: Any) -> None:
     [("tiny", 0.3e6, 2.5e6), ("small", 260e6, 400e6), ("3b", 3e9, 5e9), ("7b", 7e9, 9.5e9)],
 )
 def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, low: float, high: float) -> None:
-    from mmrt.models import make
+    from mmrt.models.make import checkpoint
 
-    monkeypatch.setattr(make, "_write_weights", lambda *_: None)
-    monkeypatch.setattr(make, "write_tokenizer", _ids_alone)
+    monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "write_tokenizer", _ids_alone)
     make_checkpoint(shape, tmp_path / shape)  # type: ignore[arg-type]
     config = load_model_config(tmp_path / shape)
     num_parameters = sum(torch.Size(spec.shape).numel() for spec in tensor_specs(config))
@@ -122,7 +122,7 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, low:
 
 
 def _ids_alone(out: Path, family: str, vocab_size: int, num_merges: int) -> dict[str, int]:
-    from mmrt.models.make_tokenizer import control_tokens
+    from mmrt.models.make.tokenizer import control_tokens
 
     return {text: vocab_size - 30 + i for i, text in enumerate(control_tokens(family))}  # type: ignore[arg-type]
 

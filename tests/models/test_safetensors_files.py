@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
+from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
 from mmrt.models.errors import CheckpointError
-from mmrt.models.safetensors_files import SafetensorsFiles
 
 
 def packed(header: dict[str, Any], num_bytes: int) -> bytes:

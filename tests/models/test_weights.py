@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, canonical_name, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
-from mmrt.models.weights import WeightIndex, attach_weights, canonical_name, write_weights
 
 Load = Callable[..., tuple[Any, dict[str, torch.Tensor]]]
 

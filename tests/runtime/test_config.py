@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import (
-    ACTORS,
-    Environment,
-    RuntimeConfig,
-    convert_config,
-    load_config,
-    parse_config,
-    read_environment,
-    to_data,
-    to_toml,
-)
+from mmrt.runtime.config import ACTORS, RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
 
 

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "ruamel", "code", "codeop"}
 PICKLING = {"multiprocessing"}  # its queues, pipes and managers pickle
-MEASURED = {"bench/bus_latency.py", "bench/bus_throughput.py", "bench/peer.py", "bench/bus.py"}
+MEASURED = {"bench/micro/bus_latency.py", "bench/micro/bus_throughput.py", "bench/micro/peer.py", "bench/micro/bus.py"}
 NAMES = {"eval", "exec", "compile", "__import__"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_module"}
 OPTIONS = {"trust_remote_code", "allow_pickle"}
-FOLDERS = ("actors", "bench", "media", "models", "runtime", "shm", "triton_kernels")
+FOLDERS = ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.runtime.control import StatusRequest, encode
-from mmrt.runtime.control_server import ControlServer
-from mmrt.runtime.messages import Hello
-from mmrt.runtime.notify import NotifyListener
-from mmrt.runtime.transport import ActorSocket, ControllerSocket
+from mmrt.runtime.bus.messages import Hello
+from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket
+from mmrt.runtime.process.notify import NotifyListener
+from mmrt.runtime.supervisor.control import StatusRequest, encode
+from mmrt.runtime.supervisor.control_server import ControlServer
 from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.doorbell import Listener
 from mmrt.shm.run_directory import RunDirectory
@@ -175,7 +175,7 @@ for _ in range(20):
     time.sleep(0.01)
 print("spoken")
 """
-    from mmrt.runtime import messages
+    from mmrt.runtime.bus import messages
 
     spoken = as_nobody(code, str(open_directory / "bus"), messages.encode(hello).hex())
     heard = controller.receive()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrt.actors.base import GRACE_S
-from mmrt.runtime.fate import outlive
+from mmrt.actors.host.actor import GRACE_S
+from mmrt.runtime.process.crash_cause import outlive
 from mmrt.shm.descriptors import DescriptorServer, fetch_descriptors
 from mmrt.shm.errors import DeviceError
 

@@ -9,31 +9,31 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.actors.device import Completion
-from mmrt.actors.embedding_pages import DeviceEmbeddingPages, HostEmbeddingPages
+from mmrt.actors.decode.running_set import RunningSet
+from mmrt.actors.host.device import Completion
+from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, HostEmbeddingPages
+from mmrt.actors.host.shared_tensors import copy_pages
 from mmrt.actors.prefill import PrefillWorker
-from mmrt.actors.replay import Replay
-from mmrt.actors.running_set import RunningSet
-from mmrt.actors.shared_tensors import copy_pages
+from mmrt.cli.replay_worker import Replay
+from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from mmrt.models.config import DType, KvDType, ModelConfig, load_model_config
-from mmrt.models.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.errors import CheckpointError
-from mmrt.models.lm import LanguageModel
-from mmrt.models.make import make_checkpoint
-from mmrt.models.sampler import CpuSampler, Sampler
-from mmrt.models.towers import TowerInput, Towers
-from mmrt.models.triton_operations import TritonOperations
-from mmrt.models.triton_sampler import TritonSampler
-from mmrt.models.triton_vision import VisionKernels
-from mmrt.models.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
-from mmrt.models.weights import attach_weights, torch_dtype, write_weights
+from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
+from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.triton_layer_ops import TritonOperations
+from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.sampling.sampler import CpuSampler, Sampler
+from mmrt.models.sampling.triton_sampler import TritonSampler
+from mmrt.models.towers.towers import TowerInput, Towers
+from mmrt.models.towers.triton_vision import VisionKernels
+from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
 from mmrt.runtime.config import RuntimeConfig, to_data
-from mmrt.runtime.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import EMBEDDING_PAGE_TOKENS, PAGE_TOKENS, Bench, Weights, clip
-from mmrt.tests.actors.test_replay import Order
+from mmrt.tests.cli.test_replay_worker import Order
 
 NUM_TOKENS = 3
 
@@ -210,7 +210,7 @@ def test_nobody_else_captures_them(run: RunDirectory, tmp_path: Path, caplog: py
 def test_warming_up_stores_nothing(
     tiny: tuple[ModelConfig, Weights], device: torch.device, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDType
 ) -> None:
-    monkeypatch.setattr("mmrt.models.warm_up._CHUNKS", (1, 20))
+    monkeypatch.setattr("mmrt.models.lm.warm_up._CHUNKS", (1, 20))
     config, weights = msgspec.structs.replace(tiny[0], kv_dtype=kv_dtype), tiny[1]
     kv = torch.full((5, config.kv_page_bytes(PAGE_TOKENS)), 9, dtype=torch.uint8, device=device)
     model = LanguageModel(config, moved(weights, device), kv, PAGE_TOKENS, TritonOperations)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.models.architecture import LanguageConfig
-from mmrt.models.attention import CpuAttention
-from mmrt.models.kv_pages import KvPages
-from mmrt.models.rope import Rope, rotate
+from mmrt.models.lm.attention import CpuAttention
+from mmrt.models.lm.kv_pages import KvPages
+from mmrt.models.lm.rope import Rope, rotate
 from mmrt.triton_kernels.kv_write import QkNorm, Rotary, reference, rotate_and_write_kv, write_kv
 from mmrt.triton_kernels.paged_kv import PagedKV
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.models.checkpoint.weight_specs import tensor_specs
+from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import KvDType, LanguageConfig, ModelConfig, load_model_config
-from mmrt.models.kv_pages import KvPages
-from mmrt.models.layout import tensor_specs
-from mmrt.models.lm import Chunk, LanguageModel
-from mmrt.models.make import Family, make_checkpoint
-from mmrt.models.operations import CpuOperations
-from mmrt.models.sampler import SamplingRows, combine_guidance, sample
-from mmrt.models.triton_attention import TritonAttention
-from mmrt.models.triton_operations import TritonOperations
-from mmrt.models.triton_sampler import Pairs, TritonSampler
-from mmrt.models.weights import attach_weights, write_weights
+from mmrt.models.lm.kv_pages import KvPages
+from mmrt.models.lm.layer_ops import CpuOperations
+from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.lm.triton_attention import TritonAttention
+from mmrt.models.lm.triton_layer_ops import TritonOperations
+from mmrt.models.make.checkpoint import Family, make_checkpoint
+from mmrt.models.sampling.sampler import SamplingRows, combine_guidance, sample
+from mmrt.models.sampling.triton_sampler import Pairs, TritonSampler
 from mmrt.tests.triton_kernels.test_launch_keys import count
 
 PAGE_TOKENS = 8
@@ -30,9 +30,9 @@ TOLERANCES: dict[KvDType, tuple[float, float]] = {"auto": (0, TOLERANCE), "int8"
 LAUNCHES = """
 import json, torch
 from mmrt.models.config import LanguageConfig, ModelConfig
-from mmrt.models.layout import tensor_specs
-from mmrt.models.lm import Chunk, LanguageModel
-from mmrt.models.triton_operations import TritonOperations
+from mmrt.models.checkpoint.weight_specs import tensor_specs
+from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.tests.triton_kernels.launch_keys import record
 
 found = record()
@@ -259,7 +259,7 @@ def test_all_that_kernels_get_lies_on_the_device_and_compiles_once(kv_dtype: str
 
 
 def test_a_model_on_the_cpu_loads_no_kernels() -> None:
-    actors = "mmrt.actors.memory, mmrt.actors.encoder, mmrt.actors.prefill, mmrt.actors.decode"
+    actors = "mmrt.actors.memory, mmrt.actors.encoder, mmrt.actors.prefill, mmrt.actors.decode.loop"
     script = f"import sys, {actors}; print(sorted(name for name in sys.modules if name.startswith(('triton', 'mmrt.triton', 'cuda'))))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

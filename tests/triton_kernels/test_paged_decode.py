@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.attention import CpuAttention
-from mmrt.models.kv_pages import KvPages
+from mmrt.models.lm.attention import CpuAttention
+from mmrt.models.lm.kv_pages import KvPages
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, HEAD_DIMS, decode_launch

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.attention import CpuAttention
-from mmrt.models.kv_pages import KvPages
+from mmrt.models.lm.attention import CpuAttention
+from mmrt.models.lm.kv_pages import KvPages
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.launch import Launch
 from mmrt.triton_kernels.paged_decode.config import HEAD_DIMS

@@ -10,7 +10,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models import sampler
+from mmrt.models.sampling import sampler
 from mmrt.tests.triton_kernels.launch_keys import count
 from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace, config, count_tokens, kernel, reference, sample
 from mmrt.triton_kernels.sampling.generator import uniform_bits

@@ -16,20 +16,20 @@ import torch
 import triton
 
 import mmrt.triton_kernels.embedding_pages  # noqa: F401  before ``record``, behind which kernels would be made for the interpreter
-from mmrt.actors.embedding_pages import DeviceEmbeddingPages, EmbeddingPages
+from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, EmbeddingPages
+from mmrt.models.checkpoint.weight_specs import tensor_specs
 from mmrt.models.config import KvDType, ModelConfig, load_model_config
-from mmrt.models.decode_graphs import DecodeGraphs, StepInputs, bucket_of
-from mmrt.models.layout import tensor_specs
-from mmrt.models.lm import Chunk, LanguageModel
-from mmrt.models.make import make_checkpoint
-from mmrt.models.penalties import History, Penalties
-from mmrt.models.sampler import Pairs, Sampler, SamplingRows
-from mmrt.models.towers import TowerInput, Towers
-from mmrt.models.triton_operations import TritonOperations
-from mmrt.models.triton_sampler import TritonSampler
-from mmrt.models.triton_vision import VisionKernels
-from mmrt.models.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
-from mmrt.runtime.messages import EmbeddingSpan, PageRun
+from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
+from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.lm.triton_layer_ops import TritonOperations
+from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.sampling.penalties import History, Penalties
+from mmrt.models.sampling.sampler import Pairs, Sampler, SamplingRows
+from mmrt.models.sampling.triton_sampler import TritonSampler
+from mmrt.models.towers.towers import TowerInput, Towers
+from mmrt.models.towers.triton_vision import VisionKernels
+from mmrt.runtime.bus.messages import EmbeddingSpan, PageRun
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.triton_kernels.launch_keys import count, record

@@ -1,0 +1,57 @@
+"""How the controller learns which actors are broken: from the supervisor's table, or, where nobody supervises, by their absence."""
+
+import time
+from collections.abc import Sequence
+
+from ...schema.outage import Outage
+from ...shm.errors import MissingError
+from ...shm.outages import OutageTable
+from ...shm.role_lock import RoleLock
+from ...shm.run_directory import RunDirectory
+
+STAGES = ("video", "encoder", "prefill", "decode", "detokenizer")
+_LOOK_S = 1.0
+
+
+class OutageWatch:
+    """``changed`` says what is broken whenever that is something else than before."""
+
+    def __init__(self, run: RunDirectory, absence_s: float) -> None:
+        """``absence_s``: how long nobody may act as an actor until it counts as broken, in a run without a supervisor."""
+        self._run = run
+        self._absence_s = absence_s
+        self._table: OutageTable | None = None
+        try:
+            self._table = OutageTable.attach(run)
+        except MissingError:  # made by systemd's memory
+            pass
+        self._version = 0
+        self._look_at_s = 0.0
+        self._seen_s = dict.fromkeys(STAGES, time.monotonic())
+        self._absent: tuple[str, ...] = ()
+
+    def changed(self, now_s: float) -> Sequence[Outage] | None:
+        """All outages, if there are others than at the last call; else None."""
+        if self._table is not None:
+            if (version := self._table.version) == self._version:
+                return None
+            self._version = version
+            return self._table.read()
+        if now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + _LOOK_S
+        return self._look(now_s)
+
+    def _look(self, now_s: float) -> Sequence[Outage] | None:
+        for actor in STAGES:
+            if RoleLock.is_held(self._run, actor):
+                self._seen_s[actor] = now_s
+        absent = tuple(actor for actor, seen_s in self._seen_s.items() if now_s - seen_s > self._absence_s)
+        if absent == self._absent:
+            return None
+        self._absent = absent
+        return [Outage(actor, f"no process of it for {self._absence_s:g} s (supervisor.restart_window_s)") for actor in absent]
+
+    def close(self) -> None:
+        if self._table is not None:
+            self._table.close()

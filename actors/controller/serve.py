@@ -1,0 +1,372 @@
+"""The controller process: the pure machine of ``runtime/controller/machine.py`` against the bus, the tables and the journal.
+
+It decides everything and touches no bulk data. Messages are handed to the machine as they come; one ``tick`` follows each batch of
+them, and one a timer, slow while nothing is outstanding. Effects are done in order: a crash between any two is what
+``runtime/controller/recovery.py`` continues from, also at an orderly restart.
+"""
+
+import asyncio
+import errno
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import uvloop
+
+from ...models.config import ModelConfig
+from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
+from ...runtime.bus.transport import ControllerSocket, drain_in_loop
+from ...runtime.config import ACTORS, RuntimeConfig
+from ...runtime.controller.effects import (
+    POOLS,
+    AppendPages,
+    BeginRow,
+    ClearPages,
+    ClearPlan,
+    Effect,
+    Send,
+    SetPageGenerations,
+    SetPhase,
+    SetPrefilled,
+    WriteDefinition,
+    WriteJournal,
+    WritePlan,
+    WriteState,
+)
+from ...runtime.controller.machine import Controller, Progress
+from ...runtime.controller.records import JournalState
+from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
+from ...runtime.controller.scheduling.types import Limits
+from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
+from ...schema.rows import Phase
+from ...shm.plan_table import PlanTable
+from ...shm.pool import PagePool
+from ...shm.run_directory import RunDirectory
+from ...shm.sequence_table import SequenceTable
+from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+from ..host.actor import Actor
+from ..host.recording import ControllerFlight
+from .journal import Journal
+from .outage_watch import OutageWatch
+
+log = logging.getLogger(__name__)
+
+STATS_S = 0.1
+SLOW_TICK_S = 0.25
+DEFAULT_TBT_TARGET_MS = 50.0
+TBT_FACTOR = 2.0  # on CUDA: steps take 5 to 100 ms by model and device, and a fixed objective would protect nobody
+
+
+def main(actor: Actor) -> None:
+    """Entry of the controller process."""
+    uvloop.run(serve(actor))
+
+
+async def serve(actor: Actor) -> None:
+    """Wait as a standby for the role lock, rebuild the state, and decide until told to end."""
+    layout = actor.wait_for_layout()
+    actors = ActorTable.attach(actor.run, writable=False)
+    io = ControllerIO(actor.run)
+    status = actor.become_active()
+    journal, journaled = Journal.open(actor.run.path)
+    limits = limits_of(actor.config, layout, actor.model, io)
+    controller = recover(limits, actor.generation, io.snapshot(journaled, active_generations(actors)))
+    log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.core.requests), len(controller.core.plans))
+    socket = ControllerSocket(actor.run.path)
+    outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s)
+    gc.freeze()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    flight = ControllerFlight(actor.flight, controller.core)
+    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, loop, ended.set)
+    actor.watch_ending(loop, ended.set)
+    actor.serving()
+    watchdog_s = actor.config.supervisor.watchdog_s / 4
+    while not actor.ending and serving.failure is None:
+        actor.notifier.watchdog()
+        status.set_queue_depth(len(controller.core.waiting))
+        try:
+            await asyncio.wait_for(ended.wait(), watchdog_s)
+        except TimeoutError:
+            continue
+    serving.close()
+    outages.close()
+    socket.close()
+    journal.close()
+    if serving.failure is not None:
+        raise serving.failure
+
+
+def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: "ControllerIO") -> Limits:
+    """What the machine must know, from the layout of this run's memory, the model and the configuration."""
+    return Limits(
+        num_rows=layout.num_rows,
+        max_context=layout.max_context,
+        kv_page_tokens=layout.kv_page_tokens,
+        num_kv_pages=layout.pools["kv"].num_pages,
+        media_page_bytes=layout.pools["media"].page_bytes,
+        num_media_pages=layout.pools["media"].num_pages,
+        patch_page_bytes=layout.pools["patch"].page_bytes,
+        num_patch_pages=layout.pools["patch"].num_pages,
+        embedding_page_tokens=EMBEDDING_PAGE_TOKENS,
+        num_embedding_pages=layout.pools["embedding"].num_pages,
+        placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
+        max_items=config.media.max_items,
+        max_waiting=config.server.max_waiting,
+        max_definition_bytes=io.table.max_definition_bytes,
+        max_state_bytes=io.table.max_state_bytes,
+        num_plan_slots=io.plans.num_slots,
+        tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
+        tbt_factor=TBT_FACTOR if config.model.on_cuda and not config.scheduling.tbt_target_ms else 0.0,
+        prefill_budget=config.scheduling.prefill_budget_tokens,
+        encode_budget=config.scheduling.encode_budget_tokens,
+    )
+
+
+def active_generations(actors: ActorTable) -> dict[str, int]:
+    """Who was active when we looked; Hello corrects it."""
+    readings = [actors.read(actor) for actor in actors.actors]
+    return {reading.actor: reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
+
+
+class ControllerIO:
+    """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.table = SequenceTable.attach(run)
+        self.plans = PlanTable.attach(run)
+        self.pools = {name: PagePool.attach(run, name) for name in POOLS}
+
+    def close(self) -> None:
+        self.table.close()
+        self.plans.close()
+        for pool in self.pools.values():
+            pool.close()
+
+    def progress(self, watched: Iterable[tuple[int, int]]) -> list[Progress]:
+        """decode's words of these rows. The end is read before the count, which is then final."""
+        table = self.table
+        progress = []
+        for row, generation in watched:
+            end_code = int(table.end(row, generation))
+            progress.append(Progress(row, generation, table.committed(row, generation), end_code))
+        return progress
+
+    def perform(self, effect: Effect) -> None:
+        """Do one effect on memory."""
+        table = self.table
+        match effect:
+            case SetPageGenerations(pool, run):
+                self.pools[pool].generations[run.pages] = run.generations
+            case BeginRow(row, generation):
+                begun = table.begin(row)
+                assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
+            case WriteState(row, state):
+                table.write_state(row, state)
+            case WriteDefinition(row, definition, prompts):
+                for member, prompt in enumerate(prompts):
+                    table.write_prompt(row, member, prompt)
+                table.write_definition(row, definition)
+            case AppendPages(row, member, pages):
+                table.append_pages(row, member, pages)
+            case ClearPages(row):
+                table.num_pages[row] = 0
+                table.prefilled[row] = 0
+            case SetPrefilled(row, member, num_tokens):
+                table.prefilled[row, member] = num_tokens
+            case SetPhase(row, phase):
+                table.set_phase(row, phase)
+            case WritePlan(slot, plan_id, actor, payload):
+                self.plans.write(slot, plan_id, ACTORS.index(actor), payload)
+            case ClearPlan(slot):
+                self.plans.clear(slot)
+            case _:
+                raise AssertionError(f"{type(effect).__name__} is no effect on memory")
+
+    def snapshot(self, journal: JournalState, actors: dict[str, int]) -> RunSnapshot:
+        """Everything that the last controller left."""
+        table = self.table
+        rows = []
+        for row in range(table.num_rows):
+            generation, phase = table.phase(row)
+            if phase == Phase.FREE:
+                continue
+            tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
+            first, second = table.prefilled[row].tolist()
+            end_code, state = int(table.end(row, generation)), table.read_state(row)
+            committed = table.committed(row, generation)
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
+        plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
+        generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
+        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors)
+
+
+class Serving:
+    """The machine in an event loop.
+
+    An exception ends the actor: the machine is ahead of the effects that were not done, and only a recovery puts that right.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        io: ControllerIO,
+        journal: Journal,
+        socket: ControllerSocket,
+        stats: ControllerStats,
+        outages: OutageWatch,
+        flight: ControllerFlight,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.failure: Exception | None = None
+        self._on_failure = on_failure
+        self._controller = controller
+        self._io = io
+        self._journal = journal
+        self._socket = socket
+        self._stats = stats
+        self._outages = outages
+        self._flight = flight
+        self._before = stats.read()
+        self._stats_at_s = 0.0
+        self._loop = loop
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader = drain_in_loop(loop, socket, self._receive)
+        self._tick_soon()
+
+    def close(self) -> None:
+        self._reader.close()
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._publish(time.monotonic())
+
+    def _receive(self, received: tuple[str, int, ToController]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._take(*received)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._tick_soon()
+
+    def _take(self, actor: str, generation: int, message: ToController) -> None:
+        self._flight.message(message)
+        now = time.monotonic()
+        self._look_for_outages(now)
+        if isinstance(message, PlanDone) and isinstance(message.result, ItemError) and message.result.status >= 500:
+            self._log_failure(message)
+        effects = self._controller.on_message(actor, generation, message, now)
+        try:
+            self._perform(effects)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not isinstance(message, Submit):
+                raise
+            log.error("the journal cannot be written: %s", error)
+            self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
+
+    def _log_failure(self, done: PlanDone) -> None:
+        """Whose plan it was that failed: the actor that logged why knows rows, not what clients call their requests."""
+        plan = self._controller.core.plans.get(done.plan_id)
+        if plan is not None:
+            names = ", ".join(sorted({request.definition.request_id for request in plan.requests}))
+            log.error("plan %x of %s failed: it was for %s", done.plan_id, done.actor, names)
+
+    def _look_for_outages(self, now: float) -> None:
+        outages = self._outages.changed(now)
+        if outages is not None:
+            log.warning("broken: %s", "; ".join(f"{outage.actor}: {outage.reason}" for outage in outages) or "nobody any more")
+            self._controller.set_outages(outages)
+            self._stats_at_s = now
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._on_failure()
+
+    def _tick_soon(self) -> None:
+        """One tick after everything that has arrived."""
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._soon = None
+        if self.failure is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        now, began_ns = time.monotonic(), time.monotonic_ns()
+        try:
+            self._look_for_outages(now)
+            progress = self._io.progress(self._controller.watched())
+            effects = self._controller.tick(now, progress)
+            self._perform(effects)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._flight.tick(began_ns, len(effects))
+        if now >= self._stats_at_s:
+            self._stats_at_s = now + STATS_S
+            self._publish(now)
+        self._timer = self._loop.call_later(self._controller.next_tick_s(), self._tick)
+        if (elapsed_s := time.monotonic() - now) > SLOW_TICK_S:
+            log.warning("a tick took %.0f ms", 1000 * elapsed_s)
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        perform_all(effects, self._io, self._journal, self._send, self._flight.effect)
+
+    def _send(self, actor: str, generation: int, message: ToActor) -> None:
+        if not self._socket.send(actor, generation, message):
+            self._flight.unsent(actor)
+        self._reader.poke()
+
+    def _publish(self, now: float) -> None:
+        self._flight.counters()
+        core, before = self._controller.core, self._before
+        rows = [request for request in core.rows if request is not None]
+        totals = core.totals
+        self._stats.publish(
+            StatsSnapshot(
+                epoch=core.epoch,
+                waiting=len(core.waiting),
+                preparing=sum(request.phase == Phase.PREPARE for request in rows),
+                running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
+                admitted_total=before.admitted_total + totals.admitted,
+                finished_total=before.finished_total + totals.finished,
+                failed_total=before.failed_total + totals.failed,
+                prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
+                generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
+                encode_budget=core.steering.encode.units,
+                prefill_budget=core.steering.prefill.units,
+                pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in core.pools.items()},
+                broken={outage.actor: outage.reason for outage in core.outages.values()},
+                extra={
+                    "preempted": before.extra.get("preempted", 0) + totals.preempted,
+                    "evicted": before.extra.get("evicted", 0) + totals.evicted,
+                    "quarantined": before.extra.get("quarantined", 0) + totals.quarantined,
+                    "plans": len(core.plans),
+                    "tbt_s": core.steering.tbt_s or 0.0,
+                },
+            )
+        )
+
+
+def perform_all(
+    effects: Iterable[Effect],
+    io: ControllerIO,
+    journal: Journal,
+    send: Callable[[str, int, ToActor], object],
+    record: Callable[[Effect], object] = lambda _: None,
+) -> None:
+    """Do effects in order: what a message refers to is in memory before it goes out. ``record`` is told of each that was done."""
+    for effect in effects:
+        if isinstance(effect, Send):
+            send(effect.actor, effect.generation, effect.message)
+        elif isinstance(effect, WriteJournal):
+            journal.append(effect.record)
+        else:
+            io.perform(effect)
+        record(effect)

@@ -1,0 +1,1 @@
+"""The decode actor: continuous batching over the running set."""

@@ -1,0 +1,110 @@
+"""The members of the running set as arrays, one element per member or sequence: what a step of decode is computed from.
+
+Array suffixes: N members, P members that are pairs (CF3), B = N + P sequences of a step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.sampling.penalties import History, Penalties
+from ...models.sampling.sampler import Pairs, SamplingRows
+from ...runtime.bus.messages import SequenceDefinition
+from ...schema.rows import EndCode
+from ...shm.sequence_table import SequenceTable
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Member:
+    row: int
+    generation: int
+    definition: SequenceDefinition
+    delta: int  # M-RoPE: position of a generated token minus its index
+    count: int
+
+
+class Batch:
+    """The arrays of some members, in one order."""
+
+    def __init__(self, members: list[Member], table: SequenceTable) -> None:
+        self.members = members
+        definitions = [member.definition for member in members]
+        self.row_N = np.array([member.row for member in members], dtype=np.int64)
+        self.generation_N = np.array([member.generation for member in members], dtype=np.int64)
+        self.count_N = np.array([member.count for member in members], dtype=np.int64)
+        self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
+        self.max_new_N = np.array([definition.max_new_tokens for definition in definitions], dtype=np.int64)
+        self.ignore_eos_N = np.array([definition.ignore_eos for definition in definitions], dtype=bool)
+        self.length_N = np.array([d.num_prompt_tokens for d in definitions], dtype=np.int64) + self.count_N
+        self.input_N = self._inputs(table, members, 0)
+        self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in definitions])
+        pairs = [members[index] for index in self.pair_P]
+        self.companion_length_P = np.array([m.definition.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
+        self.companion_input_P = self._inputs(table, pairs, 1)
+        scale_P = np.array([m.definition.sampling.guidance_scale for m in pairs], dtype=np.float32)
+        self.pairs = Pairs(self.pair_P, len(members) + np.arange(len(pairs)), scale_P) if pairs else None
+        self.sampling = SamplingRows(
+            temperature=np.array([d.sampling.temperature for d in definitions], dtype=np.float32),
+            top_k=np.array([d.sampling.top_k for d in definitions], dtype=np.int64),
+            top_p=np.array([d.sampling.top_p for d in definitions], dtype=np.float32),
+            min_p=np.array([d.sampling.min_p for d in definitions], dtype=np.float32),
+            seed=np.array([d.sampling.seed for d in definitions], dtype=np.uint64),
+            index=self.count_N,
+        )
+        self.penalties, self.histories = self._penalties(table)
+
+    def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
+        """Those of the members that have any, and what these have said so far."""
+        chosen = [(number, member) for number, member in enumerate(self.members) if member.definition.sampling.has_penalties]
+        if not chosen:
+            return None, []
+        asked = [member.definition.sampling for _, member in chosen]
+        penalties = Penalties(
+            row=np.array([number for number, _ in chosen], dtype=np.int64),
+            repetition=np.array([one.repetition_penalty for one in asked], dtype=np.float32),
+            presence=np.array([one.presence_penalty for one in asked], dtype=np.float32),
+            frequency=np.array([one.frequency_penalty for one in asked], dtype=np.float32),
+        )
+        histories = [
+            History(
+                table.prompt[member.row, 0, : member.definition.num_prompt_tokens].astype(np.int64),
+                table.ids[member.row, : member.count].astype(np.int64),
+            )
+            for _, member in chosen
+        ]
+        return penalties, histories
+
+    @staticmethod
+    def _inputs(table: SequenceTable, members: list[Member], which: int) -> Ints:
+        """The id that each sequence feeds next: the last committed one, or the last of its prompt."""
+        inputs = np.empty(len(members), dtype=np.int64)
+        for index, member in enumerate(members):
+            if member.count:
+                inputs[index] = table.ids[member.row, member.count - 1]
+            else:
+                definition = member.definition
+                length = definition.num_companion_tokens if which else definition.num_prompt_tokens
+                inputs[index] = table.prompt[member.row, which, length - 1]
+        return inputs
+
+    def fits(self, table: SequenceTable, page_tokens: int, ahead: int = 0) -> bool:
+        """Whether every sequence has a page for the token that it feeds next, or the one ``ahead`` further."""
+        tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens - ahead
+        return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
+
+    def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
+        """[N] EndCodes: how each member ends with its token of these, NONE where it goes on."""
+        is_last_N = self.count_N + 1 >= self.max_new_N
+        stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
+        return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
+
+    def advance(self, tokens_N: Ints) -> None:
+        """Every member has got its token; both sequences of a pair feed it next (CF3)."""
+        self.count_N += 1
+        self.length_N += 1
+        self.companion_length_P += 1
+        self.input_N = tokens_N
+        self.companion_input_P = tokens_N[self.pair_P]

@@ -1,0 +1,197 @@
+"""The decode actor: continuous batching, one token per sequence and step, CFG combine, sampling, commit.
+
+Its own loop: the controller is not on the token path. A row in phase DECODE belongs to the running set; Admit is only a hint, since
+a new generation finds its members by looking at the table. A token counts from the moment its row's count word says so (commit); what
+was not committed may be computed again, differently or not, without harm.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+
+from ...models.lm.warm_up import warm_up_decode
+from ...models.sampling.sampler import sampler_for
+from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, TokenHint, encode
+from ...runtime.observe.flight import Kind
+from ...schema.rows import EndCode, Phase
+from ...shm.doorbell import Ringer
+from ...shm.pool import PagePool
+from ...shm.ring import Ring
+from ...shm.sequence_table import SequenceTable
+from ...shm.status import ActorStatus
+from ..host.actor import Actor
+from ..host.device import Completion, raise_if_fatal
+from ..host.language_model import open_decoding_model
+from ..host.shared_tensors import SharedTensors
+from ..host.solo_trials import Probation, solo_step
+from ..host.step_limit import StepLimit
+from .running_set import Outcome, RunningSet
+
+log = logging.getLogger(__name__)
+
+SCAN_S = 0.5
+IDLE_S = 0.5
+PAUSED_S = 0.005
+
+
+def main(actor: Actor) -> None:
+    """Entry of the decode process."""
+    layout = actor.wait_for_layout()
+    table = SequenceTable.attach(actor.run)
+    shared = SharedTensors(actor)
+    model = open_decoding_model(actor, shared, PagePool.attach(actor.run, "kv"), layout)
+    shared.close()
+    sampler = sampler_for(actor.model.language.vocab_size, shared.device)
+    if shared.device.type == "cuda":
+        warm_up_decode(model, sampler)
+    completion, on_cuda = Completion(shared.device), shared.device.type == "cuda"
+    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=on_cuda)
+    actor.become_active()
+    gc.freeze()
+    actor.serving()
+    try:
+        Decoding(actor, table, running, Ring.attach(actor.run, "tokens"), Ringer(actor.run, "detokenizer")).run()
+    finally:
+        completion.wait()  # a successor takes this process's word that nothing of it is written any more
+
+
+class Decoding:
+    """The loop around the running set: messages and table scans in, hints and acknowledgements out."""
+
+    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, hints: Ring, bell: Ringer) -> None:
+        self._actor = actor
+        self._flight = actor.flight
+        self._table = table
+        self._running = running
+        self._hints = hints
+        self._bell = bell
+        self._scan_at_s = 0.0
+        self._num_steps = 0
+        assert actor.status is not None
+        self._status: ActorStatus = actor.status
+        worst_s = actor.status.step_cost_ns / 1e9
+        self._limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s)
+        self._probation = Probation(actor.death, table.rows_in(Phase.DECODE))
+
+    def run(self) -> None:
+        """Step until told to end; wait for messages while there is nothing to step."""
+        self._give_up_guilty()
+        self._status.set_crashes(self._probation.crashes)
+        self._running.hold(self._probation.held)
+        while not self._actor.ending:
+            self._take_messages()
+            self._scan_when_due()
+            if not self._running.rows:
+                self._actor.wait(IDLE_S)
+                continue
+            if self._probation.suspects:
+                self._try_one()
+            if not self._advance(self._running.step):
+                self._actor.wait(PAUSED_S)
+        self._settle()
+
+    def _advance(self, step: Callable[[], Outcome]) -> bool:
+        """Take a step, and tell what came of it. Returns whether anything did."""
+        self._num_steps += 1
+        num_members, began_ns = len(self._running.rows), time.monotonic_ns()
+        with self._status.step(self._num_steps, self._limit.limit_s(1)):
+            outcome = self._try(step)
+        if outcome.rows:
+            self._took(began_ns)
+            self._record(began_ns, outcome, num_members)
+            self._publish(outcome.rows, outcome.ended)
+        return bool(outcome.rows)
+
+    def _settle(self) -> None:
+        """Take what was launched ahead to its end, before the members change."""
+        if self._running.is_ahead:
+            self._advance(self._running.settle)
+
+    def _took(self, began_ns: int) -> None:
+        self._limit.took(1, (time.monotonic_ns() - began_ns) / 1e9)
+        self._status.set_step_cost(int(1e9 * self._limit.worst_s))
+
+    def _give_up_guilty(self) -> None:
+        """End the row that two generations have died of."""
+        if (guilty := self._probation.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
+            return
+        log.error("row %d has ended this process twice and is given up", guilty[0])
+        self._table.set_end(*guilty, EndCode.ERROR)
+        self._publish([guilty[0]], [(*guilty, EndCode.ERROR)])
+
+    def _try_one(self) -> None:
+        """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
+        probation = self._probation
+        self._settle()
+        probation.suspects = [at for at in probation.suspects if self._is_open(*at)]
+        for place in probation.suspects:
+            began_ns = time.monotonic_ns()
+            with self._status.step(solo_step(place), self._limit.limit_s(1)):
+                outcome = self._running.step_one(*place)
+            if outcome is not None:
+                probation.passed(place)
+                self._record(began_ns, outcome, 1)
+                self._publish(outcome.rows, outcome.ended)
+                break
+        self._running.hold(probation.held)
+
+    def _is_open(self, row: int, generation: int) -> bool:
+        """Whether it may still be in the running set, and has not ended."""
+        theirs, phase = self._table.phase(row)
+        return theirs == generation and phase != Phase.FREE and self._table.end(row, generation) == EndCode.NONE
+
+    def _try(self, step: Callable[[], Outcome]) -> Outcome:
+        """A step. One sequence that cannot be computed must not end the others, nor this process again and again."""
+        try:
+            return step()
+        except MemoryError:
+            raise  # this process ends: a new one has what this one has come to hold
+        except Exception as error:
+            raise_if_fatal(error)
+            log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
+            return self._running.step_apart()
+
+    def _record(self, began_ns: int, outcome: Outcome, num_members: int) -> None:
+        duration_ns = time.monotonic_ns() - began_ns
+        self._flight.record(Kind.STEP, began_ns, duration_ns, self._num_steps, len(outcome.rows), len(outcome.ended), num_members)
+        for row, generation, code in outcome.ended:
+            self._flight.event(Kind.ROW_ENDED, row, generation, code)
+
+    def _take_messages(self) -> None:
+        messages = self._actor.receive()
+        if messages:
+            self._settle()
+        for message in messages:
+            if isinstance(message, Admit):
+                if self._table.phase(message.row) == (message.row_generation, Phase.DECODE):
+                    self._add(message.row, message.row_generation, time.monotonic())
+            elif isinstance(message, Drop):
+                self._running.remove(message.row, message.row_generation)
+                self._actor.send(Dropped(self._actor.generation, message.row, message.row_generation, message.ticket))
+
+    def _scan_when_due(self) -> None:
+        """Find members that no message told of: after a restart, or when an Admit was lost."""
+        now_s = time.monotonic()
+        if now_s < self._scan_at_s:
+            return
+        self._scan_at_s = now_s + SCAN_S
+        self._settle()
+        self._running.expire(now_s)
+        for row, generation in self._table.rows_in(Phase.DECODE):
+            self._add(row, generation, now_s)
+
+    def _add(self, row: int, generation: int, now_s: float) -> None:
+        """Take a row in. One that cannot be taken in ends: it must not end this process, again and again."""
+        try:
+            self._running.add(row, generation, now_s)
+        except Exception:
+            log.exception("row %d cannot be decoded and ends", row)
+            self._table.set_end(row, generation, EndCode.ERROR)
+            self._publish([row], [(row, generation, EndCode.ERROR)])
+
+    def _publish(self, rows: list[int], ended: list[tuple[int, int, EndCode]]) -> None:
+        self._hints.try_push(encode(TokenHint(rows)))
+        self._bell.ring()
+        for row, generation, _ in ended:
+            self._actor.send(SequenceEnded(self._actor.generation, row, generation))

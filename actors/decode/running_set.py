@@ -1,0 +1,297 @@
+"""The sequences that decode is working on, and the step over all of them.
+
+A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
+sequences in the batch. Called by the decode actor only.
+
+Where launching does not wait for the result, on CUDA, a step is prepared but for its ids while the one before is computed, and launched
+as soon as these are here, before they are committed and told. It is launched for the same members only: no id is thrown away but that
+of a row which is taken out meanwhile.
+
+Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...models.config import ModelConfig, family_of
+from ...models.lm.decoder import Decoder
+from ...models.sampling.sampler import Sampler, SamplingRows
+from ...runtime.bus.messages import SequenceDefinition, decode_sequence_definition
+from ...schema.rows import EndCode
+from ...shm.errors import StaleRow
+from ...shm.sequence_table import SequenceTable
+from ..host.device import Completion, raise_if_fatal
+from .batch import Batch, Ints, Member
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step did: rows that got a token, and rows that ended as (row, generation, code)."""
+
+    rows: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step is computed from besides ids: positions and lengths [B], block tables [B, pages], how to sample."""
+
+    positions: Tensor
+    lengths: Tensor
+    block_tables: Tensor
+    sampling: SamplingRows
+
+
+class RunningSet:
+    """Members and their per-step arrays. A member that ends leaves by itself; ``remove`` is for all other reasons."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: Decoder,
+        sampler: Sampler,
+        table: SequenceTable,
+        page_tokens: int,
+        completion: Completion,
+        *,
+        launches_ahead: bool = False,
+    ) -> None:
+        self._config = config
+        self._completion = completion
+        self._launches_ahead = launches_ahead
+        self._model = model
+        self._sampler = sampler
+        self._eos = np.array(config.eos_token_ids, dtype=np.int64)
+        self._table = table
+        self._page_tokens = page_tokens
+        self._members: dict[int, Member] = {}
+        self._batch: Batch | None = None
+        self._launched: Tensor | None = None  # what a step over the batch draws: it has been launched, and nothing of it committed
+        self._waiting: list[Member] = []
+        self._held: set[int] = set()
+
+    @property
+    def rows(self) -> list[int]:
+        return list(self._members)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step has been launched: ``settle`` before the members change."""
+        return self._launched is not None
+
+    def hold(self, rows: set[int]) -> None:
+        """Keep these rows out of ``step``: they are tried one by one, with ``step_one``."""
+        self._keep_counts()
+        self._held = rows
+
+    def expire(self, now_s: float) -> None:
+        """Take out whose deadline has passed (monotonic seconds): the controller, if it is there, ends them."""
+        for member in list(self._members.values()):
+            if 0 < member.definition.deadline_s <= now_s:
+                self.remove(member.row, member.generation)
+
+    def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
+        """Take a row in unless it is there already, has ended, is late or is somebody else's by now.
+
+        It continues after what was committed.
+        """
+        member = self._members.get(row)
+        if member is not None and member.generation == generation:
+            return
+        if self._table.end(row, generation) != EndCode.NONE:
+            return
+        try:
+            definition = decode_sequence_definition(self._table.read_definition(row, generation))
+        except StaleRow:
+            return
+        if 0 < definition.deadline_s <= now_s:
+            return
+        count = self._table.committed(row, generation)
+        if (code := self._end_of(row, definition, count)) != EndCode.NONE:
+            self._table.set_end(row, generation, code)  # who committed its last token died before saying so
+            return
+        _, delta = family_of(self._config).positions(self._config, definition.num_prompt_tokens, definition.spans)
+        self._keep_counts()
+        self._members[row] = Member(row, generation, definition, delta, count)
+
+    def remove(self, row: int, generation: int) -> None:
+        """Take a row out; nothing happens when this generation of it is not in."""
+        member = self._members.get(row)
+        if member is not None and member.generation == generation:
+            self._keep_counts()
+            del self._members[row]
+
+    def step(self) -> Outcome:
+        """One token for every member that has pages for it; the others wait, pair by pair, until they have."""
+        if self._launched is None:
+            batch = self._current_batch()
+            if not batch.members:
+                return Outcome()
+            self._launch(batch, self._prepare(batch))
+        return self._land(may_launch=self._launches_ahead)
+
+    def settle(self) -> Outcome:
+        """The end of a step that was launched ahead, if one was."""
+        return Outcome() if self._launched is None else self._land(may_launch=False)
+
+    def step_one(self, row: int, generation: int) -> Outcome | None:
+        """One token for one member, which ends (ERROR) if it cannot be computed. None if it is not there or has no pages now."""
+        member = self._members.get(row)
+        if member is None or member.generation != generation:
+            return None
+        self._keep_counts()
+        if not self._has_pages(member):
+            return None
+        try:
+            return self._advance_one(member)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise_if_fatal(error)
+            log.exception("row %d cannot be computed and ends", row)
+            return Outcome([row], [self._give_up(member)])
+
+    def _advance_one(self, member: Member) -> Outcome:
+        batch = self._begin([member])
+        self._launch(batch, self._prepare(batch))
+        outcome = self._land(may_launch=False)
+        self._keep_counts()
+        return outcome
+
+    def _give_up(self, member: Member) -> tuple[int, int, EndCode]:
+        self._batch = None
+        self._table.set_end(member.row, member.generation, EndCode.ERROR)
+        self.remove(member.row, member.generation)
+        return member.row, member.generation, EndCode.ERROR
+
+    def step_apart(self) -> Outcome:
+        """After ``step`` has raised: each member on its own, so that one that cannot be computed ends (ERROR) without the others.
+
+        Raises: what the last one raised, if there are several and none of them can be computed: then it is not for their sake.
+        """
+        outcome = Outcome()
+        failed: list[tuple[Member, Exception]] = []
+        self._batch = None
+        for member in list(self._members.values()):
+            member.count = self._table.committed(member.row, member.generation)
+            if member.row in self._held or not self._has_pages(member):
+                continue
+            try:
+                one = self._advance_one(member)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise_if_fatal(error)
+                failed.append((member, error))
+                self._batch = None
+            else:
+                outcome.rows += one.rows
+                outcome.ended += one.ended
+        if len(failed) > 1 and not outcome.rows:
+            raise failed[-1][1]
+        for member, cause in failed:
+            log.error("row %d cannot be computed and ends", member.row, exc_info=cause)
+            outcome.rows.append(member.row)
+            outcome.ended.append(self._give_up(member))
+        return outcome
+
+    def _launch(self, batch: Batch, step: _Step) -> None:
+        try:
+            self._launched = self._forward(batch, step)
+        except Exception:
+            self._completion.wait()  # what has been launched still writes pages, which may be somebody else's soon
+            raise
+
+    def _land(self, *, may_launch: bool) -> Outcome:
+        """Prepare the next step, wait for the ids of the launched one, launch the next if all go on, then commit the ids."""
+        assert self._batch is not None and self._launched is not None
+        batch, launched, self._launched = self._batch, self._launched, None
+        try:
+            following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
+        finally:
+            tokens_N = launched.cpu().numpy()  # also to know that nothing writes pages any more
+        end_N = batch.ends(tokens_N, self._eos)
+        batch.advance(tokens_N)
+        try:
+            if following is not None and not end_N.any():
+                self._launch(batch, following)
+        finally:
+            self._table.commit(batch.row_N, batch.generation_N, tokens_N)
+        ended: list[tuple[int, int, EndCode]] = []
+        for index in np.flatnonzero(end_N).tolist():
+            row, generation, code = int(batch.row_N[index]), int(batch.generation_N[index]), EndCode(end_N[index])
+            self._table.set_end(row, generation, code)
+            self.remove(row, generation)
+            ended.append((row, generation, code))
+        return Outcome(batch.row_N.tolist(), ended)
+
+    def _end_of(self, row: int, definition: SequenceDefinition, count: int) -> EndCode:
+        """How a sequence has ended whose ``count`` ids are committed, NONE if it goes on."""
+        if count and not definition.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
+            return EndCode.STOP
+        return EndCode.LENGTH if count >= definition.max_new_tokens else EndCode.NONE
+
+    def _current_batch(self) -> Batch:
+        """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
+        batch = self._batch
+        if batch is not None and self._is_current(batch):
+            return batch
+        self._keep_counts()
+        members = [member for member in self._members.values() if member.row not in self._held]
+        self._waiting = [member for member in members if not self._has_pages(member)]
+        return self._begin([member for member in members if self._has_pages(member)])
+
+    def _begin(self, members: list[Member]) -> Batch:
+        """The arrays of these members from now on."""
+        self._batch = Batch(members, self._table)
+        self._sampler.remember(self._batch.histories)
+        return self._batch
+
+    def _is_current(self, batch: Batch, ahead: int = 0) -> bool:
+        return batch.fits(self._table, self._page_tokens, ahead) and not any(map(self._has_pages, self._waiting))
+
+    def _has_pages(self, member: Member) -> bool:
+        definition = member.definition
+        capacity = self._table.num_pages[member.row].astype(np.int64) * self._page_tokens
+        if definition.num_companion_tokens and capacity[1] < definition.num_companion_tokens + member.count:
+            return False
+        return bool(capacity[0] >= definition.num_prompt_tokens + member.count)
+
+    def _keep_counts(self) -> None:
+        """Carry what the arrays counted over to the members, before the arrays are dropped."""
+        assert self._launched is None, "a step is launched over these arrays"
+        if self._batch is not None:
+            for member, count in zip(self._batch.members, self._batch.count_N.tolist(), strict=True):
+                member.count = count
+            self._batch = None
+
+    def _prepare(self, batch: Batch, ahead: int = 0) -> _Step:
+        """The batch's next step, or the one ``ahead`` of it."""
+        length_B = np.concatenate((batch.length_N, batch.companion_length_P)) + ahead
+        position_B = length_B - 1
+        position_B[: len(batch.members)] += batch.delta_N
+        return _Step(
+            torch.from_numpy(position_B).expand(3, -1),
+            torch.from_numpy(length_B),
+            torch.from_numpy(self._block_tables(batch, length_B)),
+            replace(batch.sampling, index=batch.count_N + ahead),
+        )
+
+    def _forward(self, batch: Batch, step: _Step) -> Tensor:
+        ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
+        logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
+        return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties)
+
+    def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
+        """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
+        used = -(-int(length_B.max()) // self._page_tokens)
+        tables = self._table.block_table
+        return np.concatenate(
+            (tables[batch.row_N, 0, :used], tables[batch.row_N[batch.pair_P], 1, :used]), dtype=np.int64, casting="unsafe"
+        )

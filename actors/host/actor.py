@@ -1,0 +1,260 @@
+"""What every actor process has: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
+
+An actor's module has ``main(actor)``: load and map everything (standby), ``become_active`` (wait for the role lock, which proves every
+older generation gone), then work until ``ending``. ``process`` calls it.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...models.config import ModelConfig, load_model_config
+from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
+from ...runtime.bus.transport import ActorSocket
+from ...runtime.config import ACTORS, STAGES, RuntimeConfig
+from ...runtime.environment import read_environment
+from ...runtime.observe.dumps import save_crash
+from ...runtime.observe.flight import Kind
+from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
+from ...runtime.process.lifeline import Lifeline
+from ...runtime.process.memory_layout import MemoryLayout, read_layout
+from ...runtime.process.notify import Notifier
+from ...shm.flight_recorder import FlightRecorder, FlightWriter
+from ...shm.role_lock import RoleLock, next_generation
+from ...shm.run_directory import RunDirectory
+from ...shm.status import ActorState, ActorStatus, ActorTable
+
+if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
+    from ...runtime.observe.debugger import DebugSession
+
+log = logging.getLogger(__name__)
+
+PR_SET_NAME = 15
+MAX_NAME_BYTES = 15
+POLL_S = 0.01
+GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
+NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
+HELLO_S = 1.0
+
+
+class Ending(Exception):
+    """The actor was told to end while it waited for something."""
+
+
+class Actor:
+    """One generation of one actor. Everything here is usable from the actor's own thread only, but for ``end``."""
+
+    def __init__(
+        self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
+    ) -> None:
+        self.name = name
+        self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
+        self.run = run
+        self.config: RuntimeConfig = msgspec.convert(run.info["config"], RuntimeConfig)
+        self.model_path = Path(run.info["model_path"])
+        model = self.config.model
+        self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context, self.config.memory.kv_dtype)
+        self.generation = next_generation(run, name)
+        self.notifier = Notifier(notifier_address, name, self.generation)
+        self.lifeline = lifeline
+        self.role = RoleLock(run, name)
+        self.status: ActorStatus | None = None
+        self.session: DebugSession | None = None
+        self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
+        self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
+        self.follows_a_death = False  # the generation before did not end in order, whatever it was at; known once active
+        self._flight: FlightWriter | None = None
+        self._started_ns = time.monotonic_ns()
+        self._standby_ns = 0
+        self._bus: ActorSocket | None = None
+        self._terminated = False
+        self._hello_at_s = 0.0
+        self._watchdog_at_s = 0.0
+        self._signalled, self._signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def catch_signals(self) -> None:
+        """End at SIGTERM. For an actor in the main thread."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        # A signal alone does not end a poll (PEP 475): its byte in this pipe does.
+        signal.set_wakeup_fd(self._signalling, warn_on_full_buffer=False)
+
+    @property
+    def shares_process(self) -> bool:
+        """Whether it lives in one process, and on one device, with others."""
+        return len(self.config.processes[self.config.process_of(self.name)]) > 1
+
+    @property
+    def ending(self) -> bool:
+        """True once the actor was told to end or its supervisor is gone. Looked at between steps."""
+        return self._terminated or self.lifeline.is_gone()
+
+    def end(self) -> None:
+        """Be told to end, by this process itself, from whatever thread."""
+        self._terminated = True
+        with suppress(BlockingIOError):
+            os.write(self._signalling, b"\0")
+
+    def wait_for_layout(self) -> MemoryLayout:
+        """Wait until ``memory`` has made every segment. Raises Ending."""
+        while (layout := read_layout(self.run.path)) is None:
+            self.pause(POLL_S)
+        return layout
+
+    def pause(self, seconds: float) -> None:
+        """Sleep a little. Raises Ending when told to end."""
+        if self.ending:
+            raise Ending
+        time.sleep(seconds)
+
+    def become_active(self) -> ActorStatus:
+        """Report a warm standby, wait for the role lock, and open the status words. Raises Ending.
+
+        Call ``serving`` when this generation does its work from now on.
+        """
+        self.notifier.ready("standby")
+        self._standby_ns = time.monotonic_ns()
+        while not self.role.try_acquire():
+            self.pause(POLL_S)
+        self.status = self._take_over(ActorTable.attach(self.run))
+        self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
+        return self.status
+
+    def _take_over(self, table: ActorTable) -> ActorStatus:
+        """See what the generation before died of, and make its words ours."""
+        last, kills = table.read(self.name), oom_kills()
+        if last.generation > self.generation:  # somebody has acted since this process got its number, say while it was in pdb
+            self.generation = self.notifier.generation = next_generation(self.run, self.name)
+        note = read_exit_note(self.run.path, self.name, last.pid)
+        if last.step_deadline_ns and self.lifeline.fd is not None:
+            patient_until_s = time.monotonic() + NOTE_S
+            while note is None and time.monotonic() < patient_until_s:
+                self.pause(POLL_S)
+                note = read_exit_note(self.run.path, self.name, last.pid)
+        self.death = judge(last, note, time.monotonic_ns(), kills)
+        self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
+        if self.follows_a_death and self.config.model.on_cuda and self.name in STAGES.values():
+            outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
+            self.pause(GRACE_S)
+        if self.death is not None:
+            log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
+        status = table.writer(self.name, self.generation)
+        streak = self.death.streak if self.death is not None else 0
+        status.set_inheritance(kills, streak, recent_crashes(last, self.death), last.step_cost_ns)
+        return status
+
+    def serving(self) -> None:
+        """Say that this generation serves."""
+        assert self.status is not None
+        self.status.set_state(ActorState.ACTIVE)
+        self.flight.event(Kind.ACTIVE, os.getpid(), self._started_ns, self._standby_ns)
+        self.notifier.active()
+
+    @property
+    def flight(self) -> FlightWriter:
+        """The actor's flight recorder, once it is active."""
+        assert self._flight is not None, "only the active generation writes"
+        return self._flight
+
+    def watch_ending(self, loop: asyncio.AbstractEventLoop, on_ending: Callable[[], None]) -> None:
+        """In an asyncio actor: call ``on_ending`` at SIGTERM (each one) and when the supervisor is gone."""
+
+        def terminated() -> None:
+            self._terminated = True
+            on_ending()
+
+        def orphaned() -> None:
+            assert self.lifeline.fd is not None
+            loop.remove_reader(self.lifeline.fd)
+            on_ending()
+
+        loop.add_signal_handler(signal.SIGTERM, terminated)
+        if self.session is not None:
+            self.session.guard_prompt()
+        if self.lifeline.fd is not None:
+            loop.add_reader(self.lifeline.fd, orphaned)
+
+    @property
+    def bus(self) -> ActorSocket:
+        """The socket to the controller, opened at first use."""
+        if self._bus is None:
+            self._bus = ActorSocket(self.run.path, self.name, self.generation)
+        return self._bus
+
+    def receive(self) -> list[ToActor]:
+        """New messages; says Hello once a second so that a new controller learns who is there."""
+        self.heartbeat()
+        return [message for message in self.bus.receive() if not isinstance(message, Welcome)]
+
+    def heartbeat(self) -> None:
+        """Hello and watchdog, each when it is time. Call it once per turn of the main loop."""
+        now_s = time.monotonic()
+        if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True)):
+            self._hello_at_s = now_s + HELLO_S
+        if now_s >= self._watchdog_at_s:
+            self.notifier.watchdog()
+            self._watchdog_at_s = now_s + self.config.supervisor.watchdog_s / 4
+
+    def send(self, message: ToController) -> bool:
+        """Send to the controller; False when it did not leave, which the flight recorder keeps."""
+        sent = self.bus.send(message)
+        if not sent and self._flight is not None:
+            self._flight.event(Kind.UNSENT, 0, ACTORS.index("controller"))
+        return sent
+
+    def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
+        """Block until a message, an extra descriptor, the supervisor's end, or the time.
+
+        Not for long before the first Hello has left: the socket may not be connected yet, and nothing tells when it is.
+        """
+        if not self._hello_at_s:
+            timeout_s = min(timeout_s, POLL_S)
+        fds = [*extra_fds, self._signalled]
+        if self.lifeline.fd is not None:
+            fds.append(self.lifeline.fd)
+        self.bus.poll(timeout_s, fds)
+        with suppress(BlockingIOError):
+            os.read(self._signalled, 512)  # what is left there would end every wait after this one
+
+    def close(self) -> None:
+        """Leave the run; the last process of a run that has no supervisor (any more) removes the run directory."""
+        if self.status is not None:
+            self.status.set_state(ActorState.STOPPING)
+            if self.session is not None:  # its successor has the role before the supervisor knows of this end
+                write_exit_note(self.run.path, self.name, ExitNote(os.getpid(), 0, guest=True))
+        if self._flight is not None:
+            self._flight.event(Kind.STOPPING, os.getpid(), int(self.ending))
+        if self._bus is not None:
+            self._bus.close()
+        if self._terminated:
+            self.notifier.stopping()  # who has not told it to should know that it obeys
+        orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
+        self.role.release()
+        self.notifier.close()
+        if orphaned:
+            self.run.leave(self._last_words if self.lifeline.fd is not None else None)
+
+    def _last_words(self) -> None:
+        """The supervisor was killed and this is the last process of the run: keep what everybody has done."""
+        try:
+            save_crash(self.run, read_environment().state_home / self.run.path.name, "supervisor", "the supervisor was killed")
+        except OSError as error:
+            log.warning("the flight recorders cannot be saved: %s", error)
+
+
+def command(name: str) -> str:
+    """What ps, top and pkill call a process or a thread."""
+    return f"mmrt-{name}"[:MAX_NAME_BYTES]
+
+
+def name_thread(name: str) -> None:
+    """Give the calling thread the name of an actor; the main thread's is the process's."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, command(name).encode(), 0, 0, 0)

@@ -1,0 +1,98 @@
+"""The device that a run computes on: opened or refused, waited for, and recognised when it is lost."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from ...runtime.config import ModelSection
+from ...runtime.errors import ConfigError
+
+_PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
+_FP8_CAPABILITY = (8, 9)
+_LOST = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "CUDNN_STATUS")
+_NO_ROOM = ("allocate memory", "out of memory")
+
+
+def open_device(model: ModelSection) -> torch.device:
+    """Where ``model.device`` says; a CUDA device has its number and is this process's current one from then on.
+
+    Raises: ConfigError where there is none.
+    """
+    if not model.on_cuda:
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise ConfigError(f"no CUDA device for model.device = {model.device!r}: torch {torch.__version__} was built without CUDA")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"no CUDA device for model.device = {model.device!r}: torch {torch.__version__} finds none")
+    number = torch.device(model.device).index or 0
+    if number >= torch.cuda.device_count():
+        raise ConfigError(f"model.device = {model.device!r} is beyond the {torch.cuda.device_count()} devices that there are")
+    try:
+        import cuda.bindings.driver  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"model.device = {model.device!r} needs cuda-bindings: pip install 'mmrt[cuda]'") from None
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")) or not _PYTHON_H.is_file():
+        what = f"a C compiler and {_PYTHON_H}"
+        raise ConfigError(f"model.device = {model.device!r} needs {what}, with which Triton builds what launches kernels")
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.current_stream(device).synchronize()  # the driver's calls on memory need the context, which is made late
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32: in convolutions,
+    torch.backends.cuda.matmul.allow_tf32 = False  # and in products, whatever the environment asks for
+    return device
+
+
+def check_fp8(capability: tuple[int, int]) -> None:
+    """Raises: ConfigError for a device that cannot compute with float8_e4m3fn."""
+    if capability < _FP8_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+        raise ConfigError(f"memory.kv_dtype is 'fp8', which needs compute capability {needed}; the device has {found}: use 'int8'")
+
+
+def sharing_of(device: torch.device, mps_pipe: Path, layout: str) -> str:
+    """How encoder, prefill and decode share the device: see ``report.ComputeReport``. Processes join CUDA's multi-process service by
+    themselves where its pipe is."""
+    if device.type != "cuda":
+        return ""
+    processes = "MPS" if os.path.exists(mps_pipe / "control") else "time slices"
+    shared = next((stages for stages in layout.split("+") if len(stages) > 1), "")
+    return processes if not shared else "streams" if shared == layout else f"{processes}, {shared} by streams"
+
+
+class Completion:
+    """Tells when what this process has launched is done: a plan is done when its event is, and nothing else is waited for.
+
+    Launches of other processes are in no order with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Until all that was launched on the current stream is done; on the CPU it is. Raises: RuntimeError if some of it failed."""
+        if self._event is not None:
+            self._event.record()
+            self._event.synchronize()
+
+
+def raise_if_fatal(error: Exception) -> None:
+    """Let what must end this process go on, while it is handled: the fault is the process's, not its request's.
+
+    Raises: MemoryError if torch or Triton found no room, in host memory or on the device: a new process has what this one has come
+    to hold. ``error`` itself if the device refuses this process from now on, as after a fault in a kernel.
+    """
+    if not isinstance(error, RuntimeError):
+        return
+    if any(words in str(error) for words in _NO_ROOM):
+        raise MemoryError(str(error)) from None
+    if is_lost(error):
+        raise error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether it is the device's, which refuses this process from now on: whoever waits for it next sees it, whoever is to blame."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)

@@ -1,0 +1,107 @@
+"""Embedding rows in pages, where the run computes: the encoder writes them, prefill reads them (US2, US3)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ...models.checkpoint.weights import torch_dtype
+from ...models.config import ModelConfig
+from ...runtime.bus.messages import EmbeddingSpan, PageRun
+from ...shm.pool import PagePool
+from .shared_tensors import SharedTensors
+
+if TYPE_CHECKING:
+    from ...triton_kernels.embedding_pages import PageIndices
+
+Rows = tuple[Sequence[int], int, int]
+"""Pages from the one on that holds the first row, that row's number, and how many rows: a kernel's ``PageSpan``."""
+
+
+class EmbeddingPages(Protocol):
+    """Rows [n, H] in the model's dtype; pages are checked against their generations."""
+
+    def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
+        """Store each run's rows from its first on. Raises: StalePage, ValueError if they do not fit."""
+        ...
+
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
+        """Put the rows of spans over ``embeds``, whose row 0 is the prompt's token ``start``. Raises: StalePage, ValueError."""
+        ...
+
+    def warm_up(self) -> None:
+        """Do once what the first write and read would have to wait for; no page is touched."""
+        ...
+
+
+def open_embedding_pages(config: ModelConfig, pool: PagePool, shared: SharedTensors) -> EmbeddingPages:
+    """Over the run's pool, wherever its pages are."""
+    return DeviceEmbeddingPages(config, pool, shared.pages(pool)) if pool.on_device else HostEmbeddingPages(config, pool)
+
+
+class HostEmbeddingPages:
+    """``EmbeddingPages`` in shared memory."""
+
+    def __init__(self, config: ModelConfig, pool: PagePool) -> None:
+        self._pool, self._row_bytes, self._dtype = pool, config.embedding_row_bytes(), torch_dtype(config.dtype)
+
+    def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
+        for target, its in zip(targets, rows, strict=True):
+            self._pool.check(target.pages, target.generations)
+            self._pool.scatter_rows(target.pages, its.contiguous().view(torch.uint8).numpy().reshape(-1, self._row_bytes))
+
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
+        for span in spans:
+            self._pool.check(span.source.pages, span.source.generations)
+            rows = self._pool.gather_rows(span.source.pages, self._row_bytes, span.num_tokens, span.first_row)
+            at = span.start - start
+            embeds[at : at + span.num_tokens] = torch.from_numpy(rows).view(self._dtype)
+
+    def warm_up(self) -> None:
+        pass
+
+
+class DeviceEmbeddingPages:
+    """``EmbeddingPages`` on a CUDA device: one launch over all runs, or all spans."""
+
+    def __init__(self, config: ModelConfig, pool: PagePool, pages: Tensor) -> None:
+        """``pages`` uint8 [num_pages, page_bytes]; generations are the pool's."""
+        from ...triton_kernels import embedding_pages  # the only way to Triton: nothing of it is loaded on the CPU
+
+        self._kernels, self._pool = embedding_pages, pool
+        self._pages = pages.view(torch_dtype(config.dtype)).view(pool.num_pages, -1, config.language.hidden_size)
+
+    def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
+        for target in targets:
+            self._pool.check(target.pages, target.generations)
+        spans = [(target.pages, 0, its.shape[0]) for target, its in zip(targets, rows, strict=True)]
+        self._kernels.write_embeddings(torch.cat(list(rows)), self._pages, self._packed(spans))
+
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
+        for span in spans:
+            self._pool.check(span.source.pages, span.source.generations)
+        if spans:
+            self._kernels.read_embeddings(self._pages, self._packed(stepped_over(spans, start, self._pages.shape[1])), embeds)
+
+    def warm_up(self) -> None:
+        """Both kernels, over a row that has no page."""
+        nowhere, row = self._packed([((), 0, 1)]), self._pages.new_zeros(1, self._pages.shape[-1])
+        self._kernels.write_embeddings(row, self._pages, nowhere)
+        self._kernels.read_embeddings(self._pages, nowhere, row)
+
+    def _packed(self, spans: Sequence[Rows]) -> "PageIndices":
+        named = [self._kernels.PageSpan(*span) for span in spans]
+        return self._kernels.PageIndices.pack(named, self._pages.shape[1], self._pages.device)
+
+
+def stepped_over(spans: Sequence[EmbeddingSpan], start: int, page_tokens: int) -> list[Rows]:
+    """Spans in the order of their tokens from ``start`` on, with entries without pages for the text between them."""
+    found: list[Rows] = []
+    reached = start
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.start > reached:
+            found.append(((), 0, span.start - reached))
+        found.append((span.source.pages[span.first_row // page_tokens :], span.first_row, span.num_tokens))
+        reached = span.start + span.num_tokens
+    return found

@@ -1,0 +1,26 @@
+"""Opens the language model of the run, where its weights and KV pages lie, for prefill and for decode."""
+
+from ...models.lm.decode_graphs import DecodeGraphs
+from ...models.lm.decoder import Decoder
+from ...models.lm.lm import build_language_model
+from ...runtime.process.memory_layout import MemoryLayout
+from ...shm.pool import PagePool
+from .actor import Actor
+from .shared_tensors import SharedTensors
+
+
+def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
+    """The decoder of the run's model on the KV pool, or the null model."""
+    return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
+
+
+def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, layout: MemoryLayout) -> Decoder:
+    """The same for decode, whose steps of every size are captured in graphs on CUDA. A guidance pair takes two rows of a step."""
+    page_tokens = layout.kv_page_tokens
+    model = open_language_model(actor, shared, kv, page_tokens)
+    if shared.device.type != "cuda":
+        return model
+    max_pages = -(-actor.model.max_context // page_tokens)
+    graphs = DecodeGraphs(model, actor.model.language.vocab_size, 2 * layout.num_rows, max_pages, shared.device)
+    graphs.capture_all()
+    return graphs

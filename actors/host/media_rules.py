@@ -1,0 +1,77 @@
+"""The rules by which one medium becomes patches: the model's, narrowed by the run's configuration and by what the request asks.
+
+Pure. The gateway refuses what lies outside ``option_ranges``; the video process applies ``for_medium``.
+"""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ...models.architecture import ModelConfig, VisionRules
+from ...runtime.bus.messages import MediaKind, MediaOptions
+from ...runtime.config import MIN_FPS, MediaSection
+
+
+class Range(NamedTuple):
+    """What a request may ask, both ends included."""
+
+    least: float
+    most: float
+
+
+def for_run(model: ModelConfig, media: MediaSection) -> ModelConfig:
+    """The model's rules with the frame rate of the run's configuration, and its limit of frames."""
+    rules = model.vision_rules
+    if rules is None:
+        return model
+    return replace(model, vision_rules=replace(rules, fps=media.fps, max_frames=min(rules.max_frames, media.max_frames)))
+
+
+def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
+    """The run's rules with one medium's options, of which none raises what a medium may cost at most.
+
+    A lower bound gives way to an upper one that lies below it: else what is smaller than ``max_pixels`` would be enlarged beyond it.
+    """
+    rules = model.vision_rules
+    if rules is None:
+        return model
+    narrowed = replace(
+        rules,
+        fps=rules.fps if options.fps is None else min(rules.fps, options.fps),
+        min_frames=_lower(rules.min_frames, options.min_frames, rules.max_frames, options.max_frames),
+        max_frames=_least(rules.max_frames, options.max_frames),
+        min_pixels=_lower(rules.min_pixels, options.min_pixels, rules.max_pixels, options.max_pixels),
+        max_pixels=_least(rules.max_pixels, options.max_pixels),
+        video_min_pixels=_lower(rules.video_min_pixels, options.min_pixels, rules.video_max_pixels, options.max_pixels),
+        video_max_pixels=_least(rules.video_max_pixels, options.max_pixels),
+    )
+    return replace(model, vision_rules=narrowed)
+
+
+def _lower(mine: int, asked: int | None, *upper: int | None) -> int:
+    """A lower bound: the one asked for, else the run's; above no upper bound."""
+    return _least(mine if asked is None else asked, *upper)
+
+
+def _least(*numbers: int | None) -> int:
+    return min(number for number in numbers if number is not None)
+
+
+def option_ranges(rules: VisionRules) -> dict[MediaKind, dict[str, Range]]:
+    """By kind of medium: the options in numbers that there are, from the least that means anything to what the run's rules say."""
+    token = (rules.patch_size * rules.merge_size) ** 2
+
+    def upto(most: float, least: float) -> Range:
+        return Range(min(least, most), most)
+
+    return {
+        "image": {"min_pixels": upto(rules.max_pixels, token), "max_pixels": upto(rules.max_pixels, token)},
+        "video": {
+            "fps": upto(rules.fps, MIN_FPS),
+            "min_frames": upto(rules.max_frames, 1),
+            "max_frames": upto(rules.max_frames, rules.temporal_patch_size),
+            "min_pixels": upto(rules.video_max_pixels, token),
+            "max_pixels": upto(rules.video_max_pixels, token),
+        },
+        "audio": {},
+    }

@@ -1,0 +1,131 @@
+"""The life of an actor's process, from its first import to its exit status.
+
+``run_actor(NAME)`` is what ``mmrt actor NAME`` and the zygote call. Where a layout lets actors share a process, each is in a thread of
+its own (``shared_process``).
+"""
+
+import faulthandler
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...models.errors import CheckpointError
+from ...runtime.bus.faults import exit_when_told
+from ...runtime.config import ACTOR_MODULES, TORCH_ACTORS
+from ...runtime.environment import read_environment
+from ...runtime.errors import ConfigError, RunError, UserError
+from ...runtime.process.lifeline import Lifeline
+from ...runtime.process.run import join_run
+from ...shm.errors import ShmError
+from .actor import Actor, Ending, name_thread
+
+if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
+    from ...runtime.observe.debugger import DebugSession
+
+log = logging.getLogger(__name__)
+
+_THREADS = threading.Lock()
+_ALONE = "mmrt debug would stop there in a process that is not shared (actors.layout)"
+
+
+def run_actor(name: str, session: "DebugSession | None" = None) -> int:
+    """The whole life of an actor process, in a terminal if there is a ``session``.
+
+    Returns its exit status: 0 only when it was told to end.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    faulthandler.enable(all_threads=False)  # where a crash comes from; of several actors, from which
+    os.umask(0o077)
+    name_thread(name)
+    if session is None and not sys.stdin.isatty():
+        sys.breakpointhook = _passing_by(f"mmrt debug {name} stops there")
+    environment = read_environment()
+    exit_when_told(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
+    lifeline = Lifeline(environment.lifeline_fd)
+    try:
+        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
+        together = actor.config.processes.get(name)
+        if together is None:
+            layout, process = actor.config.actors.layout, actor.config.process_of(name)
+            raise ConfigError(f"{name} lives in the process of {process}: actors.layout = {layout!r}")
+        if session is not None and len(together) > 1:
+            raise ConfigError(
+                f"{name} cannot be debugged in a process that is {', '.join(together)}: actors.layout can give it its own"
+            )
+        guests = [Actor(guest, join_run(guest, environment), Lifeline(lifeline.fd), None) for guest in together if guest != name]
+    except (UserError, CheckpointError, ShmError) as error:
+        return _complain(error)
+    if guests:
+        sys.breakpointhook = _passing_by(_ALONE)
+        for one in together:
+            _entry(one)
+        # By its name, like an actor's own module: who is alone in a process does not depend on it (runtime/supervisor/reload.py).
+        run_together = importlib.import_module(".shared_process", __package__).run_together
+        status: int = run_together([*guests, actor], Lifeline(lifeline.fd), _live)
+        return status
+    actor.catch_signals()
+    return _live(actor, session)
+
+
+def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
+    """From the actor's first import to its last word. Returns the exit status."""
+    name = actor.name
+    if name in TORCH_ACTORS:
+        import torch
+
+        with _THREADS:  # torch has one number for the process; a thread keeps what it finds when it first asks
+            torch.set_num_threads(actor.config.actor(name).threads)
+            torch.get_num_threads()
+        torch.set_grad_enabled(False)
+    main = _entry(name)
+    status = 0
+    try:
+        if session is None:
+            main(actor)
+        else:
+            actor.session = session
+            session.run(main, actor)
+        status = 0 if actor.ending else 1
+    except Ending:
+        pass
+    except (UserError, CheckpointError, ShmError) as error:
+        status = _complain(error)
+    except Exception as error:
+        log.exception("%s failed", name)
+        actor.failure = error
+        status = 1
+    finally:
+        actor.close()
+    return status
+
+
+def _entry(name: str) -> Callable[[Actor], None]:
+    """``main`` of an actor's module."""
+    main: Callable[[Actor], None] = importlib.import_module(f"...{ACTOR_MODULES[name]}", __name__).main
+    return main
+
+
+def _passing_by(advice: str) -> Callable[..., None]:
+    """What ``breakpoint()`` does where nobody can answer: say once for each place that it was passed."""
+    places: set[tuple[str, int]] = set()
+
+    def hook(*_: object, **__: object) -> None:
+        frame = sys._getframe(1)
+        place = frame.f_code.co_filename, frame.f_lineno
+        if place not in places:
+            places.add(place)
+            log.warning("breakpoint() at %s:%d is passed by: %s", *place, advice)
+
+    return hook
+
+
+def _complain(error: Exception) -> int:
+    """Log a failure that its message explains. Returns the exit status: 2, never tried again, where a new start cannot help."""
+    log.error("%s", error)
+    return 1 if isinstance(error, RunError | ShmError) else 2

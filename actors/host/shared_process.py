@@ -1,0 +1,186 @@
+"""A process of several actors: a thread for each, as ``actors.layout`` has it (TI1), on CUDA with a stream of its own (TI5).
+
+To whoever has started it they are one: warm when all are, serving when all serve, and alive while none hangs. When one of them fails
+the process ends at once, before the others stumble over what it has left, and they are told that it was not their work. Called by
+``process``.
+"""
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ...runtime.process.crash_cause import ExitNote, marked, write_exit_note
+from ...runtime.process.lifeline import Lifeline
+from ...runtime.process.notify import Notifier
+from .actor import Actor, name_thread
+from .device import is_lost
+
+log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005  # how long one actor's Python may keep the others from theirs
+TURN_S = 0.5
+LATE_S = 1.0  # a turn later than this means that this process was stopped or starved
+_last_words = threading.Lock()  # of the actor that ends the process: taken once, and never given back
+
+
+class Chorus:
+    """What the actors of a process say to whoever has started it, through the notifier of the one that it is called after."""
+
+    def __init__(self, notifier: Notifier, names: Sequence[str]) -> None:
+        self.notifier = notifier
+        self._lock = threading.Lock()
+        self._cold, self._idle = set(names), set(names)
+        self._beats: dict[str, float] = {}
+
+    def ready(self, name: str, status: str) -> None:
+        """``name`` is warm."""
+        with self._lock:
+            self._cold.discard(name)
+            if not self._cold:
+                self.notifier.ready(status)
+
+    def active(self, name: str, status: str) -> None:
+        """``name`` serves."""
+        with self._lock:
+            self._idle.discard(name)
+            self._beats[name] = time.monotonic()
+            if not self._idle:
+                self.notifier.active(status)
+
+    def beat(self, name: str) -> None:
+        """The loop of ``name`` has turned."""
+        if name in self._beats:
+            self._beats[name] = time.monotonic()
+
+    def excuse(self) -> None:
+        """Count all as heard of now."""
+        for name in list(self._beats):
+            self.beat(name)
+
+    def heard_s(self, name: str) -> float:
+        """When its loop has last turned, monotonic seconds."""
+        return self._beats[name]
+
+    def silent(self, since_s: float) -> list[str]:
+        """Who serves and was not heard of after ``since_s``, monotonic seconds."""
+        return [name for name, beat_s in list(self._beats.items()) if beat_s < since_s]
+
+
+class Voice(Notifier):
+    """The notifier of one actor of several."""
+
+    def __init__(self, chorus: Chorus, actor: str) -> None:
+        super().__init__(None, actor)
+        self._chorus = chorus
+
+    def ready(self, status: str = "ready") -> None:
+        self._chorus.ready(self.actor, status)
+
+    def active(self, status: str = "active") -> None:
+        self._chorus.active(self.actor, status)
+
+    def watchdog(self) -> None:
+        self._chorus.beat(self.actor)
+
+
+def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Actor], int]) -> int:
+    """``live(actor)`` of each in a thread, until all have ended; the process is called after the last. Returns the exit status.
+
+    Does not return when one of them ends with another status than 0: the process ends with that. ``lifeline`` is this thread's own.
+    """
+    sys.setswitchinterval(SWITCH_S)
+    if actors[-1].config.model.on_cuda:
+        from ...triton_kernels.loading import load_one_at_a_time  # nothing of Triton is loaded on the CPU
+
+        load_one_at_a_time()
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(threadName)s: %(name)s: %(message)s"))
+    chorus = Chorus(actors[-1].notifier, [actor.name for actor in actors])
+    signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    told = threading.Event()
+
+    def end_all(*_: object) -> None:
+        told.set()
+        for actor in actors:
+            actor.end()
+
+    signal.signal(signal.SIGTERM, end_all)
+    signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
+    for actor in actors:
+        actor.notifier = Voice(chorus, actor.name)
+    ended: list[str] = []
+
+    def be(actor: Actor) -> None:
+        _be(actor, actors, live)
+        ended.append(actor.name)
+        with suppress(BlockingIOError):
+            os.write(signalling, b"\0")
+
+    for actor in actors:
+        threading.Thread(target=marked(be, actor.name), args=(actor,), name=actor.name, daemon=True).start()
+    last_s = time.monotonic()
+    while len(ended) < len(actors):
+        select.select([signalled], [], [], TURN_S)
+        with suppress(BlockingIOError):
+            os.read(signalled, 512)
+        now_s = time.monotonic()
+        if now_s > last_s + TURN_S + LATE_S or told.is_set() or lifeline.is_gone():
+            chorus.excuse()
+        last_s = now_s
+        _look_after(actors, chorus, now_s)
+    if told.is_set():
+        chorus.notifier.stopping()
+    chorus.notifier.close()
+    return 0
+
+
+def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> None:
+    """The life of one actor: called like it, as nice as it. Returns if it was told to end."""
+    name_thread(actor.name)
+    with suppress(OSError):  # who is nice already may not become less so, but for root
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
+    try:
+        status = live(actor)
+    except BaseException as error:  # SystemExit, too, would end this thread alone
+        log.exception("%s failed", actor.name)
+        actor.failure, status = error, 1
+    if status:
+        _last_words.acquire()
+        if actor.failure is None or not is_lost(actor.failure):
+            _excuse_others(actor, actors, status)
+        log.error("%s has failed: the process that it shares ends", actor.name)
+        os._exit(status)
+
+
+def _excuse_others(culprit: Actor, actors: Sequence[Actor], status: int) -> None:
+    """Leave word that it was not their work. Those that have not taken over yet leave none: what is there is about the one before."""
+    for other in actors:
+        if other is not culprit and other.status is not None:
+            write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, bystander=True))
+
+
+def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
+    """Say that the process is alive while no step is overdue, and end it with an actor that hangs outside of its steps."""
+    watchdog_s = actors[-1].config.supervisor.watchdog_s
+    silent = chorus.silent(now_s - watchdog_s)
+    for actor in actors:
+        if actor.status is not None and actor.status.step_deadline_ns:
+            chorus.beat(actor.name)
+        elif actor.name in silent:
+            _last_words.acquire()
+            # What was under way before may be what holds it up.
+            since_ns = 1e9 * chorus.heard_s(actor.name)
+            later = [one for one in actors if one.status is not None and one.status.step_start_ns > since_ns]
+            _excuse_others(actor, later, -signal.SIGKILL)
+            log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
+            if actor.status is not None:  # else nobody could tell it from a kill from outside
+                write_exit_note(actor.run.path, actor.name, ExitNote(os.getpid(), -signal.SIGKILL, hang=True))
+            os.kill(os.getpid(), signal.SIGKILL)
+    if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):
+        chorus.notifier.watchdog()

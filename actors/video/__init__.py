@@ -1,0 +1,1 @@
+"""The video actor: images, videos and sound become patches, in a sandbox."""

@@ -1,0 +1,202 @@
+"""Media as the video actor holds them open: what analysis found, and the rows of any segment. One class per kind.
+
+Opening an item does whatever can fail early, so that bad media are refused before a response begins: images and sound are decoded
+whole (a resized picture and a spectrogram are small), of a video the packets are walked and one frame is decoded.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...media.audio import decode_audio, decode_sound_track
+from ...media.decoding import DecodingPool, analyse_bitstream
+from ...media.dispatch import Request
+from ...media.engines import upright_rgb
+from ...media.errors import MediaError
+from ...media.image import JpegDecoder, decode_image
+from ...media.limits import MediaLimits, Reader, TimeBudget
+from ...media.mel import LogMel, Waveform
+from ...media.preprocess import patch_rows, resize, temporal_rows
+from ...models.config import Item, MediaKind, ModelConfig, family_of
+
+_INDEX_BYTES = 32  # for each packet of a video
+
+
+class OpenItem(Protocol):
+    """An item that has been analysed: ``item`` is its shape."""
+
+    item: Item
+
+    @property
+    def num_bytes(self) -> int:
+        """About what holding it costs now."""
+        ...
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        """The rows of one segment, in order, in pieces [num_rows, ...]. Raises MediaError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OpenImage:
+    """A picture at its target size."""
+
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, jpeg_decoder: JpegDecoder | None = None
+    ) -> None:
+        assert config.vision_rules is not None
+        self._rules = config.vision_rules
+        frame = decode_image(reader, limits, budget, jpeg_decoder)
+        self.item = family_of(config).image_item(config, *frame.shape[:2])
+        _, h, w = self.item.grid
+        self._planes = np.ascontiguousarray(resize(frame, h * self._rules.patch_size, w * self._rules.patch_size))
+        self.num_bytes = self._planes.nbytes
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        num_frames = self._rules.temporal_patch_size
+        yield patch_rows(np.broadcast_to(self._planes, (num_frames, *self._planes.shape)), self._rules)
+
+    def close(self) -> None:
+        pass
+
+
+class OpenVideo:
+    """A video and, once rows are asked for, the request that decodes it. ``ahead``: all engines work ahead of the segment asked for."""
+
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool = True
+    ) -> None:
+        assert config.vision_rules is not None
+        self._rules = config.vision_rules
+        self._ahead = ahead
+        self._pool = pool
+        family = family_of(config)
+        self._bitstream = analyse_bitstream(reader, limits, budget)
+        info = self._bitstream.info
+        self._wanted = family.sample_frames(config, info.num_frames, info.fps).tolist()
+        sampled_fps = len(self._wanted) / info.num_frames * info.fps
+        self.item = family.video_item(config, len(self._wanted), info.height, info.width, sampled_fps)
+        self._upright = upright_rgb(limits)
+        self._request: Request | None = None
+        self._position = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Little until it is decoded: an item that is only analysed pushes out none that is."""
+        info = self._bitstream.info
+        return _INDEX_BYTES * info.num_frames + (self._pool.max_bytes(info) if self._request is not None else 0)
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        """Target height and width."""
+        _, h, w = self.item.grid
+        return h * self._rules.patch_size, w * self._rules.patch_size
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        temporal = self._rules.temporal_patch_size
+        first = temporal * sum(part.grid[0] for part in self.item.segments[:segment] if part.kind == "video")
+        count = min(temporal * self.item.segments[segment].grid[0], len(self._wanted) - first)
+        yield from temporal_rows(self._planes(first, count), self._rules)
+
+    def _planes(self, first: int, count: int) -> Iterator[NDArray[Any]]:
+        """Frames of the target size; goes on where the last call stopped, or anew."""
+        if self._request is None or first != self._position or not self._ahead:
+            self.close()
+            wanted = self._wanted[first:] if self._ahead else self._wanted[first : first + count]
+            temporal = self._rules.temporal_patch_size
+            self._request = self._pool.add_decoding_request(self._bitstream, wanted, self._resized, temporal)
+            self._position = first
+        for _ in range(count):
+            planes = self._pool.get_decoding_output(self._request)
+            assert planes is not None
+            self._position += 1
+            yield planes
+
+    def _resized(self, frame: Any, reformatter: Any) -> NDArray[Any]:
+        return np.ascontiguousarray(resize(self._upright(frame, reformatter), *self._size))
+
+    def close(self) -> None:
+        if self._request is not None:
+            self._pool.cancel(self._request)
+            self._request = None
+
+
+class OpenAudio:
+    """The spectrogram of a clip."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        config: ModelConfig,
+        limits: MediaLimits,
+        budget: TimeBudget,
+        decode: Callable[[Reader, int, MediaLimits, TimeBudget], Waveform] = decode_audio,
+    ) -> None:
+        assert config.audio_rules is not None
+        waveform = decode(reader, config.audio_rules.sample_rate, limits, budget)
+        self.item = family_of(config).audio_item(config, config.audio_rules.num_frames(len(waveform)))
+        self._mel = LogMel(config.audio_rules)(waveform)
+        self.num_bytes = self._mel.nbytes
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        first = sum(part.num_rows for part in self.item.segments[:segment] if part.kind == "audio")
+        yield self._mel[first : first + self.item.segments[segment].num_rows]
+
+    def close(self) -> None:
+        pass
+
+
+class OpenVideoWithSound:
+    """A video and its sound track. Each has the rows of its own kind of segment."""
+
+    def __init__(
+        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, pool: DecodingPool, ahead: bool = True
+    ) -> None:
+        video = OpenVideo(reader, config, limits, budget, pool, ahead)
+        sound = OpenAudio(reader, config, limits, budget, decode_sound_track)
+        self.item = video.item = sound.item = family_of(config).video_with_sound(config, video.item, sound.item)
+        self._parts: dict[MediaKind, OpenItem] = {"video": video, "audio": sound}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self._parts.values())
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        return self._parts[self.item.segments[segment].kind].rows(segment)
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()
+
+
+def open_item(
+    kind: MediaKind,
+    reader: Reader,
+    config: ModelConfig,
+    limits: MediaLimits,
+    budget: TimeBudget,
+    pool: DecodingPool,
+    use_audio_in_video: bool = False,
+    ahead: bool = True,
+    jpeg_decoder: JpegDecoder | None = None,
+) -> OpenItem:
+    """Analyse an item; videos are decoded by the pool, ``ahead`` of what is asked for, JPEGs by the decoder if it takes them.
+
+    Raises: MediaError, or UnsupportedMediaError if the model cannot take it.
+    """
+    kinds: tuple[MediaKind, ...] = ("video", "audio") if use_audio_in_video else (kind,)
+    for needed in kinds:
+        if needed not in config.media_kinds:
+            raise MediaError(f"this model takes no {needed}", 400)
+    match kind:
+        case "image":
+            return OpenImage(reader, config, limits, budget, jpeg_decoder)
+        case "audio":
+            return OpenAudio(reader, config, limits, budget)
+        case "video" if use_audio_in_video:
+            return OpenVideoWithSound(reader, config, limits, budget, pool, ahead)
+        case "video":
+            return OpenVideo(reader, config, limits, budget, pool, ahead)

@@ -1,0 +1,280 @@
+"""The video actor: media pages in, patch pages out. It alone parses images, videos and sound (``media/``).
+
+Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError`` that says what is wrong and no more. Any
+other exception is an error of ours, which ``plans`` answers with a 500.
+"""
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from traceback import clear_frames
+from typing import TypeVar
+
+from ...media.decoding import DECODER_BYTES, DecodingPool
+from ...media.engines import Engine, cpu_engines
+from ...media.errors import MediaError
+from ...media.image import JpegDecoder
+from ...media.limits import MediaLimits, TimeBudget
+from ...media.segments import MAX_THREADS
+from ...models.config import Item, MediaKind, ModelConfig
+from ...models.errors import UnsupportedMediaError
+from ...runtime.bus.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
+from ...runtime.config import MediaSection, RuntimeConfig
+from ...runtime.environment import read_environment
+from ...shm.pool import PagePool
+from ...shm.sequence_table import SequenceTable
+from ..host.actor import Actor
+from ..host.media_rules import for_medium, for_run
+from ..host.plan_checks import still_wanted
+from ..host.plan_loop import serve_plans
+from .items import OpenItem, open_item
+from .sandbox import allow_cpu_time, enter_sandbox, memory_left
+
+log = logging.getLogger(__name__)
+
+CACHE_BYTES = 128 << 20  # of open items, for each engine
+BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each engine
+THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
+STACK_BYTES = 8 << 20  # of a decoder's thread
+BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent one (measured: 31.7); a decoder's frames are smaller
+SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
+CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
+ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
+CAUTIOUS_PLANS = 256  # after a death, each of which is done alone: what dies then is to blame, and nothing is ahead of its plan
+RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
+
+R = TypeVar("R", Analysed, Done)
+
+Key = tuple[int, int, int]  # row, row generation, item
+
+
+def main(actor: Actor) -> None:
+    """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
+    num_engines, environment = len(os.sched_getaffinity(0)), read_environment()
+    actor.wait_for_layout()
+    media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach(actor.run, "patch")
+    enter_sandbox(
+        actor.run.path,
+        environment.state_home / actor.run.path.name,
+        memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
+        + DECODER_BYTES
+        + SPARE_BYTES
+        + BYTES_PER_PIXEL * actor.config.media.max_pixels
+        + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
+        file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
+        readable=[] if environment.fault_file is None else [environment.fault_file],
+        cuda=_uses_gpu(actor.config),
+    )
+    rows = SequenceTable.attach(actor.run, writable=False)
+    engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
+    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines, jpegs)
+    num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
+    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
+
+    num_done = 0
+
+    def execute(plan: Plan) -> Result:
+        nonlocal num_done
+        num_done += 1
+        allow_cpu_time(step_cpu_s)
+        worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
+        return worker.execute(plan, alone=actor.follows_a_death and num_done <= CAUTIOUS_PLANS)
+
+    with closing(worker):
+        serve_plans(actor, execute, rows)
+
+
+def _uses_gpu(config: RuntimeConfig) -> bool:
+    """Whether videos or JPEGs are decoded by units of GPUs, too."""
+    return config.model.on_cuda and config.media.decodes_on_gpu
+
+
+def _engines(config: RuntimeConfig) -> list[Engine]:
+    """All processors, and before them the video units of all visible GPUs."""
+    if not (config.model.on_cuda and config.media.gpu_decoding):
+        return cpu_engines()
+    from ...media.nvdec import nvdec_engines
+
+    units = nvdec_engines()
+    if not units:
+        log.warning("media.gpu_decoding is set, and no GPU's video units can be used: the processor decodes")
+    return [*units, *cpu_engines()]
+
+
+def _jpeg_decoder(config: RuntimeConfig) -> JpegDecoder | None:
+    """The JPEG units of the GPU, where they are asked for."""
+    if not (config.model.on_cuda and config.media.gpu_jpegs):
+        return None
+    from ...media.nvjpg import nvjpg_decoder
+
+    decoder = nvjpg_decoder()
+    if decoder is None:
+        log.warning("media.gpu_jpegs is set, and no GPU's JPEG units can be used: the processor decodes")
+    return decoder
+
+
+@dataclass
+class _Entry:
+    opened: OpenItem
+    budget: TimeBudget
+    plan: Analyse | DecodeSegment  # the first that named it
+    due: int = 0  # the segment that comes next
+
+
+class VideoWorker:
+    """Does the plans, and keeps items open between them, least recently used ones first to go.
+
+    Nothing depends on the cache: an item that is not open is analysed again, with the same outcome.
+    """
+
+    def __init__(
+        self,
+        media_pool: PagePool,
+        patch_pool: PagePool,
+        model_config: ModelConfig,
+        media_config: MediaSection,
+        cache_bytes: int = CACHE_BYTES,
+        engines: Sequence[Engine] | None = None,
+        jpeg_decoder: JpegDecoder | None = None,
+    ) -> None:
+        self._media = media_pool
+        self._patches = patch_pool
+        self._model = for_run(model_config, media_config)
+        self._limits = _limits(model_config, media_config)
+        self._timeout_s = media_config.item_timeout_s
+        self._cache_bytes = cache_bytes
+        self._open: OrderedDict[Key, _Entry] = OrderedDict()
+        self._ahead = True
+        self._jpeg_decoder = jpeg_decoder
+        engines = engines or cpu_engines()
+        self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
+
+    def close(self) -> None:
+        """End the threads that decode, wherever they are. Nothing more can be done."""
+        self._pool.close()
+        self._open.clear()
+
+    def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
+        """Close items whose plans nobody wants any more: engines would go on with the oldest of them first."""
+        for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
+            self._close(key)
+
+    def execute(self, plan: Plan, alone: bool = False) -> Result:
+        """Analyse or decode. ``alone``: nothing else is decoded meanwhile, nor afterwards.
+
+        Raises: whatever is not the medium's fault, with the item closed; MemoryError where this process has too little left.
+        """
+        assert isinstance(plan, Analyse | DecodeSegment)
+        self._ahead = not alone
+        try:
+            return self.analyse(plan) if isinstance(plan, Analyse) else self.decode_segment(plan)
+        finally:
+            if alone:
+                self._close(_key(plan))
+
+    def analyse(self, plan: Analyse) -> Analysed | ItemError:
+        """Find the item's shape."""
+        return self._guarded(plan, lambda: Analysed(_shape(self._entry(plan).opened.item)))
+
+    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError:
+        """Write one segment's rows into its patch pages."""
+        return self._guarded(plan, lambda: self._decode_segment(plan))
+
+    def _decode_segment(self, plan: DecodeSegment) -> Done:
+        self._patches.check(plan.target.pages, plan.target.generations)
+        held = self._open.get(_key(plan))
+        if held is not None and plan.segment < held.due:
+            self._close(_key(plan))  # it is decoded again, and its time counts anew
+        entry = self._entry(plan)
+        if _shape(entry.opened.item) != plan.shape:
+            raise MediaError("the medium was analysed differently before; send the request again", 500)
+        num_rows = 0
+        with entry.budget.running():
+            for rows in entry.opened.rows(plan.segment):
+                self._patches.scatter_rows(plan.target.pages, rows, num_rows)
+                num_rows += len(rows)
+        assert num_rows == plan.shape.segments[plan.segment].num_rows
+        entry.due = plan.segment + 1
+        if plan.segment == len(plan.shape.segments) - 1:
+            self._close(_key(plan))
+        return Done()
+
+    def _entry(self, plan: Analyse | DecodeSegment) -> _Entry:
+        key = _key(plan)
+        entry = self._open.get(key)
+        if entry is None:
+            self._media.check(plan.source.pages, plan.source.generations)
+            reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
+            model = for_medium(self._model, plan.media.options)
+            budget = TimeBudget(self._timeout_s)
+            with budget.running():
+                sound = plan.media.options.use_audio_in_video
+                opened = open_item(
+                    plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead, self._jpeg_decoder
+                )
+            entry = _Entry(opened, budget, plan)
+            self._open[key] = entry
+        self._open.move_to_end(key)
+        while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
+            self._close(next(iter(self._open)))
+        return entry
+
+    def _close(self, key: Key) -> None:
+        entry = self._open.pop(key, None)
+        if entry is not None:
+            entry.opened.close()
+
+    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError:
+        try:
+            return work()
+        except Exception as error:
+            self._close(_key(plan))
+            status, message = _explain(error, plan.media.kind)
+        return ItemError(status, f"{plan.media.path}: {message}")
+
+
+def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
+    """The status and the words for what went wrong with an item.
+
+    Raises: MemoryError where it is not the item that takes too much, but this process that has come to: it ends, see ``plans``; what
+    is no error of the item's.
+    """
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch's words for it
+        _let_go(error)
+        if (left := memory_left()) < ROOM_BYTES:
+            raise MemoryError from None
+        return 400, f"decoding the {kind} takes more memory than the limit of {left >> 20} MiB"
+    if isinstance(error, MediaError):
+        return error.status, error.message
+    if isinstance(error, UnsupportedMediaError):
+        return 400, str(error)
+    raise error
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the functions held that an exception has come through."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def _key(plan: Analyse | DecodeSegment) -> Key:
+    return plan.row, plan.row_generation, plan.item
+
+
+def _shape(item: Item) -> ItemShape:
+    segments = [SegmentShape(part.kind, part.grid, part.num_rows, part.row_bytes, part.num_tokens) for part in item.segments]
+    return ItemShape(item.kind, item.grid, item.num_tokens, segments, item.second_per_grid_s)
+
+
+def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:
+    max_audio_s = media.max_audio_s if model.audio_rules is None else min(media.max_audio_s, model.audio_rules.max_s)
+    return MediaLimits(
+        max_pixels=media.max_pixels,
+        max_frame_pixels=min(media.max_pixels, MediaLimits.max_frame_pixels),
+        max_video_s=media.max_video_s,
+        max_audio_s=max_audio_s,
+    )

@@ -1,0 +1,1 @@
+"""Decoding and preprocessing, beside other decoders."""

@@ -1,0 +1,1 @@
+"""Driving an OpenAI-compatible server with a seeded workload."""

@@ -1,0 +1,27 @@
+"""``mmrt actor NAME``: be one actor. What the supervisor and the systemd units run."""
+
+import importlib
+from typing import TYPE_CHECKING, Annotated
+
+from ..runtime.config import ACTORS
+from ..runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    import typer
+
+
+def register(app: "typer.Typer") -> None:
+    import typer
+
+    @app.command(hidden=True)
+    def actor(name: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}.")]) -> None:
+        """Be one actor of the run in $MMRT_RUN_DIR (for systemd and for debugging; `mmrt up` starts all of them)."""
+        raise typer.Exit(run(name))
+
+
+def run(name: str) -> int:
+    """Run the actor to its end. Returns its exit status."""
+    if name not in ACTORS:
+        raise ConfigError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+    status: int = importlib.import_module("mmrt.actors.host.process").run_actor(name)
+    return status

@@ -1,0 +1,182 @@
+"""``mmrt inspect``: live requests from outside, from shared memory alone; the run notices nothing, and nobody in it has to be alive."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ..actors.controller.journal import read_journal
+from ..runtime.errors import RunError
+from ..runtime.observe.inspect import Inspector
+from ..runtime.observe.inspect_report import ItemReport, RequestReport, RunView
+from ..shm.errors import MissingError
+from ..shm.run_directory import RunDirectory
+from .options import RunName, run_path
+
+_SHOWN_RANGES = 12  # of pages
+_SHOWN_ID = 17  # enough to be told apart, and to be asked for
+_HEADINGS = ["REQUEST", "STAGE", "AGE s", "ROW", "PROMPT", "PREFILLED", "COMMITTED", "SENT", "KV", "PLANS", "MEDIA READY"]
+_LEFT = (0, 1, len(_HEADINGS) - 1)
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def inspect(
+        request: Annotated[
+            str | None,
+            typer.Argument(
+                metavar="REQUEST", help="The id that the client was given (chatcmpl-…, cmpl-…), the key, or how one begins."
+            ),
+        ] = None,
+        json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+        run: RunName = None,
+    ) -> None:
+        """Show live requests: where each is, what it holds, what is being done for it, and how long its stages took."""
+        view, ended = look(run)
+        if request is None:
+            print(msgspec.json.encode(view).decode()) if json else _print_table(view)
+            return
+        found = find(request, view.requests, ended)
+        print(msgspec.json.encode(found).decode()) if json else _print_request(found, view)
+
+
+def look(run: str | None) -> tuple[RunView, list[RequestReport]]:
+    """The live requests of a run, and those that are over but still recorded. Raises RunError when no run is up."""
+    path = run_path(run)
+    try:
+        with RunDirectory.attach(path, timeout_s=0.5) as directory:
+            inspector = Inspector(directory, lambda: read_journal(path))
+            try:
+                return inspector.look(), inspector.ended()
+            finally:
+                inspector.close()
+    except MissingError as error:
+        what = "no run is up" if not RunDirectory.is_alive(path) else f"the run is only just starting ({error})"
+        raise RunError(f"{what} in {path} (mmrt up)") from None
+
+
+def find(name: str, live: Sequence[RequestReport], ended: Sequence[RequestReport]) -> RequestReport:
+    """The request of this id or key, or the only one whose id or key begins so; live ones first. Raises RunError."""
+    wanted = name.removeprefix("0x")
+    for requests in (live, ended):
+        if exact := [request for request in requests if wanted in (request.request_id, request.key)]:
+            return exact[-1]
+        begins = [r for r in requests if wanted and any(it.startswith(wanted) for it in (r.request_id, r.key, r.request_id[9:]))]
+        if len(begins) == 1:
+            return begins[0]
+        if begins:
+            raise RunError(f"{name!r} is ambiguous: {', '.join(request.request_id or request.key for request in begins[:8])}")
+    known = ", ".join(request.request_id or request.key for request in live[:8]) or "none"
+    raise RunError(f"no request {name!r}, neither live nor recorded (live are: {known})")
+
+
+def _print_table(view: RunView) -> None:
+    print(_shared(view))
+    if not view.requests:
+        print("no requests")
+        return
+    rows = [_HEADINGS, *map(_cells, view.requests)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in _LEFT else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _shared(view: RunView) -> str:
+    pools = ", ".join(f"{name} {used}/{pages}" for name, (used, pages) in view.pools.items())
+    return (
+        f"{view.waiting} waiting, {view.preparing} preparing, {view.running} running; epoch {view.epoch}; budgets: prefill"
+        f" {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows; {view.tbt_ms:.1f} ms between tokens\n"
+        f"pages used: {pools}"
+    )
+
+
+def _cells(request: RequestReport) -> list[str]:
+    first = request.members[0] if request.members else None
+    return [
+        (request.request_id or request.key)[:_SHOWN_ID],
+        request.stage,
+        f"{request.age_s:.1f}",
+        str(request.row) if request.row >= 0 else "",
+        str(first.prompt_tokens) if first else "",
+        str(first.prefilled_tokens) if first else "",
+        f"{request.committed_tokens}/{request.max_new_tokens}" if request.max_new_tokens else "",
+        str(request.sent_tokens),
+        str(sum(len(member.block_table) for member in request.members)),
+        str(len(request.plans)),
+        ", ".join(map(_readiness, request.items)),
+    ]
+
+
+def _readiness(item: ItemReport) -> str:
+    if item.grid is None:
+        return item.kind
+    return f"{item.kind} {sum(segment.state in ('ready', 'prefilled') for segment in item.segments)}/{len(item.segments)}"
+
+
+def _print_request(request: RequestReport, view: RunView) -> None:
+    deadline = f", deadline in {request.deadline_s:.0f} s" if request.deadline_s is not None else ""
+    lines = [
+        f"{request.request_id or '(no id)'}  key {request.key}  {request.stage}",
+        f"  age          {request.age_s:.3f} s{deadline}",
+    ]
+    if request.failure:
+        lines.append(f"  failure      {request.failure}")
+    if request.live and request.phase:
+        running = "in the running set" if request.in_running_set else "not in the running set"
+        end = f", ended: {request.end}" if request.end else ""
+        lines += [
+            f"  row          {request.row}, generation {request.row_generation}, phase {request.phase}, {running}{end}",
+            f"  gateway      generation {request.gateway_generation}, arrival {request.arrival}",
+        ]
+    if request.live:
+        budgets = f"prefill {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows per plan"
+        lines.append(f"  budgets      {budgets}; {view.tbt_ms:.1f} ms between tokens")
+    lines.append(f"  tokens       {request.committed_tokens} committed of {request.max_new_tokens}, {request.sent_tokens} sent")
+    for name, member in zip(("conditional", "companion"), request.members, strict=False):
+        lines.append(
+            f"  {name:<12} {member.prompt_tokens} prompt tokens, {member.ready_tokens} ready, {member.prefilled_tokens} prefilled;"
+            f" block table of {_pages(member.block_table)}"
+        )
+    for index, item in enumerate(request.items):
+        grid = "not analysed yet" if item.grid is None else f"grid {item.grid}, {item.tokens} tokens"
+        lines.append(f"  medium {index + 1:<5} {item.kind}, {item.num_bytes} bytes in {_pages(item.media_pages)}; {grid}")
+        for number, segment in enumerate(item.segments):
+            place = f"tokens [{segment.start}, {segment.start + segment.tokens})" if segment.start >= 0 else f"{segment.tokens} tokens"
+            held = [f"{what} {_pages(p)}" for what, p in (("patch", segment.patch_pages), ("embedding", segment.embedding_pages)) if p]
+            lines.append(
+                f"    segment {number:<3} {segment.state:<9} {segment.rows} rows, {place}{'; ' if held else ''}{', '.join(held)}"
+            )
+    for plan in request.plans:
+        lines.append(
+            f"  plan         {plan.plan_id:#x} in slot {plan.slot}: {plan.what}, {plan.units} units,"
+            f" [{plan.first}, {plan.last}], {plan.actor}: {plan.state}"
+        )
+    for timing in request.timings:
+        lines.append(f"  {timing.stage:<12} {1000 * timing.seconds:10.1f} ms{'' if timing.over else ' so far'}")
+    for work in request.work:
+        waits = f"{1000 * work.queued_seconds:.1f} ms in the queue"
+        lines.append(f"    {work.what:<16} {work.plans} plans, {1000 * work.seconds:.1f} ms of work, {waits}")
+    for what, seconds in request.marks:
+        lines.append(f"  {what:<12} {1000 * seconds:10.1f} ms after its begin")
+    print("\n".join(lines))
+
+
+def _pages(pages: Sequence[int]) -> str:
+    """How many, and which: neighbours as ranges, upwards or downwards."""
+    ranges: list[str] = []
+    index = 0
+    while index < len(pages):
+        step = pages[index + 1] - pages[index] if index + 1 < len(pages) else 0
+        last = index
+        while abs(step) == 1 and last + 1 < len(pages) and pages[last + 1] - pages[last] == step:
+            last += 1
+        ranges.append(str(pages[index]) if last == index else f"{pages[index]}-{pages[last]}")
+        index = last + 1
+    more = ["…"] if len(ranges) > _SHOWN_RANGES else []
+    shown = f" ({', '.join([*ranges[:_SHOWN_RANGES], *more])})" if pages else ""
+    return f"{len(pages)} page{'' if len(pages) == 1 else 's'}{shown}"

@@ -1,0 +1,131 @@
+"""The program ``mmrt``: finds the command's module, runs it, and turns every expected failure into one line and an exit status.
+
+Only the module of the command that was asked for is imported, so that ``mmrt status`` is quick and nothing loads torch by accident.
+"""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..runtime.errors import UserError
+
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "restart",
+    "debug",
+    "logs",
+    "trace",
+    "inspect",
+    "replay",
+    "ask",
+    "model",
+    "config",
+    "units",
+    "bench",
+    "chaos",
+    "actor",
+    "version",
+)
+_EPILOGUE = (
+    "Exit status: 0 all is well (up: the run ended as asked); 1 something failed (an actor, the run, a request); "
+    "2 wrong usage, configuration or checkpoint; 130 forced by Ctrl-C."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of the console script. Always exits."""
+    sys.exit(_flushed(run(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line. Returns the exit status."""
+    from ..shm.errors import ShmError
+
+    try:
+        if len(arguments) == 2 and arguments[0] == "actor" and not arguments[1].startswith("-"):
+            # No typer: an actor pays for every import at each restart.
+            return importlib.import_module(".actor", __package__).run(arguments[1])  # type: ignore[no-any-return]
+        return _run_app(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ShmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        _forget_output()
+        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not _is_output_full():
+            raise
+        _forget_output()
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _flushed(status: int) -> int:
+    """The exit status when what was printed is out; the interpreter, which would flush it, complains of a reader that has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _forget_output()
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            print(f"error: {error.strerror}", file=sys.stderr)
+            return status or 1
+    return status
+
+
+def _is_output_full() -> bool:
+    """Whether what we printed finds no room, not what some file holds."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _forget_output() -> None:
+    """Without this the interpreter complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run_app(arguments: Sequence[str]) -> int:
+    import typer
+
+    app = typer.Typer(
+        name="mmrt",
+        help="Serve multimodal language models as a handful of small processes.",
+        epilog=_EPILOGUE,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+
+    @app.callback()
+    def root() -> None:
+        pass
+
+    if list(arguments) == ["--version"]:
+        arguments = ["version"]
+    chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    for command in COMMANDS if chosen is None else (chosen,):
+        importlib.import_module(f".{command}", __package__).register(app)
+    try:
+        app(args=list(arguments), prog_name="mmrt")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has taken it for a failure
+            raise end.__context__ from None
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

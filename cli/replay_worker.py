@@ -1,0 +1,219 @@
+"""Doing a captured plan again, alone: one actor's worker in this process, on pools that hold just the plan's pages. No run.
+
+``mmrt replay`` calls ``Replay`` by name. The worker is the actor's own; only what surrounds it (run directory, pools, rows) is made
+here, in a temporary directory.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..actors.encoder import EncoderWorker
+from ..actors.host.device import Completion
+from ..actors.host.embedding_pages import HostEmbeddingPages
+from ..actors.prefill import PrefillWorker
+from ..actors.video.worker import VideoWorker
+from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
+from ..models.config import ModelConfig, load_model_config
+from ..models.errors import CheckpointError
+from ..models.lm.kv_pages import KvPages
+from ..models.lm.lm import build_language_model
+from ..models.towers.towers import Towers
+from ..runtime.bus.messages import ItemError, Plan, Result, encode
+from ..runtime.errors import UserError
+from ..runtime.observe.capture import Capture, renumbered
+from ..schema.rows import Phase
+from ..shm.pool import PagePool
+from ..shm.run_directory import RunDirectory
+from ..shm.sequence_table import SequenceTable
+
+_POOLS = {"video": ("media", "patch"), "encoder": ("patch", "embedding"), "prefill": ("embedding", "kv")}
+
+
+Execute = Callable[[Plan], Result]
+
+
+class Difference(NamedTuple):
+    """How far the pages of a pool are from the captured ones. ``largest`` is of values in the model's type, None for bytes."""
+
+    pool: str
+    num_pages: int
+    num_different: int
+    num_bytes: int
+    largest: float | None
+
+
+class Outcome(NamedTuple):
+    """What came of it. ``error``: the exception that the worker raised; ``differences`` None: there is nothing to compare with."""
+
+    result: Result | None
+    error: Exception | None
+    seconds: list[float]
+    differences: list[Difference] | None
+
+
+class Replay:
+    """A captured plan, ready to be done. ``open`` makes one and cleans up behind it."""
+
+    def __init__(self, capture: Capture, model: ModelConfig, pools: dict[str, PagePool], worker: Callable[[], Execute]) -> None:
+        """Use ``open``. ``worker`` gives a worker's ``execute``, as it is before its first plan where that makes a difference."""
+        self._capture = capture
+        self._model = model
+        self._pools = pools
+        self._worker = worker
+        self.plan = renumbered(capture.header.plan, capture.page_indices(), capture.row_indices())
+
+    @classmethod
+    @contextmanager
+    def open(cls, capture: Capture, model_path: Path | None = None) -> "Iterator[Replay]":
+        """Make the surroundings. ``model_path``: another place of the checkpoint than the capture's.
+
+        Raises: UserError, CheckpointError; ShmError if the pages do not fit into memory.
+        """
+        header = capture.header
+        if header.actor not in _POOLS:
+            raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(_POOLS)} can")
+        config = capture.config
+        path = model_path or Path(header.model_path)
+        model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
+        torch.set_num_threads(config.actor(header.actor).threads)
+        base = Path(tempfile.mkdtemp(prefix="mmrt-replay-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        try:
+            run = RunDirectory.create(base / "run", {})
+            try:
+                pools = {name: _make_pool(run, name, capture) for name in _POOLS[header.actor]}
+                table = _make_rows(run, capture, config.memory.kv_page_tokens)
+                with torch.no_grad(), ExitStack() as workers:
+                    yield cls(capture, model, pools, _worker(capture, path, model, pools, table, workers))
+            finally:
+                run.close()
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+
+    def reset(self) -> None:
+        """Put the pages back as they were before."""
+        for name, pages in self._capture.header.inputs.items():
+            self._pools[name].data[: len(pages)] = self._capture.tensors[f"before.{name}"]
+
+    def run(self, repeat: int = 1, call: Callable[[Execute, Plan], Result] | None = None) -> Outcome:
+        """Do the plan, ``repeat`` times, and compare. ``call``: what calls the worker in our place (a debugger)."""
+        seconds: list[float] = []
+        result: Result | None = None
+        for _ in range(repeat):
+            self.reset()
+            execute = self._worker()
+            began_s = time.perf_counter()
+            try:
+                result = execute(self.plan) if call is None else call(execute, self.plan)
+            except Exception as error:
+                return Outcome(None, error, seconds, None)
+            seconds.append(time.perf_counter() - began_s)
+        return Outcome(result, None, seconds, self._compare())
+
+    def _compare(self) -> list[Difference] | None:
+        header = self._capture.header
+        if header.result is None or isinstance(header.result, ItemError):
+            return None
+        indices = self._capture.page_indices()
+        found = []
+        for pool, pages in header.outputs.items():
+            now = self._pools[pool].data[np.array([indices[pool][page] for page in pages], dtype=np.int64)]
+            then = self._capture.tensors[f"after.{pool}"]
+            different = (now != then).any(axis=1)
+            largest = self._largest(pool, now[different], then[different]) if pool in ("embedding", "kv") and different.any() else None
+            found.append(Difference(pool, len(pages), int(different.sum()), int((now != then).sum()), largest))
+        return found
+
+    def _largest(self, pool: str, now: NDArray[Any], then: NDArray[Any]) -> float:
+        first, second = (self._numbers(pool, torch.from_numpy(pages)) for pages in (now, then))
+        return float((first - second).abs().nan_to_num(float("inf")).max())
+
+    def _numbers(self, pool: str, pages: torch.Tensor) -> torch.Tensor:
+        model = self._model
+        dtype = torch_dtype(model.dtype)
+        if pool == "embedding":
+            return pages.view(dtype).float()
+        kv = KvPages(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
+        layers = range(model.language.num_layers)
+        return torch.cat([kv.gather(layer, torch.arange(len(pages))).to(torch.float32, copy=True) for layer in layers])
+
+
+def same_result(first: Result | None, second: Result | None) -> bool:
+    """Whether two results say the same."""
+    return first is not None and second is not None and encode(first) == encode(second)
+
+
+def _make_pool(run: RunDirectory, name: str, capture: Capture) -> PagePool:
+    header = capture.header
+    num_pages = max(1, len(header.inputs.get(name, ())))
+    pool = PagePool.create(run, name, num_pages, header.page_bytes.get(name, 1))
+    pool.generations[:] = 1
+    return pool
+
+
+def _make_rows(run: RunDirectory, capture: Capture, page_tokens: int) -> SequenceTable:
+    """The captured rows, from row 0 on, on the captured pages."""
+    header = capture.header
+    definitions = [encode(row.definition) for row in header.rows]
+    table = SequenceTable.create(
+        run,
+        max(1, len(header.rows)),
+        header.max_context,
+        -(-header.max_context // page_tokens),
+        max_definition_bytes=max(map(len, definitions), default=1),
+        max_state_bytes=1,
+    )
+    kv = capture.page_indices().get("kv", {})
+    for index, (row, definition) in enumerate(zip(header.rows, definitions, strict=True)):
+        generation = table.begin(index)
+        assert generation == 1
+        for member, pages in enumerate(row.block_tables):
+            table.write_prompt(index, member, capture.tensors[f"prompt.{row.row}.{member}"])
+            table.append_pages(index, member, [kv[page] for page in pages])
+        table.ids[index, : row.committed] = capture.tensors[f"ids.{row.row}"]
+        table.counts[index] = generation << 32 | row.committed
+        table.write_definition(index, definition)
+        table.set_phase(index, Phase.PREPARE)
+    return table
+
+
+def _worker(
+    capture: Capture, path: Path, model: ModelConfig, pools: dict[str, PagePool], table: SequenceTable, workers: ExitStack
+) -> Callable[[], Execute]:
+    """What gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets its own,
+    which ends with ``workers``."""
+    config = capture.config
+    if capture.header.actor == "video":
+        return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute
+    weights = _read_weights(path, model)
+    completion = Completion(torch.device("cpu"))
+    if capture.header.actor == "encoder":
+        towers = Towers(model, weights)
+        encoder = EncoderWorker(towers, pools["patch"], HostEmbeddingPages(model, pools["embedding"]), completion)
+        return lambda: encoder.execute
+    page_tokens = config.memory.kv_page_tokens
+    if pools["kv"].page_bytes != model.kv_page_bytes(page_tokens):
+        expected = model.kv_page_bytes(page_tokens)
+        raise CheckpointError(f"{path}: its KV pages have {expected} bytes, those of the capture {pools['kv'].page_bytes}")
+    language_model = build_language_model(model, weights, torch.from_numpy(pools["kv"].data), page_tokens)
+    prefill = PrefillWorker(model, language_model, table, HostEmbeddingPages(model, pools["embedding"]), page_tokens, completion)
+    return lambda: prefill.execute
+
+
+def _read_weights(path: Path, model: ModelConfig) -> dict[str, torch.Tensor]:
+    buffer = bytearray()
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffer.extend(bytes(num_bytes))
+        return memoryview(buffer)
+
+    index = write_weights(path, model, allocate)
+    return attach_weights(memoryview(buffer), index) if model.null is None else {}

@@ -1,0 +1,114 @@
+"""``mmrt restart ACTOR…``: replace actors' processes by new ones, each warm before the old one ends."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Annotated
+
+import typer
+
+from ..runtime.config import ACTORS, convert_config
+from ..runtime.errors import RunError
+from ..runtime.supervisor.control import RestartReply, RestartRequest, call
+from ..shm.errors import MissingError
+from ..shm.run_directory import RunDirectory
+from .options import RunName, run_path
+
+# A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
+ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def restart(
+        actors: Annotated[
+            list[str] | None, typer.Argument(metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.")
+        ] = None,
+        everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,
+        run: RunName = None,
+    ) -> None:
+        """Load actors' code anew without losing a request.
+
+        If a new process does not come up, the old one keeps serving and the exit status is 1; --all goes no further then.
+        """
+        path, names = run_path(run), check_names(actors or [], everything)
+        failed = False
+        names = _processes_of(path, names)
+        for name, reply in _one_after_another(path, names) if everything else _at_once(path, names):
+            failed |= not _tell(name, reply)
+        if failed:
+            raise typer.Exit(1)
+
+
+def check_names(actors: Sequence[str], everything: bool) -> list[str]:
+    """Whom to restart, each once. Raises: BadParameter for names that are none, for nobody and for both."""
+    if everything == bool(actors):
+        raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
+    for name in actors:
+        if name not in ACTORS:
+            raise typer.BadParameter(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+    return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
+
+
+def _restart(run: Path, name: str) -> RestartReply | RunError:
+    try:
+        reply = call(run, RestartRequest(name), timeout_s=None)
+    except RunError as error:
+        return error
+    assert isinstance(reply, RestartReply)
+    return reply
+
+
+def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
+    """In threads that Ctrl-C need not wait for."""
+    replies: Queue[tuple[str, RestartReply | Exception]] = Queue()
+
+    def ask(name: str) -> None:
+        try:
+            replies.put((name, _restart(run, name)))
+        except Exception as error:
+            replies.put((name, error))
+
+    for name in names:
+        Thread(target=ask, args=(name,), daemon=True).start()
+    come: dict[str, RestartReply | Exception] = {}
+    for name in names:
+        while name not in come:
+            come.update([replies.get()])
+        reply = come[name]
+        if isinstance(reply, Exception) and not isinstance(reply, RunError):
+            raise reply
+        yield name, reply
+
+
+def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
+    """Each only when the one before it serves again; the first failure is the last try."""
+    for index, name in enumerate(names):
+        reply = _restart(run, name)
+        yield name, reply
+        if isinstance(reply, RunError) or not reply.ok:
+            if rest := names[index + 1 :]:
+                print(f"not restarted: {', '.join(rest)}", file=sys.stderr)
+            return
+
+
+def _tell(name: str, reply: RestartReply | RunError) -> bool:
+    """Print what came of it; whether it went well."""
+    if isinstance(reply, RestartReply) and reply.ok:
+        print(reply.message, flush=True)
+        return True
+    if isinstance(reply, RestartReply):
+        for line in reply.log:
+            print(f"{name} | {line}", file=sys.stderr)
+    print(f"error: {reply if isinstance(reply, RunError) else reply.message}", file=sys.stderr)
+    return False
+
+
+def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
+    """Those that the actors live in, each once; the actors themselves where no run is up."""
+    with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
+        actors = [convert_config(directory.info["config"]).process_of(actor) for actor in actors]
+    return list(dict.fromkeys(actors))

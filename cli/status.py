@@ -1,0 +1,145 @@
+"""``mmrt status``: what every actor is doing. Asks the supervisor; without one it reads the run directory and the status words."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from ..runtime.errors import RunError
+from ..runtime.supervisor.control import StatusReply, StatusRequest, call
+from ..runtime.supervisor.run_report import ActorReport, ComputeReport, RunReport
+from ..shm.errors import MissingError
+from ..shm.run_directory import RunDirectory
+from .options import RunName, run_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Group, RenderableType
+
+_WATCH_S = 1.0
+_PIPE_WIDTH = 120
+_STYLES = {
+    "active": "green",
+    "failed": "red",
+    "broken": "red",
+    "backoff": "yellow",
+    "restarting": "cyan",
+    "debugged": "magenta",
+    "absent": "red",
+}
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def status(
+        json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until Ctrl-C.")] = False,
+        run: RunName = None,
+    ) -> None:
+        """Show actors, memory (PSS), processor use, queues and page pools. Exits with 1 if no run is up."""
+        path = run_path(run)
+        if json:
+            while True:
+                print(msgspec.json.encode(read_report(path)).decode(), flush=True)
+                if not watch:
+                    return
+                time.sleep(_WATCH_S)
+        from rich.console import Console
+
+        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
+        if not watch:
+            console.print(_render(read_report(path)))
+            return
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                live.update(_render(read_report(path)), refresh=True)
+                time.sleep(_WATCH_S)
+
+
+def read_report(path: "Path") -> RunReport:
+    """The state of the run in ``path``. Raises RunError when none is up."""
+    try:
+        reply = call(path, StatusRequest(), timeout_s=5.0)
+        assert isinstance(reply, StatusReply)
+        return reply.report
+    except RunError as error:
+        if not RunDirectory.is_alive(path):
+            raise RunError(f"no run is up in {path} (mmrt up)") from None
+        supervisor_error = error
+    from ..runtime.supervisor.status_report import report_without_supervisor
+
+    try:
+        with RunDirectory.attach(path) as run:
+            return report_without_supervisor(run)
+    except MissingError:
+        raise supervisor_error from None
+
+
+def _render(report: RunReport) -> "Group":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    actors = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("ACTOR", "STATE"):
+        actors.add_column(column, no_wrap=True)
+    for column in ("PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP"):
+        actors.add_column(column, justify="right", no_wrap=True)
+    for actor in report.actors:
+        actors.add_row(*_cells(actor))
+    remarks = [Text(f"{actor.name}: {said}") for actor in report.actors if (said := _remarks(actor))]
+    pools = ", ".join(f"{name} {pool.used}/{pool.pages}" for name, pool in report.pools.items())
+    requests = report.requests
+    memory = report.overhead_bytes + sum(actor.memory_bytes or 0 for actor in report.actors)
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (report.state, "bold green" if report.ready else "bold yellow"),
+            f"  {report.endpoint}/v1  {report.model}  up {_duration(report.uptime_s)}",
+        ),
+        actors,
+        *remarks,
+        *([] if report.compute is None else [Text(_computes(report.compute))]),
+        Text(f"pages used: {pools}"),
+        Text(f"memory: {memory / 1e6:.0f} MB in all, {report.overhead_bytes / 1e6:.0f} of it supervisor and zygote"),
+        Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
+    ]
+    return Group(*parts)
+
+
+def _computes(compute: ComputeReport) -> str:
+    shared = f"; encoder, prefill and decode share it by {compute.sharing}" if compute.sharing else ""
+    return f"computes on {compute.device} in {compute.dtype}, KV cache in {compute.kv_dtype}{shared}"
+
+
+def _cells(actor: ActorReport) -> list[str]:
+    style = _STYLES.get(actor.state, "yellow")
+    return [
+        actor.name,
+        f"[{style}]{actor.state}[/]",
+        "" if actor.pid is None else str(actor.pid),
+        str(actor.generation or ""),
+        str(actor.restarts),
+        "" if actor.memory_bytes is None else f"{actor.memory_bytes / 1e6:.0f}",
+        "" if actor.cpu_percent is None else f"{actor.cpu_percent:.1f}",
+        str(actor.queue_depth),
+        str(actor.steps),
+        _duration(actor.uptime_s) if actor.pid else "",
+    ]
+
+
+def _remarks(actor: ActorReport) -> str:
+    """How its last process ended, and what it says beyond its state."""
+    status = "" if actor.status == actor.state else actor.status
+    return "; ".join(filter(None, ("" if actor.broken else actor.last_exit, status)))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

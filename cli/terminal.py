@@ -1,0 +1,88 @@
+"""What ``mmrt up`` and ``mmrt logs`` look like: prefixed lines, coloured where a terminal shows them.
+
+Runs in the supervisor too, so neither rich nor threads here.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from ..runtime.config import ACTORS
+from ..runtime.environment import Environment
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 92, 95)
+_WIDTH = max(map(len, ACTORS))
+_QUIET = ("stopping", "stopped")
+_PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be overwritten
+
+
+class Palette:
+    """Formats lines for one stream: with colours if it is a terminal that wants them."""
+
+    def __init__(self, stream: TextIO, environment: Environment) -> None:
+        self.is_terminal = stream.isatty() and not environment.plain_output
+
+    def paint(self, text: str, code: int) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_terminal else text
+
+    def prefix(self, actor: str) -> str:
+        code = _COLOURS[ACTORS.index(actor)] if actor in ACTORS else 90
+        return self.paint(f"{actor:>{_WIDTH}} |", code)
+
+    def line(self, actor: str, line: str) -> str:
+        return f"{self.prefix(actor)} {line}"
+
+
+class TerminalReporter:
+    """The supervisor's Reporter in the foreground. Progress is one line that is overwritten, or now and then a line of its own."""
+
+    def __init__(self, stream: TextIO, environment: Environment) -> None:
+        self._stream = stream
+        self._palette = Palette(stream, environment)
+        self._transient = False
+        self._shown: dict[str, tuple[str, float]] = {}  # actor -> state, when its progress was last shown
+
+    def lines(self, actor: str, lines: Sequence[str]) -> None:
+        self._print(*(self._palette.line(actor, line) for line in lines))
+
+    def progress(self, actor: str, state: str, status: str) -> None:
+        now_s = time.monotonic()
+        old_state, shown_s = self._shown.get(actor, ("", 0.0))
+        text = status if status.startswith(state) else f"{state}: {status}" if status else state
+        if self._palette.is_terminal:
+            width = (shutil.get_terminal_size().columns or 80) - _WIDTH - 4
+            self._write(f"{self._palette.prefix(actor)} {self._palette.paint(text[: max(1, width)], 2)}")
+            self._transient = True
+        elif state not in _QUIET and (state != old_state or now_s - shown_s > _PROGRESS_S):
+            self._print(self._palette.line(actor, text))
+        else:
+            return
+        self._shown[actor] = state, now_s
+
+    def message(self, text: str) -> None:
+        self._print(self._palette.line("mmrt", text))
+
+    def ready(self, endpoint: str, seconds: float) -> None:
+        ready = self._palette.paint("ready", 32)
+        self._print(self._palette.line("mmrt", f"{ready} after {seconds:.1f} s: {endpoint}/v1"))
+
+    def failed(self, reason: str, tail: Sequence[str]) -> None:
+        """In the foreground the tail has been printed as it came."""
+        self._print(self._palette.line("mmrt", self._palette.paint(f"error: {reason}", 31)))
+
+    def _print(self, *lines: str) -> None:
+        self._write("".join(f"{line}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
+        try:
+            self._clear()
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            return  # the terminal is gone; the run and its log files are not
+
+    def _clear(self) -> None:
+        if self._transient:
+            self._stream.write("\r\x1b[2K")
+            self._transient = False

@@ -1,0 +1,54 @@
+"""``mmrt units``: write systemd unit files for this installation and configuration."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..runtime.config import ACTORS
+from ..runtime.environment import read_environment
+from ..runtime.errors import RunError
+from ..runtime.process.run import model_path
+from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
+from .options import ConfigFile, RunName, configuration, run_path
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def units(
+        out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where to write them.")] = Path("."),
+        config: ConfigFile = None,
+        run: RunName = None,
+    ) -> None:
+        """Write mmrt.target and one mmrt-PROCESS.service for each process (for systemctl --user)."""
+        environment = read_environment()
+        effective = configuration(config, environment)
+        model_path(effective)
+        variables = {"MMRT_RUN_DIR": str(run_path(run))}
+        if file := config or environment.config_file:
+            variables["MMRT_CONFIG"] = str(file.absolute())
+        files = unit_files(effective, _program(), variables, Path.cwd())
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (out / name).write_text(text)
+            others = [name for name in map(service_name, ACTORS) if name not in files and (out / name).exists()]
+        except OSError as error:
+            raise RunError(f"cannot write units to {out}: {error.strerror}") from None
+        print(f"{len(files)} files in {out.absolute()}. To use them:")
+        if others:
+            print(f"  (of another layout, and to be removed wherever they are: {' '.join(others)})")
+        names = f"{out}/mmrt.target {out}/mmrt-*.s*"
+        print(f"  mkdir -p ~/.config/systemd/user && cp {names} ~/.config/systemd/user/ && systemctl --user daemon-reload")
+        print(f"  systemctl --user start {TARGET}")
+
+
+def _program() -> str:
+    """The absolute path of the mmrt command that belongs to this interpreter."""
+    beside = Path(sys.executable).with_name("mmrt")
+    found = str(beside) if beside.exists() else shutil.which("mmrt")
+    if not found:
+        raise RunError("the mmrt command is not on PATH: install the package first")
+    return str(Path(found).absolute())

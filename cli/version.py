@@ -1,0 +1,18 @@
+"""``mmrt version``: what is installed here."""
+
+import platform
+from importlib import metadata
+
+import typer
+
+from .. import __version__
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def version() -> None:
+        """Print the version of mmrt and of what it computes with."""
+        print(f"mmrt {__version__}")
+        print(f"python {platform.python_version()}")
+        for package in ("torch", "transformers"):
+            print(f"{package} {metadata.version(package)}")

@@ -1,0 +1,1 @@
+"""Files to ask about, and the demo model."""

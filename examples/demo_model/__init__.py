@@ -1,0 +1,1 @@
+"""The demo model: its data, its training, its exam."""

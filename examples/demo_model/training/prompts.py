@@ -1,0 +1,113 @@
+"""Samples as token sequences: what a chat prompt of mmrt becomes, with the answers behind the questions. Pure.
+
+Several questions about the same media share one prefix: each block of question and answer looks at the prefix and at itself, and its
+positions continue the prefix. One sequence then teaches what as many separate conversations would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ....models.architecture import Item, ModelConfig
+from ....models.families import qwen2_5_omni
+from ....models.text.tokenizer import Tokenizer
+from ..data import Question
+
+Ids = npt.NDArray[np.int64]
+MARKS = {
+    "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+    "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+}
+USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A medium's tokens in an expanded prompt."""
+
+    start: int
+    shape: Item
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One row of a batch. ``block`` [length]: 0 for the prefix, k for question k; ``answers``: where each answer's tokens stand."""
+
+    ids: Ids
+    positions: Ids  # [3, length]
+    block: Ids
+    answers: list[Ids]
+    tasks: list[str]
+
+
+class PromptBuilder:
+    """Makes sequences for one model and tokenizer."""
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._placeholders = {"image": config.image_token_id, "video": config.video_token_id, "audio": config.audio_token_id}
+
+    def shared(self, items: Sequence[Item], questions: Sequence[Question], system: str, most_tokens: int) -> TokenRow:
+        """Media first; behind them, each for itself, the first question and those others that fit into a row of ``most_tokens``."""
+        prefix, spans = self._expand(system + USER + "".join(MARKS[item.kind] for item in items), items)
+        positions, delta = qwen2_5_omni.positions(self._config, len(prefix), spans)
+        parts, blocks, learned = [prefix], [np.zeros(len(prefix), np.int64)], []
+        tasks: list[str] = []
+        all_positions = [positions]
+        length = len(prefix)
+        for question in questions:
+            asked, answer = self._question(question)
+            ids = np.concatenate([asked, answer])
+            if tasks and length + len(ids) > most_tokens:
+                continue
+            tasks.append(question.task)
+            first = len(prefix) + delta
+            all_positions.append(np.broadcast_to(np.arange(first, first + len(ids)), (3, len(ids))))
+            learned.append(np.arange(length + len(asked), length + len(ids)))
+            parts.append(ids)
+            blocks.append(np.full(len(ids), len(tasks)))
+            length += len(ids)
+        return TokenRow(np.concatenate(parts), np.concatenate(all_positions, 1), np.concatenate(blocks), learned, tasks)
+
+    def conversation(self, items: Sequence[Item], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:
+        """One conversation of as many turns as questions."""
+        marks = "".join(MARKS[item.kind] for item in items)
+        first = questions[0]
+        prompt = system + USER + (first.text + marks if question_first else marks + first.text) + ASSISTANT
+        ids, spans = self._expand(prompt, items)
+        learned = []
+        for number, question in enumerate(questions):
+            if number:
+                turn = self._tokenizer.encode("\n" + USER + question.text + ASSISTANT)
+                ids = np.concatenate([ids, np.array(turn, np.int64)])
+            answer = self._answer(question)
+            learned.append(np.arange(len(ids), len(ids) + len(answer)))
+            ids = np.concatenate([ids, answer])
+        positions, _ = qwen2_5_omni.positions(self._config, len(ids), spans)
+        return TokenRow(ids, positions, np.zeros(len(ids), np.int64), learned, [question.task for question in questions])
+
+    def _question(self, question: Question) -> tuple[Ids, Ids]:
+        return np.array(self._tokenizer.encode(question.text + ASSISTANT), np.int64), self._answer(question)
+
+    def _answer(self, question: Question) -> Ids:
+        return np.array(self._tokenizer.encode(question.answer + END), np.int64)
+
+    def _expand(self, prompt: str, items: Sequence[Item]) -> tuple[Ids, list[Span]]:
+        parts: list[Ids] = []
+        spans: list[Span] = []
+        length = 0
+        waiting = list(items)
+        for token in self._tokenizer.encode(prompt):
+            count = 1
+            if waiting and token == self._placeholders[waiting[0].kind]:
+                item = waiting.pop(0)
+                spans.append(Span(length, item))
+                count = item.num_tokens
+            parts.append(np.full(count, token, np.int64))
+            length += count
+        assert not waiting
+        return np.concatenate(parts), spans

@@ -1,0 +1,1 @@
+"""Reading a checkpoint's files."""

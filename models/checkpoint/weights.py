@@ -1,0 +1,137 @@
+"""A checkpoint's tensors in the layout that is computed with, in one buffer that all processes map: host memory, or a device's.
+
+The memory actor calls ``write_weights`` once; prefill, decode and encoder call ``attach_weights`` and share its pages.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ..architecture import DType, ModelConfig
+from ..errors import CheckpointError
+from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
+from .weight_specs import Source, TensorSpec, tensor_specs
+
+ALIGNMENT = 64
+
+Buffer = memoryview | torch.Tensor
+"""Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
+
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in the buffer, at a byte offset that is a multiple of 64."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+
+class WeightIndex(msgspec.Struct, frozen=True):
+    """What lies where in the buffer of ``num_bytes``."""
+
+    dtype: DType
+    num_bytes: int
+    entries: tuple[TensorEntry, ...]
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The torch dtype of this name."""
+    return _TORCH_DTYPES[dtype]
+
+
+def write_weights(
+    path: Path | str,
+    config: ModelConfig,
+    allocate: Callable[[int], Buffer],
+    progress: Callable[[int, int], None] | None = None,
+) -> WeightIndex:
+    """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype``.
+
+    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. To a device
+    they go from the mapped files, converted on the way by the CPU.
+
+    Raises: CheckpointError naming the tensor, what was expected and what was found.
+    """
+    index = plan_weights(config)
+    if not index.entries:
+        allocate(index.num_bytes)
+        return index
+    with SafetensorsFiles(Path(path)) as files:
+        stored = {canonical_name(name): tensor for name, tensor in files.tensors.items()}
+        chosen = [_choose(Path(path), spec, stored) for spec in tensor_specs(config)]
+        targets = attach_weights(allocate(index.num_bytes), index)
+        for entry, parts in zip(index.entries, chosen, strict=True):
+            _fill(targets[entry.name], parts, files)
+            if progress is not None:
+                progress(entry.offset + targets[entry.name].nbytes, index.num_bytes)
+    return index
+
+
+def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> list[StoredTensor]:
+    """The checkpoint tensors that make up this one, shapes checked."""
+    for source in spec.sources:
+        if source.name not in stored:
+            raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
+    return [_checked(source, stored[source.name]) for source in spec.sources]
+
+
+def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:
+    if tensor.shape != source.shape:
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
+    if tensor.dtype not in DTYPES:
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
+    return tensor
+
+
+def _fill(target: torch.Tensor, parts: list[StoredTensor], files: SafetensorsFiles) -> None:
+    row = 0
+    for part in parts:
+        values = _tensor(files.view(part), DTYPES[part.dtype]).view(part.shape)
+        target[row : row + part.shape[0]].copy_(values)
+        row += part.shape[0]
+
+
+def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    with warnings.catch_warnings():  # torch warns of read-only buffers; nobody writes to these
+        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+        return torch.frombuffer(buffer, dtype=dtype)
+
+
+def plan_weights(config: ModelConfig) -> WeightIndex:
+    """Where each tensor of the model will lie."""
+    itemsize = torch_dtype(config.dtype).itemsize
+    entries, offset = [], 0
+    for spec in tensor_specs(config):
+        entries.append(TensorEntry(spec.name, offset, spec.shape))
+        offset += -(-math.prod(spec.shape) * itemsize // ALIGNMENT) * ALIGNMENT
+    return WeightIndex(config.dtype, max(offset, ALIGNMENT), tuple(entries))
+
+
+def attach_weights(buffer: Buffer, index: WeightIndex, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Views of the buffer by name, without copying: those whose name starts with ``prefix``, or all. Do not write to them."""
+    dtype = torch_dtype(index.dtype)
+    whole = buffer if isinstance(buffer, torch.Tensor) else _tensor(buffer, torch.uint8)
+    found: dict[str, torch.Tensor] = {}
+    for entry in index.entries:
+        if entry.name.startswith(prefix):
+            num_bytes = math.prod(entry.shape) * dtype.itemsize
+            found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
+    return found
+
+
+def canonical_name(name: str) -> str:
+    """A checkpoint's tensor name as ``layout`` has it, whichever version of transformers wrote it."""
+    name = name.removeprefix("thinker.")
+    if name.startswith(("talker.", "token2wav.", "lm_head.")):
+        return name
+    name = name.removeprefix("model.")
+    for theirs, ours in (("visual.", "vision."), ("audio_tower.", "audio."), ("language_model.model.", "language.")):
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return "language." + name.removeprefix("language_model.")

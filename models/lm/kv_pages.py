@@ -1,0 +1,83 @@
+"""Pages of the KV cache: where a token's K and V lie in them, and in which numbers.
+
+A page is [num_layers, part]. A part is one layer's K and V of the page's tokens, [page_tokens, 2 (K, V), num_kv_heads, head_dim] in the
+model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized cache (KQ1) they are int8 or
+float8_e4m3fn, the largest magnitude of each head being the largest of that type; behind them stand the scales, float32 [2,
+num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32 bytes then.
+"""
+
+import torch
+from torch import Tensor
+
+from ..architecture import KvDType, LanguageConfig
+
+STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_SMALLEST_SCALE = 1e-8
+_BLOCK_BYTES = 1 << 18  # of quantized pages, turned into the model's dtype at once
+
+
+class KvPages:
+    """A KV pool on any device, read and written in torch. ``dtype`` is the model's.
+
+    ``values`` [num_pages, num_layers, page_tokens, 2, num_kv_heads, head_dim] as stored, and ``scales`` float32 [the same without
+    head_dim] by which they are multiplied, or None: views of the pool.
+    """
+
+    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> None:
+        """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place."""
+        self.page_tokens, self.dtype = page_tokens, dtype
+        self._num_layers = config.num_layers
+        self._stored = STORED.get(kv_dtype, dtype)
+        self._shape = page_tokens, 2, config.num_kv_heads, config.head_dim
+        self._is_quantized = kv_dtype != "auto"
+        parts = kv.view(kv.shape[0], config.num_layers, -1)
+        self._parts = parts if self._is_quantized else parts.view(dtype)
+        self.values, self.scales = self._split(self._parts)
+        self._scratch = torch.empty(0, dtype=dtype)
+
+    def rows(self, pages: Tensor, index: Tensor) -> Tensor:
+        """What ``write`` takes for the tokens ``index`` of sequences, which lie on ``pages``."""
+        return pages * (self._num_layers * self.page_tokens) + index % self.page_tokens
+
+    def write(self, layer: int, rows: Tensor, kv_NR: Tensor) -> None:
+        """Store K and V [N, 2 x num_kv_heads x head_dim], finite, at ``rows`` int64 [N]."""
+        if self.scales is None:
+            self.values.view(-1, kv_NR.shape[1]).index_copy_(0, rows + layer * self.page_tokens, kv_NR)
+            return
+        heads = kv_NR.float().view(-1, *self._shape[1:])
+        largest = _LARGEST[self._stored]
+        scale = (heads.abs().amax(-1) / largest).clamp_(min=_SMALLEST_SCALE)
+        heads = heads / scale.unsqueeze(-1)
+        whole = heads.round_() if self._stored == torch.int8 else heads
+        place = rows // (self._num_layers * self.page_tokens), rows % self.page_tokens
+        self.values[:, layer].view(torch.uint8)[place] = whole.clamp_(-largest, largest).to(self._stored).view(torch.uint8)
+        self.scales[:, layer][place] = scale
+
+    def gather(self, layer: int, pages: Tensor) -> Tensor:
+        """K and V of whole pages in order: [len(pages) x page_tokens, 2, num_kv_heads, head_dim], valid until the next call."""
+        count = pages.numel() * self.values[0, 0].numel()
+        if self._scratch.numel() < count:
+            self._scratch = self._scratch.new_empty(count)
+        target = self._scratch[:count].view(pages.numel(), *self._shape)
+        parts = self._parts[:, layer]
+        if self.scales is None:
+            torch.index_select(parts, 0, pages, out=target.view(pages.numel(), -1))
+        else:
+            size = max(1, _BLOCK_BYTES // parts.shape[1])
+            for block, chosen in zip(torch.split(target, size), torch.split(pages, size), strict=True):
+                values, scales = self._split(parts.index_select(0, chosen))
+                assert scales is not None
+                block.copy_(values.float().mul_(scales.unsqueeze(-1)))
+        return target.view(-1, *self._shape[1:])
+
+    def _split(self, parts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values [..., page_tokens, 2, num_kv_heads, head_dim] and scales [..., page_tokens, 2, num_kv_heads] of parts [..., part]."""
+        page_tokens, two, num_kv_heads, head_dim = self._shape
+        leading = parts.shape[:-1]
+        if not self._is_quantized:
+            return parts.view(*leading, *self._shape), None
+        num_heads = page_tokens * two * num_kv_heads
+        values, scales = parts[..., : num_heads * head_dim], parts[..., num_heads * head_dim : num_heads * (head_dim + 4)]
+        by_head = scales.view(torch.float32).view(*leading, two, num_kv_heads, page_tokens)
+        return values.view(self._stored).view(*leading, *self._shape), by_head.movedim(-1, -3)

@@ -1,0 +1,94 @@
+"""What a decoder does between its matrix products, by device: the interface that ``lm`` uses, and torch's answer on the CPU.
+
+Matrix products are torch's everywhere. What stands here is what a GPU fuses: a sum with the norm after it, SwiGLU's two halves, and
+everything from a layer's projection to its KV pages. Shapes: N tokens of all sequences together, H hidden, I intermediate, D head_dim.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..architecture import LanguageConfig
+from .attention import Attention, CpuAttention
+from .kv_pages import KvPages
+from .rope import Rope, rotate
+
+QkNorms = tuple[Tensor, Tensor]
+"""Weights [D] of the RMSNorm of each query head and of each key head."""
+
+
+class Operations(Protocol):
+    """One forward's operations. ``attention.begin_*`` and ``begin`` once per forward, the others in each layer."""
+
+    @property
+    def attention(self) -> Attention: ...
+
+    def begin(self, positions: Tensor) -> None:
+        """``positions`` int64 [3, N] of the forward's tokens, on the model's device."""
+        ...
+
+    def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm with ``weight`` [H]."""
+        ...
+
+    def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
+        """``residual`` += x in place, and its ``norm``. ``x`` is used up."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """``gate_up`` [N, 2 I], gate first -> silu(gate) x up, [N, I]. ``gate_up`` is used up."""
+        ...
+
+    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+        """Normalise and rotate a projection's query and key heads in place, and store K and V.
+
+        ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too.
+        """
+        ...
+
+
+MakeOperations = Callable[[LanguageConfig, KvPages], Operations]
+
+
+def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
+    """Triton's kernels where the KV pool lies on a CUDA device, torch's operations otherwise."""
+    if pages.values.is_cuda:
+        from .triton_layer_ops import TritonOperations  # the only way to Triton: nothing of it is loaded on the CPU
+
+        return TritonOperations(config, pages)
+    return CpuOperations(config, pages)
+
+
+class CpuOperations:
+    """``Operations`` one by one, in torch."""
+
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        self.attention = CpuAttention(config, pages)
+        self._epsilon, self._kv_heads = config.rms_norm_eps, config.num_kv_heads
+        self._rope = Rope(config)
+        self._rotation = (torch.empty(0), torch.empty(0))
+
+    def begin(self, positions: Tensor) -> None:
+        self._rotation = self._rope.rotation(positions)
+
+    def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x_NH, weight.shape, weight, self._epsilon)
+
+    def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
+        return self.norm(residual_NH.add_(x_NH), weight)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+        turning = heads[:, : -self._kv_heads]
+        if norms is not None:
+            parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
+            for part, weight in zip(parts, norms, strict=True):
+                part.copy_(self.norm(part, weight))
+        rotate(turning, *self._rotation)
+        self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))

@@ -1,0 +1,35 @@
+"""The null model: a decoder without weights that takes a fixed time and says the same tokens for the same prompt."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from ..architecture import ModelConfig, NullConfig
+from .decoder import Chunk
+
+_SPOKEN = 256  # ids below are single bytes in the tokenizers that ``make`` trains: never control tokens
+
+
+class NullModel:
+    """``Decoder`` whose next token is a function of the input token and its place."""
+
+    def __init__(self, config: ModelConfig, times: NullConfig) -> None:
+        self._config = config
+        self._times = times
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return torch.zeros(ids.shape[0], self._config.language.hidden_size)
+
+    def prefill(self, chunks: list[Chunk]) -> None:
+        time.sleep(self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
+
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+        end = time.monotonic() + self._times.step_ms / 1e3
+        spoken = min(_SPOKEN, self._config.language.vocab_size)
+        following = (ids * 31 + lengths * 17 + 7) % spoken
+        logits = torch.zeros(ids.shape[0], self._config.language.vocab_size)
+        logits.scatter_(1, following.unsqueeze(1), 1.0)
+        if (rest := end - time.monotonic()) > 0:  # sleep(0) would give the processor away
+            time.sleep(rest)
+        return logits

@@ -1,0 +1,75 @@
+"""``Attention`` over pages in device memory, by Triton's kernels. Loaded for models on CUDA devices alone: see ``operations``.
+
+The kernels take a page (``kv_pages``) by its strides. Nothing is read back from the device; with arguments that lie there already,
+``begin_decode`` and all that follows it can be captured in a CUDA graph.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ...triton_kernels.kv_write import write_kv
+from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, plan_decode
+from ...triton_kernels.paged_extend import ExtendPlan, paged_extend, plan_extend
+from ...triton_kernels.paged_kv import PagedKV
+from ..architecture import LanguageConfig
+from .kv_pages import KvPages
+
+
+class TritonAttention:
+    """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: where the forward's new tokens go on them, page x
+    page_tokens + index in it, -1 for padding."""
+
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        """``pages`` on the device."""
+        self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
+        self._heads = config.num_heads, config.num_kv_heads, config.head_dim
+        parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
+        views = [tensor.unbind(1) for part in parts for tensor in part]
+        self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]
+        self.slots = torch.empty(0, dtype=torch.int64, device=self._device)
+        is_cuda = self._device.type == "cuda"
+        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count if is_cuda else 1
+        self._block_table = torch.empty(0, 0, dtype=torch.int32, device=self._device)
+        self._extend: ExtendPlan | None = None
+        self._decode: DecodeWorkspace | None = None
+
+    def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
+        slots = []
+        for (start, end), table in zip(spans, block_tables, strict=True):
+            index = torch.arange(start, end, device=table.device)
+            slots.append(table[index // self._page_tokens] * self._page_tokens + index % self._page_tokens)
+        self.slots = torch.cat(slots).to(self._device)
+        self._block_table = self._moved(pad_sequence(list(block_tables), batch_first=True))
+        self._extend = plan_extend(spans, *self._heads, self._dtype, self._device)
+
+    def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
+        """A row of length 0 is padding: nothing is stored for it, and its result is 0. Raises: ValueError for more than 1024 rows."""
+        last = lengths - 1
+        pages = block_tables.gather(1, (last // self._page_tokens).clamp(min=0).unsqueeze(1)).squeeze(1)
+        slots = pages * self._page_tokens + last % self._page_tokens
+        self.slots = torch.where(last >= 0, slots, -1).to(self._device)
+        self._block_table = self._moved(block_tables)
+        self._decode = DecodeWorkspace.allocate(lengths.shape[0], *self._heads, self._num_sms, self._device)
+        plan_decode(self._moved(lengths), self._decode)
+
+    def write(self, layer: int, kv_NR: Tensor) -> None:
+        write_kv(*self._split(kv_NR), self.slots, self.layers[layer])
+
+    def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
+        assert self._extend is not None, "begin_prefill comes first"
+        return paged_extend(q_NHD, *self._split(kv_NR), self.layers[layer], self._block_table, self._extend).flatten(1)
+
+    def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
+        assert self._decode is not None, "begin_decode comes first"
+        return paged_decode(q_NHD, self.layers[layer], self._block_table, self._decode).flatten(1)
+
+    def _moved(self, index: Tensor) -> Tensor:
+        return index.to(self._device, torch.int32).contiguous()
+
+    def _split(self, kv_NR: Tensor) -> tuple[Tensor, Tensor]:
+        _, num_kv_heads, head_dim = self._heads
+        k, v = kv_NR.view(-1, 2, num_kv_heads, head_dim).unbind(1)
+        return k, v

@@ -1,0 +1,42 @@
+"""``Operations`` by Triton's fused kernels. Loaded for models on CUDA devices alone: see ``operations``."""
+
+import torch
+from torch import Tensor
+
+from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
+from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
+from ...triton_kernels.silu_mul import silu_mul
+from ..architecture import LanguageConfig
+from .kv_pages import KvPages
+from .layer_ops import QkNorms
+from .triton_attention import TritonAttention
+
+
+class TritonOperations:
+    """``Operations``; each is one launch. What the kernels cannot do (head sizes, alignment) raises ValueError in the first forward."""
+
+    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+        """``pages`` on the device."""
+        self.attention = TritonAttention(config, pages)
+        self._epsilon = config.rms_norm_eps
+        # As ``Rope``, on the CPU, so that both turn by the same angles to the last bit.
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.values.device), config.mrope_section)
+        self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
+
+    def begin(self, positions: Tensor) -> None:
+        self._positions = positions.contiguous()
+
+    def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x_NH, weight, self._epsilon)
+
+    def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
+        return add_rms_norm(x_NH, residual_NH, weight, self._epsilon, out=x_NH)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
+
+    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+        norm = None if norms is None else QkNorm(*norms, self._epsilon)
+        attention = self.attention
+        rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotary, norm)

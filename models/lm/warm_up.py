@@ -1,0 +1,57 @@
+"""First launches on a CUDA device, made while nobody waits: kernels are compiled or loaded.
+
+All of it is padding, for which nothing is stored: a standby may do it while another generation writes the same pages.
+"""
+
+import numpy as np
+import torch
+
+from ..architecture import ModelConfig
+from ..sampling.penalties import History, Penalties
+from ..sampling.sampler import Sampler, SamplingRows
+from ..towers.towers import TowerInput, Towers
+from .decoder import Chunk, Decoder
+
+_CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles
+_PICTURES = ((2, 2), (2, 4), (4, 4), (4, 8))  # tokens of 2 x 2 patches: the attention of each is launched with tiles of its own
+
+
+def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
+    """Chunks on page -1, which is nobody's."""
+    for num_tokens in _CHUNKS:
+        nowhere = torch.full((-(-num_tokens // page_tokens),), -1)
+        model.prefill([Chunk(model.embed(torch.zeros(num_tokens, dtype=torch.int64)), _positions(num_tokens), 0, nowhere)])
+
+
+def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
+    """A picture of each choice of tiles; and the shortest sound, for whose tower no kernel of ours is compiled."""
+    if config.vision is not None and config.vision_rules is not None:
+        merge = config.vision.merge_size
+        for height, width in _PICTURES:
+            rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
+            towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
+    if config.audio is not None and config.audio_rules is not None:
+        frames = 4  # of which the tower makes one token
+        towers.encode([TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0))])
+
+
+def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
+    """A step of one row of length 0, and the drawing of a token from it, with penalties and without."""
+    zero, one = torch.zeros(1, dtype=torch.int64), np.ones(1)
+    logits = model.decode(zero, _positions(1), zero, zero.unsqueeze(1))
+    rows = SamplingRows(
+        temperature=one.astype(np.float32),
+        top_k=one.astype(np.int64),
+        top_p=one.astype(np.float32),
+        min_p=one.astype(np.float32),
+        seed=one.astype(np.uint64),
+        index=one.astype(np.int64),
+    )
+    sampler.sample(logits, rows).cpu()
+    sampler.remember([History(np.zeros(1, np.int64), np.zeros(1, np.int64))])
+    ones = one.astype(np.float32)
+    sampler.sample(logits, rows, penalties=Penalties(np.zeros(1, np.int64), ones, ones, ones)).cpu()
+
+
+def _positions(num_tokens: int) -> torch.Tensor:
+    return torch.arange(num_tokens).expand(3, -1)

@@ -1,0 +1,1 @@
+"""Making checkpoints with random weights."""

@@ -1,0 +1,147 @@
+"""``mmrt model make``: a random-weight checkpoint of a given shape, which transformers loads too.
+
+Nothing is downloaded. The command line calls it, and ``mmrt up`` when no model is configured; so do tests. torch, not transformers.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from ..architecture import ModelConfig
+from ..checkpoint.weight_specs import Source, tensor_specs
+from ..config import load_model_config
+from .config import SHAPES, Shape, write_configs, write_json
+from .tokenizer import Family, write_tokenizer
+
+_SHARD_BYTES = 2_000_000_000
+_REPEATED_FROM = 1 << 30  # values: of so many, a block is repeated, since drawing 8 billion takes minutes
+_BLOCK = (1 << 24) - 3  # values; a prime: no row of a matrix begins where another does
+_LOGIT_STD = 3.0  # of the language model's logits: near-ties are rare
+_TIED_EMBEDDING_STD = 0.05  # small, or a tied model repeats its input: the residual stream begins with it
+_SHARP = 1.5  # gain of projections that make attention choose and the MLP weigh; more of it, and bfloat16 errors grow
+
+
+def make_checkpoint(
+    shape: Shape,
+    out: Path | str,
+    family: Family = "qwen2_5_omni",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a checkpoint directory ``out``; it appears whole or not at all. ``progress(done_bytes, total_bytes)``.
+
+    Raises: FileExistsError if ``out`` is there already.
+    """
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists already")
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    dimensions = SHAPES[shape]
+    vocab_size = dimensions.text["vocab_size"]
+    ids = write_tokenizer(partial, family, vocab_size, dimensions.num_merges)
+    write_configs(partial, family, dimensions, ids)
+    if family != "null":
+        config = load_model_config(partial)
+        _write_weights(partial, config, sorted(ids.values()), seed, progress)
+    partial.rename(out)
+
+
+def _write_weights(
+    out: Path, config: ModelConfig, control_ids: list[int], seed: int, progress: Callable[[int, int], None] | None
+) -> None:
+    sources = [source for spec in tensor_specs(config) for source in spec.sources]
+    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    num_values = sum(math.prod(source.shape) for source in sources)
+    total = num_values * dtype.itemsize
+    shards = list(_shards(sources, dtype.itemsize))
+    normals = _Normals(seed, dtype, repeated=num_values >= _REPEATED_FROM)
+    weight_map: dict[str, str] = {}
+    done = 0
+    for number, shard in enumerate(shards, 1):
+        tensors: dict[str, torch.Tensor] = {}
+        for source in shard:
+            tensors[_checkpoint_name(source.name)] = _random(source, config, control_ids, normals)
+            done += math.prod(source.shape) * dtype.itemsize
+            if progress is not None:
+                progress(done, total)
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _shards(sources: list[Source], itemsize: int) -> Iterator[list[Source]]:
+    shard: list[Source] = []
+    num_bytes = 0
+    for source in sources:
+        size = math.prod(source.shape) * itemsize
+        if shard and num_bytes + size > _SHARD_BYTES:
+            yield shard
+            shard, num_bytes = [], 0
+        shard.append(source)
+        num_bytes += size
+    yield shard
+
+
+def _checkpoint_name(name: str) -> str:
+    """The name that transformers' save_pretrained gives to it."""
+    for ours, theirs in (("language.", "model."), ("vision.", "visual."), ("audio.", "audio_tower.")):
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name
+
+
+class _Normals:
+    """Normal values, one tensor's behind the other's; ``repeated``: pieces of one block that goes round and round."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, repeated: bool) -> None:
+        self._dtype = dtype
+        self._generator = torch.Generator().manual_seed(seed)
+        self._block = torch.empty(_BLOCK, dtype=dtype).normal_(generator=self._generator) if repeated else None
+        self._place = 0
+
+    def draw(self, shape: Sequence[int], mean: float, std: float) -> torch.Tensor:
+        values = torch.empty(shape, dtype=self._dtype)
+        if self._block is None:
+            return values.normal_(mean, std, generator=self._generator)
+        rest = values.view(-1)
+        while len(rest):
+            piece = self._block[self._place : self._place + len(rest)]
+            torch.mul(piece, std, out=rest[: len(piece)])
+            rest = rest[len(piece) :]
+            self._place = (self._place + len(piece)) % len(self._block)
+        return values.add_(mean) if mean else values
+
+
+def _random(source: Source, config: ModelConfig, control_ids: list[int], normals: _Normals) -> torch.Tensor:
+    """Values under which a random model's text depends on all of its prompt and does not fall into one token."""
+    mean, std = _distribution(source, config)
+    values = normals.draw(source.shape, mean, std)
+    last = source.name == "lm_head.weight" or (source.name == "language.embed_tokens.weight" and config.language.tie_embeddings)
+    if last:  # control tokens other than the two that end a turn are never said: their logits are 0 among many random ones
+        values[[token for token in control_ids if token not in config.eos_token_ids]] = 0
+    return values
+
+
+def _distribution(source: Source, config: ModelConfig) -> tuple[float, float]:
+    hidden = config.language.hidden_size
+    name = source.name
+    fan_in = math.prod(source.shape[1:])
+    if name == "language.embed_tokens.weight":
+        return 0.0, _TIED_EMBEDDING_STD if config.language.tie_embeddings else 1.0
+    if name == "lm_head.weight":
+        return 0.0, _LOGIT_STD / math.sqrt(hidden)
+    if name == "language.norm.weight":
+        scale = _LOGIT_STD / (_TIED_EMBEDDING_STD * math.sqrt(hidden)) if config.language.tie_embeddings else 1.0
+        return scale, 0.05 * scale
+    if len(source.shape) == 1:
+        return (0.0, 0.1) if name.endswith("bias") else (1.0, 0.1)
+    sharp = any(part in name for part in (".q_proj.", ".k_proj.", ".down_proj."))
+    return 0.0, (_SHARP if sharp else 1.0) / math.sqrt(fan_in)

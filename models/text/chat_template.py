@@ -1,0 +1,140 @@
+"""Chat templates: a checkpoint's Jinja template, rendered in a sandbox with what transformers offers to templates.
+
+The gateway renders each request's messages with it. The template comes from the checkpoint and is bounded all the same
+(``bounded_template``); the messages come from strangers and are data only: they are never parsed as a template.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+
+from ..errors import CheckpointError
+from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit
+
+_PROBE = "a text that no template has"
+
+
+class TemplateRefusal(ValueError):
+    """The template cannot render these messages: it said so itself, or they lack something that it needs."""
+
+
+class ChatTemplate:
+    """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Compile. Raises CheckpointError for a template that is no Jinja, or does not end with a message of a few words."""
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, OverflowError, MemoryError) as error:
+            raise CheckpointError(f"the chat template cannot be compiled: {error or type(error).__name__}") from error
+        self._variables = dict(special_tokens or {})
+        self.takes_parts = self._shows_parts()
+
+    @classmethod
+    def load(cls, path: Path, special_tokens: Mapping[str, str] | None = None) -> "ChatTemplate":
+        """Find a checkpoint's template: in chat_template.jinja, chat_template.json or tokenizer_config.json, in this order.
+
+        Raises:
+            CheckpointError: none of them has one.
+        """
+        file = path / "chat_template.jinja"
+        if file.is_file():
+            return cls(file.read_text(encoding="utf-8"), special_tokens)
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            file = path / name
+            if file.is_file():
+                try:
+                    source = _default_template(json.loads(file.read_bytes()))
+                except ValueError as error:
+                    raise CheckpointError(f"{file} is not JSON: {error}") from error
+                if source is not None:
+                    return cls(source, special_tokens)
+        raise CheckpointError(f"{path} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio.
+
+        Raises:
+            TemplateRefusal: the template raised, fails on these messages, or takes too much time or memory for them.
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._variables, STEP: Deadline()},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
+        except (RecursionError, MemoryError) as error:
+            raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
+
+    def _shows_parts(self) -> bool:
+        """Whether ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
+        parts = [{"type": "text", "text": _PROBE}]
+        shown = self._shown(parts)
+        as_it_is = repr(parts) in shown or json.dumps(parts) in shown
+        return (_PROBE in shown and not as_it_is) or _PROBE not in self._shown(_PROBE)
+
+    def _shown(self, content: str | list[dict[str, str]]) -> str:
+        try:
+            return self.render([{"role": "user", "content": content}])
+        except TemplateRefusal as error:
+            if isinstance(error.__cause__, TemplateLimit):
+                raise CheckpointError(f"the chat template cannot be used: {error.__cause__}") from error
+            return ""
+
+
+def _default_template(value: Any) -> str | None:
+    """``chat_template`` of a JSON file: a string, or a list of named ones of which ``default`` counts."""
+    template = value.get("chat_template") if isinstance(value, dict) else None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, as transformers has it: Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """``{% generation %} … {% endgeneration %}`` marks what the model said, for training; here its body is simply rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_render_body")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _render_body(self, caller: Callable[[], str]) -> str:
+        return caller()

@@ -1,0 +1,255 @@
+"""Text to token ids and back: a checkpoint's ``tokenizer.json`` in the ``tokenizers`` library, without torch or transformers.
+
+The gateway encodes prompts with it, the detokenizer decodes with it. Ordinary text gets the ids that transformers' AutoTokenizer
+gives. What a user writes never becomes a control token: ``PromptGuard`` replaces such text by sentinels that nobody can guess
+before the chat template is rendered, and encodes it as the plain characters that it is.
+"""
+
+import codecs
+import json
+import re
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..errors import CheckpointError
+
+
+class Tokenizer:
+    """A loaded tokenizer. Immutable, so threads may share it.
+
+    ``token_bytes[id]`` is what a token adds to the decoded bytes, empty for special tokens; ``eos_ids`` end a generation;
+    ``control_ids`` maps the text of every control token to its id; ``special_tokens`` are the named ones that chat templates use.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_ids: Collection[int] = (),
+        control_ids: Collection[int] = (),
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
+        added = backend.get_added_tokens_decoder()
+        special = {id for id, token in added.items() if token.special}
+        control = special | set(control_ids)
+        self.control_ids = {token.content: id for id, token in added.items() if id in control}
+        self.token_bytes = _token_bytes(backend, special)
+        self.vocab_size = len(self.token_bytes)
+        self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
+        self._literal_ids = {content: self._encode_literally(content) for content in self.control_ids}
+
+    @classmethod
+    def load(cls, path: Path, control_ids: Collection[int] = (), eos_ids: Collection[int] = ()) -> "Tokenizer":
+        """Read a checkpoint directory. ``control_ids`` are ids (media placeholders) that are control tokens whatever the file says.
+
+        Raises:
+            CheckpointError: a file is missing or malformed, or the decoder is not a byte-level one.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        config = _read_json(path / "tokenizer_config.json")
+        _add_missing_tokens(backend, config, path)
+        named = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+        special_tokens = {name: text for name, text in named.items() if text is not None}
+        try:
+            return cls(backend, eos_ids=eos_ids, control_ids=control_ids, special_tokens=special_tokens)
+        except ValueError as error:
+            raise CheckpointError(f"{file}: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a rendered template: control tokens are recognised. Nothing is added in front or behind."""
+        return self.encode_pieces([text])[0]
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """``encode`` of each text, without holding the GIL."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_control_token_as_text(self, content: str) -> list[int]:
+        """Ids of a control token's characters when it is mere text; none of them is a control token."""
+        return self._literal_ids[content]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The whole text at once, without special tokens: what the joined deltas equal."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def min_tokens(self, num_chars: int) -> int:
+        """A lower bound on how many tokens so many characters make, however they are cut; to refuse hopelessly long prompts."""
+        return num_chars // self._longest_token_chars
+
+    def _encode_literally(self, content: str) -> list[int]:
+        control = set(self.control_ids.values())
+        self._backend.encode_special_tokens = True
+        try:
+            ids = self._backend.encode(content, add_special_tokens=False).ids
+            if control & set(ids):  # a control token that the file does not call special: no piece of it is one
+                ids = [id for char in content for id in self._backend.encode(char, add_special_tokens=False).ids]
+        finally:
+            self._backend.encode_special_tokens = False
+        if control & set(ids):
+            raise ValueError(f"control token {content!r} cannot be written as text")
+        return ids
+
+
+class PromptGuard:
+    """Keeps control tokens that a user wrote from becoming control tokens, for one request.
+
+    ``hide`` the user's strings, render the template with the results, ``encode`` what comes out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._contents = sorted(tokenizer.control_ids, key=len, reverse=True)
+        self._index = {content: i for i, content in enumerate(self._contents)}
+        self._pattern = re.compile("|".join(map(re.escape, self._contents)) or r"(?!)")
+        self._nonce = secrets.token_hex(16)  # letters and digits: templates neither trim nor escape them
+        self._border = f"{self._nonce}x"
+        self._sentinel = re.compile(f"{self._nonce}(?:x|([0-9]+)y)")
+
+    def hide(self, texts: Sequence[str]) -> list[str]:
+        """The user's strings, in the order of the prompt, with sentinels for control tokens.
+
+        A control token cut in two over neighbouring strings, which a template may join, is kept apart by an empty sentinel.
+        """
+        hidden = [self._pattern.sub(self._replace, text) for text in texts]
+        if len(hidden) < 2:
+            return hidden
+        borders: list[int] = []
+        length = 0
+        for text in hidden[:-1]:
+            length += len(text)
+            borders.append(length)
+        joined = "".join(hidden)
+        position, next_border, cut = 0, 0, set()
+        while found := self._pattern.search(joined, position):
+            while borders[next_border] <= found.start():
+                next_border += 1
+            cut.add(next_border + 1)
+            position = borders[next_border]
+        return [self._border + text if i in cut else text for i, text in enumerate(hidden)]
+
+    def hide_apart(self, text: str) -> str:
+        """One more of the user's strings, which a template may put anywhere or leave out: nothing grows together with it."""
+        return f"{self._border}{self.hide([text])[0]}{self._border}"
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of a rendered template that contains hidden strings."""
+        pieces: list[str] = []
+        after: list[list[int]] = []  # ids that follow each piece
+        position = 0
+        for found in self._sentinel.finditer(rendered):
+            pieces.append(rendered[position : found.start()])
+            index = found.group(1)
+            after.append([] if index is None else self._tokenizer.encode_control_token_as_text(self._contents[int(index)]))
+            position = found.end()
+        pieces.append(rendered[position:])
+        after.append([])
+        return [
+            id
+            for ids, literal in zip(self._tokenizer.encode_pieces(pieces), after, strict=True)
+            for part in (ids, literal)
+            for id in part
+        ]
+
+    def _replace(self, found: re.Match[str]) -> str:
+        return f"{self._nonce}{self._index[found.group()]}y"
+
+
+class IncrementalDecoder:
+    """Ids to text, piece by piece: the joined pieces equal ``Tokenizer.decode`` of all ids, wherever the ids were cut.
+
+    Bytes that do not yet make a character are held back until the rest has come or ``flush`` says that nothing more will.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that is certain after these ids; ids outside the vocabulary add nothing, as in transformers."""
+        table = self._token_bytes
+        size = len(table)
+        return self._decoder.decode(b"".join([table[id] for id in ids if 0 <= id < size]))
+
+    def flush(self) -> str:
+        """The held-back rest, an incomplete character as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in table.values()]
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _token_bytes(backend: tokenizers.Tokenizer, special: Collection[int]) -> list[bytes]:
+    """Bytes by id, the way the library's byte-level decoder makes them.
+
+    Raises:
+        ValueError: another kind of decoder.
+    """
+    if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
+        raise ValueError(f"the decoder is {backend.decoder}, only ByteLevel is supported")
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    byte_of = _byte_of_char()
+    for token, id in vocabulary.items():
+        if id not in special:
+            known = [byte_of.get(char) for char in token]
+            table[id] = token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+    return table
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def _token_text(value: object) -> str | None:
+    """A token in tokenizer_config.json is a string or an object with ``content``."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: Path) -> None:
+    """Add tokens that stand in tokenizer_config.json alone, as transformers does; their ids must come out as stated."""
+    stated = config.get("added_tokens_decoder")
+    if not isinstance(stated, dict):
+        return
+    known = backend.get_added_tokens_decoder()
+    for id, token in sorted(((int(id), token) for id, token in stated.items() if id.isdigit()), key=lambda pair: pair[0]):
+        content = _token_text(token)
+        if content is None or id in known:
+            continue
+        flags = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        added = tokenizers.AddedToken(content, **flags)
+        (backend.add_special_tokens if flags["special"] else backend.add_tokens)([added])
+        if backend.token_to_id(content) != id:
+            raise CheckpointError(
+                f"{path / 'tokenizer_config.json'}: token {content!r} should have id {id}, "
+                f"with tokenizer.json it gets {backend.token_to_id(content)}"
+            )

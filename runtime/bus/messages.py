@@ -1,0 +1,482 @@
+"""Every message on the bus and every record that one process leaves for another in shared memory.
+
+Wire types are ``msgspec.Struct``s, tagged, encoded as MessagePack arrays; one union and one decoder per direction. They evolve by
+appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, whoever waits sends again or looks
+again on a timer, and shared memory is the truth.
+
+Identifiers: ``key`` is the gateway's random 63-bit name of a request; ``(row, row_generation)`` names its row in the sequence
+table; ``plan_id`` grows for ever; ``generation`` counts the starts of one actor; ``epoch`` is the controller's generation.
+Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
+"""
+
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar
+
+import msgspec
+
+MediaKind = Literal["image", "video", "audio"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything that is sent: tagged, positional, immutable."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what messages and shared-memory records are made of."""
+
+
+# parts
+
+
+class Sampling(Record, frozen=True):
+    """How decode draws tokens. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off, as do penalties of 1
+    (repetition) and 0 (the others)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    guidance_scale: float = 1.0  # CF1: guided = u + s (c - u); 1.0 is off
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+class MediaOptions(Record, frozen=True):
+    """What a request asks of one medium, within the limits of the run and the model; None is as these have it.
+
+    ``fps`` is the rate at which frames are sampled, ``min_frames`` and ``max_frames`` bound how many; ``min_pixels`` and
+    ``max_pixels`` bound the area that a picture or each frame is resized to. ``use_audio_in_video``: the sound track counts, too.
+    """
+
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    use_audio_in_video: bool = False
+
+
+class MediaItem(Record, frozen=True):
+    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: the field of the
+    client's request that it stood in, for messages."""
+
+    kind: MediaKind
+    num_bytes: int
+    mime: str = ""
+    options: MediaOptions = MediaOptions()
+    path: str = "messages"
+
+
+class Definition(Record, frozen=True):
+    """A request as submitted. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
+
+    request_id: str
+    prompt_ids: list[int]
+    items: list[MediaItem]
+    sampling: Sampling
+    max_new_tokens: int | None  # None: up to the end of the context
+    stop: list[str] = []
+    ignore_eos: bool = False
+    deadline_s: float = 0.0  # monotonic; 0 is none
+    companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
+    return_token_ids: bool = False
+
+
+class PageRun(Record, frozen=True):
+    """Pages of one pool, in reading order, with the generation that each had when it was granted."""
+
+    pages: list[int]
+    generations: list[int]
+
+
+class SegmentShape(Record, frozen=True):
+    """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
+
+    ``kind`` is the item's own, but "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
+    (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of ``row_bytes`` each go to patch pages; ``num_tokens`` embedding
+    rows come out of the tower.
+    """
+
+    kind: MediaKind
+    grid: tuple[int, int, int]
+    num_rows: int
+    row_bytes: int
+    num_tokens: int
+
+
+class ItemShape(Record, frozen=True):
+    """What analysis finds without decoding: the item's whole grid, prompt tokens and segments, in order."""
+
+    kind: MediaKind
+    grid: tuple[int, int, int]
+    num_tokens: int
+    segments: list[SegmentShape]
+    second_per_grid_s: float = 0.0  # seconds of video per temporal patch, for M-RoPE
+
+
+class MediaSpan(Record, frozen=True):
+    """Where an item's tokens stand in the expanded prompt: [start, start + shape.num_tokens)."""
+
+    start: int
+    shape: ItemShape
+
+
+class SequenceDefinition(Record, frozen=True):
+    """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: definition).
+
+    Prompt ids (expanded: each placeholder repeated num_tokens times) stand in the row's own arrays, not here.
+    """
+
+    key: int
+    request_id: str
+    sampling: Sampling
+    num_prompt_tokens: int
+    num_companion_tokens: int  # 0: no companion
+    max_new_tokens: int
+    spans: list[MediaSpan]
+    stop: list[str]
+    ignore_eos: bool
+    gateway_generation: int
+    return_token_ids: bool = False
+    deadline_s: float = 0.0  # monotonic; 0 is none
+
+
+# plans (records in shared memory)
+
+
+class Analyse(Wire, frozen=True):
+    """video: find an item's shape. The result is ``Analysed``."""
+
+    row: int
+    row_generation: int
+    item: int
+    media: MediaItem
+    source: PageRun
+
+
+class DecodeSegment(Wire, frozen=True):
+    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
+
+    row: int
+    row_generation: int
+    item: int
+    segment: int
+    media: MediaItem
+    shape: ItemShape
+    source: PageRun
+    target: PageRun
+
+
+class EncodePart(Record, frozen=True):
+    """One segment for the tower: patch pages in, embedding pages out (US2)."""
+
+    row: int
+    row_generation: int
+    shape: SegmentShape
+    source: PageRun
+    target: PageRun
+
+
+class Encode(Wire, frozen=True):
+    """encoder: run the towers over these parts; images are never split (US7)."""
+
+    parts: list[EncodePart]
+
+
+class EmbeddingSpan(Record, frozen=True):
+    """``num_tokens`` prompt tokens from ``start`` on take rows [first_row, …) of a segment's embedding pages (US3)."""
+
+    start: int
+    num_tokens: int
+    first_row: int
+    source: PageRun
+
+
+class PrefillChunk(Record, frozen=True):
+    """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
+
+    Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
+    preempted row is prefilled again over its prompt and what it has generated. Both members take the same ids.
+    """
+
+    row: int
+    row_generation: int
+    member: int  # 0 conditional, 1 companion
+    start: int
+    end: int
+    spans: list[EmbeddingSpan]
+
+
+class Prefill(Wire, frozen=True):
+    """prefill: one forward over these chunks. Prefill never samples."""
+
+    chunks: list[PrefillChunk]
+
+
+Plan = Analyse | DecodeSegment | Encode | Prefill
+
+
+# to any actor
+
+
+class Welcome(Wire, frozen=True):
+    """Answer to Hello: the controller's epoch."""
+
+    epoch: int
+
+
+class Run(Wire, frozen=True):
+    """Do the plan in this slot of the plan table, or answer with the stored result if it is done already.
+
+    From ``deadline_s`` on (monotonic; 0 is never) nobody needs it: it is answered with Skipped instead.
+    """
+
+    epoch: int
+    slot: int
+    plan_id: int
+    deadline_s: float = 0.0
+
+
+# to decode
+
+
+class Admit(Wire, frozen=True):
+    """Take the row into the running set. A hint: decode also looks at the table on a timer and when it starts."""
+
+    epoch: int
+    row: int
+    row_generation: int
+
+
+class Drop(Wire, frozen=True):
+    """Take the row out of the running set and answer Dropped with the same ticket, also when it was not in it.
+
+    A row can be preempted twice under one generation: without the ticket a late answer to the first Drop would free pages that
+    decode writes.
+    """
+
+    epoch: int
+    row: int
+    row_generation: int
+    ticket: int = 0
+
+
+# to gateway
+
+
+class Granted(Wire, frozen=True):
+    """The request is journaled and admitted; fill these media pages (one run per item, maybe none) and answer Filled."""
+
+    epoch: int
+    key: int
+    runs: list[PageRun]
+
+
+class Queued(Wire, frozen=True):
+    """The request is journaled and waits for admission."""
+
+    epoch: int
+    key: int
+    position: int
+
+
+class Prepared(Wire, frozen=True):
+    """Analysis is done and the request fits: response headers may go out."""
+
+    epoch: int
+    key: int
+    num_prompt_tokens: int
+
+
+class Failed(Wire, frozen=True):
+    """The request was refused, or failed after it was accepted. Answer Delivered."""
+
+    epoch: int
+    key: int
+    status: int
+    message: str
+    error_type: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+class Released(Wire, frozen=True):
+    """Everything of this request is freed or will be without the gateway: forget it."""
+
+    epoch: int
+    key: int
+
+
+class Unknown(Wire, frozen=True):
+    """Answer to Query: the controller does not know the key (it was never journaled, or it has ended)."""
+
+    epoch: int
+    key: int
+
+
+ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown
+
+
+# to controller
+
+
+class Hello(Wire, frozen=True):
+    """An actor generation is there; ``active`` once it holds its role lock, which proves every older one gone."""
+
+    actor: str
+    generation: int
+    pid: int
+    active: bool
+
+
+class Analysed(Wire, frozen=True):
+    shape: ItemShape
+
+
+class Done(Wire, frozen=True):
+    """A plan without a result of its own is done."""
+
+
+class ItemError(Wire, frozen=True):
+    """The medium cannot be used; the request fails with this status and message."""
+
+    status: int
+    message: str
+
+
+class Skipped(Wire, frozen=True):
+    """The plan was not done: its requests have all ended or are past their deadlines."""
+
+
+class Died(Wire, frozen=True):
+    """The plan is not done: the generation before died in it. ``crashed``: not by anybody's hand (runtime/process/crash_cause.py)."""
+
+    crashed: bool
+
+
+Result = Analysed | Done | ItemError | Skipped | Died
+
+
+class PlanDone(Wire, frozen=True):
+    """A plan's result; sent again whenever the plan is."""
+
+    actor: str
+    generation: int
+    plan_id: int
+    elapsed_s: float
+    result: Result
+
+
+class Dropped(Wire, frozen=True):
+    """decode: the row is not, or no more, in the running set and nothing of it will be written."""
+
+    generation: int
+    row: int
+    row_generation: int
+    ticket: int = 0
+
+
+class SequenceEnded(Wire, frozen=True):
+    """decode: a hint that the row's end word is set."""
+
+    generation: int
+    row: int
+    row_generation: int
+
+
+class Submit(Wire, frozen=True):
+    """gateway: a new request; sent again until Queued, Granted or Failed."""
+
+    generation: int
+    key: int
+    definition: Definition
+
+
+class Filled(Wire, frozen=True):
+    """gateway: all granted media pages of the request hold their bytes; sent again until Prepared or Failed."""
+
+    generation: int
+    key: int
+
+
+class Cancel(Wire, frozen=True):
+    """gateway: the client is gone or the deadline has passed; sent again until Released."""
+
+    generation: int
+    key: int
+
+
+class Delivered(Wire, frozen=True):
+    """gateway: the last delta or the error has gone out; sent again until Released."""
+
+    generation: int
+    key: int
+
+
+class Query(Wire, frozen=True):
+    """gateway: where is this request? Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
+
+    generation: int
+    key: int
+
+
+ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query
+
+
+# records in rings
+
+
+class TokenHint(Record, frozen=True):
+    """decode -> detokenizer: these rows have new committed ids or an end. The table is the truth."""
+
+    rows: list[int]
+
+
+class Delta(Record, frozen=True):
+    """detokenizer -> gateway: ``data`` is UTF-8 text of the request starting at ``byte_offset`` of its whole text.
+
+    ``token_index`` counts the completion tokens that the text up to the end of this delta stands for; the last delta of a request
+    carries ``finish``. A gateway drops bytes that it has sent already, so a delta may be repeated or overlap.
+    """
+
+    key: int
+    row_generation: int
+    byte_offset: int
+    token_index: int
+    data: bytes
+    finish: FinishReason | None = None
+    ids: list[int] = []  # of a request with return_token_ids: the ids up to token_index, from where the last delta ended
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+
+_Arguments = ParamSpec("_Arguments")
+_Message = TypeVar("_Message")
+
+
+def _checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
+    """``decode`` with one exception for everything that is no message: msgspec lets bad UTF-8 and deep nesting pass through."""
+
+    def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
+        try:
+            return decode(*arguments, **options)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+    return checked
+
+
+decode_to_actor = _checked(msgspec.msgpack.Decoder(ToActor).decode)
+decode_to_controller = _checked(msgspec.msgpack.Decoder(ToController).decode)
+decode_plan = _checked(msgspec.msgpack.Decoder(Plan).decode)
+decode_sequence_definition = _checked(msgspec.msgpack.Decoder(SequenceDefinition).decode)
+decode_token_hint = _checked(msgspec.msgpack.Decoder(TokenHint).decode)
+decode_delta = _checked(msgspec.msgpack.Decoder(Delta).decode)

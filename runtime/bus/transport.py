@@ -1,0 +1,210 @@
+"""The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory; alone in importing zmq.
+
+Messages can be lost, so nothing here waits for delivery: ``send`` says whether the message left, and whoever needs an answer sends
+again. A frame that does not decode is dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
+processes of this user are heard, besides the run directory's mode 0700.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import zmq
+
+from . import messages
+from .faults import bus_faults
+from .messages import ToActor, ToController
+
+log = logging.getLogger(__name__)
+
+SOCKET_NAME = "bus"
+_HIGH_WATER_MARK = 10_000
+_DRAIN_LIMIT = 256
+
+
+def _endpoint(run: Path) -> str:
+    path = run / SOCKET_NAME
+    if len(os.fsencode(path)) > 107:
+        raise ValueError(f"socket path has {len(os.fsencode(path))} bytes, the system's limit is 107: {path}")
+    return f"ipc://{path}"
+
+
+def _configure(socket: zmq.Socket[bytes]) -> None:
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = _HIGH_WATER_MARK
+    socket.reconnect_ivl = 10
+
+
+class ControllerSocket:
+    """The controller's end. ``fd`` is edge-triggered: after it fires and after every send, receive until empty."""
+
+    def __init__(self, run: Path) -> None:
+        endpoint = _endpoint(run)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _configure(self._socket)
+        self._socket.router_mandatory = True
+        self._socket.router_handover = True
+        self._socket.bind(endpoint)
+        (run / SOCKET_NAME).chmod(0o600)
+        self.fd = int(self._socket.FD)
+        self._own_uid = str(os.getuid())
+        self._faults = bus_faults("controller")
+
+    def receive(self) -> list[tuple[str, int, ToController]]:
+        """What has arrived, at most a few hundred messages, as (actor, generation, message)."""
+        received: list[tuple[str, int, ToController]] = []
+        for _ in range(_DRAIN_LIMIT):
+            try:
+                identity, *body = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            name = identity.bytes
+            if not self._is_ours(name, identity):
+                continue
+            try:
+                actor, generation = name.decode().rsplit(":", 1)
+                message = messages.decode_to_controller(body[0].buffer)
+                received.append((actor, int(generation), message))
+            except (msgspec.DecodeError, ValueError, IndexError) as error:
+                log.warning("dropped a message from %r: %s", name, error)
+        return received if self._faults is None else self._faults.incoming(received)
+
+    def _is_ours(self, name: bytes, frame: zmq.Frame) -> bool:
+        """Libzmq reports an ipc peer as ``localhost:uid:gid:pid``, from SO_PEERCRED. Who has no credentials is nobody.
+
+        Asked for every message: names are claimed by whoever connects, and the last who does so gets them.
+        """
+        _, *credentials = str(frame.get("Peer-Address")).split(":")
+        uid = credentials[0] if len(credentials) == 3 else "unknown"
+        if uid != self._own_uid:
+            log.warning("ignored a message from %r: user %s, this run belongs to user %s", name, uid, self._own_uid)
+            return False
+        return True
+
+    def send(self, actor: str, generation: int, message: ToActor) -> bool:
+        """Send to one actor generation; False when it is not connected or its queue is full."""
+        if self._faults is not None:
+            return self._faults.outgoing(lambda: self._send(actor, generation, message))
+        return self._send(actor, generation, message)
+
+    def _send(self, actor: str, generation: int, message: ToActor) -> bool:
+        try:
+            self._socket.send_multipart([f"{actor}:{generation}".encode(), messages.encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
+
+
+class ActorSocket:
+    """An actor's end. A plain loop uses ``poll``; an asyncio one ``drain_in_loop``."""
+
+    def __init__(self, run: Path, actor: str, generation: int) -> None:
+        endpoint = _endpoint(run)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _configure(self._socket)
+        self._socket.immediate = True
+        self._socket.routing_id = f"{actor}:{generation}".encode()
+        self._socket.connect(endpoint)
+        self.fd = int(self._socket.FD)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._extra: set[int] = set()
+        self._faults = bus_faults(actor)
+
+    def receive(self) -> list[ToActor]:
+        """What has arrived, at most a few hundred messages, without blocking."""
+        received: list[ToActor] = []
+        for _ in range(_DRAIN_LIMIT):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                received.append(messages.decode_to_actor(frame))
+            except msgspec.DecodeError as error:
+                log.warning("dropped a message from the controller: %s", error)
+        return received if self._faults is None else self._faults.incoming(received)
+
+    def send(self, message: ToController) -> bool:
+        """Send to the controller; False when it is away or its queue is full."""
+        if self._faults is not None:
+            return self._faults.outgoing(lambda: self._send(message))
+        return self._send(message)
+
+    def _send(self, message: ToController) -> bool:
+        try:
+            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
+        """Block until a message is there, one of ``extra_fds`` is readable, or the time is over."""
+        for fd in extra_fds:
+            if fd not in self._extra:
+                self._poller.register(fd, zmq.POLLIN)
+                self._extra.add(fd)
+        self._poller.poll(max(0, round(timeout_s * 1000)))
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
+
+
+MessageT = TypeVar("MessageT")
+
+
+class _Receives(Protocol[MessageT]):
+    fd: int
+
+    def receive(self) -> list[MessageT]: ...
+
+
+class LoopReader:
+    """Calls ``handler`` in an event loop with every message that arrives at a socket.
+
+    The FD is edge-triggered and a send can swallow its edge: call ``poke`` after every send (measured: without it replies stall).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: _Receives[MessageT], handler: Callable[[MessageT], None]) -> None:
+        def drain() -> None:
+            self._scheduled = False
+            received = socket.receive()
+            for message in received:
+                handler(message)
+            if received:
+                self.poke()
+
+        self._loop = loop
+        self._fd = socket.fd
+        self._drain = drain
+        self._scheduled = False
+        loop.add_reader(self._fd, drain)
+        self.poke()
+
+    def poke(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+
+
+def drain_in_loop(loop: asyncio.AbstractEventLoop, socket: _Receives[MessageT], handler: Callable[[MessageT], None]) -> LoopReader:
+    """Receive from ``socket`` in ``loop``. Returns the reader, to ``poke`` after each send and to ``close``."""
+    return LoopReader(loop, socket, handler)

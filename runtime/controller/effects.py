@@ -1,0 +1,101 @@
+"""What the pure controller wants done. ``actors/controller/serve.py`` does it in this order: memory and journal before messages
+(pure).
+
+The order is what makes a crash between any two effects harmless: whatever a message or a word refers to is in memory before it.
+"""
+
+from typing import Literal, NamedTuple
+
+from ...schema.rows import Phase
+from ..bus.messages import PageRun, ToActor
+from .records import JournalRecord
+
+PoolName = Literal["media", "patch", "embedding", "kv"]
+POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")
+
+
+class WriteJournal(NamedTuple):
+    record: JournalRecord
+
+
+class SetPageGenerations(NamedTuple):
+    """These pages have been given to somebody: whoever holds an older generation of them is stale from now on."""
+
+    pool: PoolName
+    run: PageRun
+
+
+class BeginRow(NamedTuple):
+    """Give a free row its next generation, which must be this one."""
+
+    row: int
+    generation: int
+
+
+class WriteState(NamedTuple):
+    row: int
+    state: bytes
+
+
+class WriteDefinition(NamedTuple):
+    """``prompts``: expanded ids per member."""
+
+    row: int
+    definition: bytes
+    prompts: tuple[list[int], ...]
+
+
+class AppendPages(NamedTuple):
+    row: int
+    member: int
+    pages: list[int]
+
+
+class ClearPages(NamedTuple):
+    """The row holds no KV page any more: block tables empty, nothing prefilled."""
+
+    row: int
+
+
+class SetPrefilled(NamedTuple):
+    row: int
+    member: int
+    num_tokens: int
+
+
+class SetPhase(NamedTuple):
+    row: int
+    phase: Phase
+
+
+class WritePlan(NamedTuple):
+    slot: int
+    plan_id: int
+    actor: str
+    payload: bytes
+
+
+class ClearPlan(NamedTuple):
+    slot: int
+
+
+class Send(NamedTuple):
+    actor: str
+    generation: int
+    message: ToActor
+
+
+Effect = (
+    WriteJournal
+    | SetPageGenerations
+    | BeginRow
+    | WriteState
+    | WriteDefinition
+    | AppendPages
+    | ClearPages
+    | SetPrefilled
+    | SetPhase
+    | WritePlan
+    | ClearPlan
+    | Send
+)

@@ -1,0 +1,88 @@
+"""Which tokens of a prompt can be prefilled, and which embedding pages are used up (pure; controller process; RS2, RS4).
+
+Text is ready at once; a medium's tokens are ready segment by segment as the encoder reports them. Prefill takes the contiguous
+ready prefix; an embedding page is free as soon as all its rows have been prefilled (US4).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..bus.messages import EmbeddingSpan, ItemShape, PageRun
+
+
+class Part(NamedTuple):
+    """Segment ``segment`` of item ``item`` stands at prompt tokens [start, start + num_tokens)."""
+
+    item: int
+    segment: int
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
+    """The parts of a prompt whose item i begins at token ``starts[i]``, in prompt order."""
+    parts: list[Part] = []
+    for item, (start, shape) in enumerate(zip(starts, shapes, strict=True)):
+        for index, segment in enumerate(shape.segments):
+            parts.append(Part(item, index, start, segment.num_tokens))
+            start += segment.num_tokens
+    return parts
+
+
+class EmbeddingTracker:
+    """Readiness of one prompt. A companion has no media, hence no tracker: all of it is ready (CF5)."""
+
+    def __init__(self, parts: Sequence[Part], page_tokens: int) -> None:
+        self.parts = list(parts)
+        assert all(a.end <= b.start for a, b in zip(self.parts, self.parts[1:], strict=False)), "parts overlap"
+        self._page_tokens = page_tokens
+        self._index = {(part.item, part.segment): index for index, part in enumerate(self.parts)}
+        self._ready = [False] * len(self.parts)
+        self._first_unready = 0
+
+    def part(self, item: int, segment: int) -> Part:
+        return self.parts[self._index[item, segment]]
+
+    def mark_ready(self, item: int, segment: int) -> None:
+        """The segment's embedding rows are there."""
+        self._ready[self._index[item, segment]] = True
+        while self._first_unready < len(self.parts) and self._ready[self._first_unready]:
+            self._first_unready += 1
+
+    def mark_unready(self, item: int, segment: int) -> None:
+        """The segment's embedding rows were given up: the request was preempted or its pages were evicted."""
+        index = self._index[item, segment]
+        self._ready[index] = False
+        self._first_unready = min(self._first_unready, index)
+
+    def ready_prefix(self, target: int) -> int:
+        """Tokens [0, this) can be prefilled in order; at most ``target`` (RS4)."""
+        if self._first_unready == len(self.parts):
+            return target
+        return min(target, self.parts[self._first_unready].start)
+
+    def overlapping(self, start: int, end: int) -> list[Part]:
+        """Parts that have tokens in [start, end)."""
+        return [part for part in self.parts if part.start < end and start < part.end]
+
+    def num_consumed_pages(self, part: Part, prefilled: int) -> int:
+        """Leading embedding pages of ``part`` that nobody needs once tokens [0, prefilled) are in the KV cache."""
+        if prefilled >= part.end:
+            return -(-part.num_tokens // self._page_tokens)
+        return max(0, prefilled - part.start) // self._page_tokens
+
+    def span(self, part: Part, run: PageRun, start: int, end: int) -> EmbeddingSpan:
+        """What a chunk [start, end) takes of ``part``, whose pages are ``run``: only the pages that it reads are named."""
+        first, last = max(start, part.start), min(end, part.end)
+        skipped = (first - part.start) // self._page_tokens
+        used = -(-(last - part.start) // self._page_tokens)
+        return EmbeddingSpan(
+            start=first,
+            num_tokens=last - first,
+            first_row=first - part.start - skipped * self._page_tokens,
+            source=PageRun(run.pages[skipped:used], run.generations[skipped:used]),
+        )

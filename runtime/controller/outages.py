@@ -1,0 +1,82 @@
+"""Requests that need an actor which is broken (pure; rules over ``Core``).
+
+The supervisor tells which actors it has given up for now (``shm/outages.py``); where there is none an actor is taken for broken that
+nobody has been for long. Nobody waits for one: a request that still needs it is refused, or ends, with status 503. What can go on
+without it does: text without ``video`` and ``encoder``; and what is being decoded without ``prefill``.
+"""
+
+import math
+from collections.abc import Mapping
+
+from ...schema.outage import Outage
+from ...schema.rows import Phase
+from ..bus.messages import Definition
+from ..errors import RequestError
+from .lifecycle import fail
+from .request import Request
+from .scheduling.types import SegmentStage
+from .state import Core
+
+MEDIA_ACTORS = frozenset({"video", "encoder"})  # text is served without them
+MAX_RETRY_S = 60
+_UNKNOWN_RETRY_S = 30  # where nobody knows when it will be tried again
+
+
+def check_served(core: Core, definition: Definition) -> None:
+    """Refuse a request that needs what is broken. Raises RequestError."""
+    if core.outages and (outage := _first(core.outages, _needed_by_new(definition))):
+        raise unavailable(outage, core.now)
+
+
+def fail_stranded(core: Core) -> None:
+    """End the requests that cannot go on, in whatever phase they are."""
+    if not core.outages:
+        return
+    for request in list(core.requests.values()):
+        if request.failure is None and (outage := _first(core.outages, needed_actors(request))):
+            fail(core, request, unavailable(outage, core.now))
+
+
+def unavailable(outage: Outage, now: float) -> RequestError:
+    """503, with a Retry-After that is the time to the next probe."""
+    wait_s = outage.next_probe_s - now + 1 if outage.next_probe_s else _UNKNOWN_RETRY_S
+    rest = "; requests without media are served" if outage.actor in MEDIA_ACTORS else ""
+    return RequestError(
+        f"{outage.actor} is broken: {outage.reason}{rest}",
+        status=503,
+        type="overloaded_error",
+        retry_after_s=max(1, min(MAX_RETRY_S, math.ceil(wait_s))),
+    )
+
+
+def needed_actors(request: Request) -> frozenset[str]:
+    """Stages that the request has not behind it."""
+    if request.is_finished:
+        return frozenset({"detokenizer"})
+    if request.phase == Phase.DECODE:
+        return frozenset({"decode", "detokenizer"})
+    if not request.record.prepared:
+        return _needed_by_new(request.definition)
+    needed = {"decode", "detokenizer"}
+    if any(request.targets) and not (request.has_kv and request.is_prefilled):
+        needed.add("prefill")
+    for item in request.record.items:
+        for segment in item.segments:
+            if segment.stage < SegmentStage.ENCODED:
+                needed.add("encoder")
+            if segment.stage < SegmentStage.DECODED:
+                needed.add("video")
+    return frozenset(needed)
+
+
+def _needed_by_new(definition: Definition) -> frozenset[str]:
+    needed = {"decode", "detokenizer"}
+    if definition.items:
+        needed |= MEDIA_ACTORS
+    if definition.items or len(definition.prompt_ids) > 1 or len(definition.companion_ids or ()) > 1:
+        needed.add("prefill")
+    return frozenset(needed)
+
+
+def _first(outages: Mapping[str, Outage], needed: frozenset[str]) -> Outage | None:
+    return next((outage for actor, outage in outages.items() if actor in needed), None)

@@ -1,0 +1,254 @@
+"""Work for video, encoder and prefill: the view that policies see, and the plans that follow (pure; rules over ``Core``).
+
+A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
+``results`` says what becomes of plans.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ...schema.rows import Phase
+from ..bus.messages import Analyse, DecodeSegment, Encode, EncodePart, Prefill, PrefillChunk
+from .effects import PoolName
+from .intake import embedding_pages, patch_pages
+from .lifecycle import reset_media
+from .poison import is_suspect
+from .request import Request
+from .scheduling import unified
+from .scheduling.budgets import allowance_s, retarget
+from .scheduling.types import (
+    ChunkChoice,
+    MemberView,
+    RequestView,
+    SegmentChoice,
+    SegmentStage,
+    SegmentView,
+    StepLimits,
+    View,
+)
+from .state import LONG_AGO_S, Core, owner
+
+MAX_ROUNDS = 8
+STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
+WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
+
+# ------------------------------------------------------------------------------------------------------------ planning
+
+
+def issue(core: Core, now: float) -> None:
+    """Plan and send until the policy has nothing more for the credit that is left."""
+    steering = core.steering
+    _aim(core)
+    for outstanding in core.plans.values():
+        if outstanding.begun_s == LONG_AGO_S:  # of another controller, or for another actor: whoever has it now has just begun
+            outstanding.begun_s = now
+    limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
+    for _ in range(MAX_ROUNDS):
+        view = make_view(core)
+        step = unified.plan(view, limits, now) if view.requests else None
+        if not step:
+            break
+        for choice in step.analyse:
+            _issue_analysis(core, core.requests[choice.key], choice.item, now)
+        for segment in step.decode:
+            _issue_segment(core, segment, now)
+        if step.encode:
+            _issue_encode(core, step.encode, now)
+        if step.prefill:
+            _issue_prefill(core, step.prefill, now)
+    _notice_shortage(core, view, now)
+
+
+def _aim(core: Core) -> None:
+    """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
+    steering = core.steering
+    allowance = allowance_s(steering.share, _num_decoding(core), core.tbt_target_s)
+    if allowance != steering.allowance_s:
+        steering.allowance_s = allowance
+        steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
+
+
+def _num_decoding(core: Core) -> int:
+    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in core.rows)
+
+
+def make_view(core: Core) -> View:
+    """Rows in preparation, in order of arrival, and what is free."""
+    preparing = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
+    rows = [r for r in preparing if r.record.filled and r.failure is None]
+    rows.sort(key=lambda request: request.arrival)
+    in_flight = [outstanding.actor for outstanding in core.plans.values() if core.now - outstanding.begun_s < STUCK_S]
+    return View(
+        requests=tuple(_view_request(core, request) for request in rows),
+        video_credit=core.credit("video"),
+        encoder_credit=core.credit("encoder"),
+        prefill_credit=core.credit("prefill"),
+        encode_in_flight=in_flight.count("encoder"),
+        prefill_in_flight=in_flight.count("prefill"),
+        num_decoding=_num_decoding(core),
+        num_patch_pages=core.limits.num_patch_pages,
+        num_free_patch_pages=core.pools["patch"].num_free,
+        num_embedding_pages=core.limits.num_embedding_pages,
+        num_free_embedding_pages=core.pools["embedding"].num_free,
+        last=core.steering.last,
+    )
+
+
+def _view_request(core: Core, request: Request) -> RequestView:
+    items = request.record.items
+    if not request.record.prepared:
+        unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
+        return RequestView(request.key, request.arrival, unanalysed=unanalysed)
+    segments = () if request.record.evicting else tuple(islice(_open_segments(core, request), WINDOW))
+    return RequestView(
+        request.key,
+        request.arrival,
+        has_kv=request.has_kv and request.looked,
+        prefill_in_flight=bool(request.prefill_plan),
+        members=_members(request),
+        segments=segments,
+        patch_held=core.pools["patch"].num_owned(owner(request)),
+        embedding_held=core.pools["embedding"].num_owned(owner(request)),
+        alone=is_suspect(request),
+    )
+
+
+def _open_segments(core: Core, request: Request) -> Iterator[SegmentView]:
+    """Segments that are not encoded yet, in prompt order."""
+    for index, item in enumerate(request.record.items):
+        for number, segment in enumerate(item.segments):
+            if segment.stage < SegmentStage.ENCODED:
+                assert item.shape is not None
+                shape = item.shape.segments[number]
+                pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
+                yield SegmentView(index, number, segment.stage, shape.num_rows, *pages)
+
+
+def _members(request: Request) -> tuple[MemberView, ...]:
+    targets = request.targets
+    first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
+    ready = (first, *targets[1:])
+    return tuple(MemberView(request.prefilled[m], ready[m], targets[m]) for m in range(len(targets)))
+
+
+def _notice_shortage(core: Core, view: View, now: float) -> None:
+    """If the oldest row with KV pages cannot get patch or embedding pages for a while, younger rows lose theirs."""
+    for seen in view.requests:
+        request = core.requests[seen.key]
+        if not seen.segments or request.plans or not seen.has_kv:
+            continue
+        segment = seen.segments[0]
+        pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"
+        actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
+        if not core.credit(actor) or core.pools[pool].num_free >= need:
+            return
+        if request.blocked_s < 0:
+            request.blocked_s = now
+        elif now - request.blocked_s >= core.limits.patience_s:
+            request.blocked_s = now
+            _evict_younger(core, request, pool, need)
+        return
+
+
+def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> None:
+    """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later. If older
+    rows have what is missing, younger ones keep theirs."""
+    ledger = core.pools[pool]
+    younger = [r for r in core.rows if r is not None and not r.ending and r.arrival > request.arrival]
+    holders = sorted((r for r in younger if ledger.num_owned(owner(r))), key=lambda r: -r.arrival)
+    coming = ledger.num_free + ledger.num_retired
+    if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
+        return
+    for victim in holders:
+        if coming >= need:
+            return
+        coming += ledger.num_owned(owner(victim))  # what it keeps is named by a prefill plan, and comes free with it
+        core.totals.evicted += 1
+        reset_media(core, victim, consumed_too=False)
+        core.save(victim)
+
+
+# ------------------------------------------------------------------------------------------------------------- issuing
+
+
+def _issue_analysis(core: Core, request: Request, item: int, now: float) -> None:
+    source = request.record.items[item].source
+    plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source)
+    request.analysing.add(item)
+    core.place_plan("video", plan, [request], [("media", source.pages)], now)
+
+
+def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
+    request = core.requests[choice.key]
+    item = request.record.items[choice.item]
+    segment = item.segments[choice.segment]
+    assert item.shape is not None and segment.stage == SegmentStage.PENDING
+    target = core.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], core.limits))
+    assert target is not None, "the policy chose a segment without patch pages for it"
+    segment.stage, segment.patch = SegmentStage.DECODING, target
+    request.blocked_s = -1.0
+    core.save(request)
+    plan = DecodeSegment(
+        request.row,
+        request.row_generation,
+        choice.item,
+        choice.segment,
+        request.definition.items[choice.item],
+        item.shape,
+        item.source,
+        target,
+    )
+    core.place_plan("video", plan, [request], [("media", item.source.pages), ("patch", target.pages)], now)
+
+
+def _issue_encode(core: Core, choices: tuple[SegmentChoice, ...], now: float) -> None:
+    parts: list[EncodePart] = []
+    requests: dict[int, Request] = {}
+    for choice in choices:
+        request = requests[choice.key] = core.requests[choice.key]
+        item = request.record.items[choice.item]
+        segment = item.segments[choice.segment]
+        assert item.shape is not None and segment.patch is not None and segment.stage == SegmentStage.DECODED
+        shape = item.shape.segments[choice.segment]
+        target = core.allocate("embedding", request, embedding_pages(shape, core.limits))
+        assert target is not None, "the policy chose a segment without embedding pages for it"
+        segment.stage, segment.embedding = SegmentStage.ENCODING, target
+        request.blocked_s = -1.0
+        parts.append(EncodePart(request.row, request.row_generation, shape, segment.patch, target))
+    for request in requests.values():
+        core.save(request)
+    core.steering.last = "encode"
+    core.place_plan("encoder", Encode(parts), requests.values(), encode_uses(parts), now)
+
+
+def encode_uses(parts: list[EncodePart]) -> list[tuple[PoolName, list[int]]]:
+    """Pages that an Encode plan names."""
+    patch = [page for part in parts for page in part.source.pages]
+    embedding = [page for part in parts for page in part.target.pages]
+    return [("patch", patch), ("embedding", embedding)]
+
+
+def _issue_prefill(core: Core, choices: tuple[ChunkChoice, ...], now: float) -> None:
+    chunks = [_chunk(core.requests[choice.key], choice) for choice in choices]
+    requests = {choice.key: core.requests[choice.key] for choice in choices}
+    core.steering.last = "prefill"
+    outstanding = core.place_plan("prefill", Prefill(chunks), requests.values(), prefill_uses(chunks, list(requests.values())), now)
+    for request in requests.values():
+        request.prefill_plan = outstanding.plan_id
+
+
+def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:
+    spans = []
+    if choice.member == 0 and request.tracker is not None:
+        for part in request.tracker.overlapping(choice.start, choice.end):
+            run = request.record.items[part.item].segments[part.segment].embedding
+            assert run is not None, "a chunk reaches into a segment without embedding pages"
+            spans.append(request.tracker.span(part, run, choice.start, choice.end))
+    return PrefillChunk(request.row, request.row_generation, choice.member, choice.start, choice.end, spans)
+
+
+def prefill_uses(chunks: list[PrefillChunk], requests: list[Request]) -> list[tuple[PoolName, list[int]]]:
+    """Pages that a Prefill plan names: embedding pages it reads and *all* KV pages of its rows, whose block tables it follows."""
+    embedding = [page for chunk in chunks for span in chunk.spans for page in span.source.pages]
+    kv = [page for request in requests for table in request.block_tables for page in table]
+    return [("embedding", embedding), ("kv", kv)]

@@ -1,0 +1,115 @@
+"""Requests whose plans fail or end their actor: who is suspected, who is tried alone, who is given up (pure; rules over ``Core``).
+
+A plan of several requests that fails as a whole says nothing about any one of them: each gets a *strike* and is tried alone, one
+piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has ended its actor twice, not
+by anybody's hand, is given up with its request (docs/recovery.md); its batch-mates go on. Strikes are kept in the row, by
+the plan they come from, so that neither a new controller nor a repeated message counts one twice.
+"""
+
+from ..bus.messages import Analyse, DecodeSegment, Died, Encode, ItemError, Plan
+from ..errors import RequestError
+from .lifecycle import fail
+from .request import Request, SegmentRecord, Strike, StrikeKind
+from .scheduling.types import SegmentStage
+from .state import WORKERS, Core, Outstanding, owner
+
+MAX_CRASHES = 2
+STRIKE_BYTES = 20  # of one strike in the row's record, at most
+MAX_DEATHS = 4  # also by outside hands: nobody kills the same work again and again but the work
+
+Place = tuple[int, int]  # (item, segment) of a medium; (item, -1) its analysis; (-1, -1) the prompt
+
+
+def is_suspect(request: Request) -> bool:
+    """It shares no plan with others for now."""
+    return bool(request.record.strikes)
+
+
+def blame(core: Core, outstanding: Outstanding, live: list[Request], result: ItemError | Died) -> None:
+    """The plan failed, or its actor died in it. The work goes back to be done again, unless the request is to blame."""
+    is_alone = len({request.key for request in outstanding.requests}) == 1
+    for request in live:
+        error = _charge(request, outstanding, result, is_alone)
+        if error is not None:
+            core.totals.quarantined += isinstance(result, Died)
+            fail(core, request, error)
+        else:
+            give_back(core, request, outstanding.plan)
+            core.save(request)
+
+
+def _charge(request: Request, outstanding: Outstanding, result: ItemError | Died, is_alone: bool) -> RequestError | None:
+    """Count this against the request. Returns its verdict, None while it may try again."""
+    if isinstance(result, ItemError) and is_alone:
+        if result.status < 500:
+            plan = outstanding.plan
+            path = plan.media.path if isinstance(plan, Analyse | DecodeSegment) else "messages"
+            return RequestError(result.message, status=result.status, param=path)
+        return RequestError(result.message, status=result.status, type="internal_error")
+    kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED if result.crashed else StrikeKind.KILLED
+    strikes = request.record.strikes
+    actor = WORKERS.index(outstanding.actor)
+    places = _places(request, outstanding.plan)
+    for place in places:
+        if not any(strike.plan_id == outstanding.plan_id and strike.place == place for strike in strikes):
+            strikes.append(Strike(outstanding.plan_id, actor, *place, kind))
+    if not is_alone:
+        return None
+    for place in places:
+        kinds = [strike.kind for strike in strikes if strike.actor == actor and strike.place == place]
+        deaths = len(kinds) - kinds.count(StrikeKind.ERROR)
+        if kinds.count(StrikeKind.CRASHED) >= MAX_CRASHES or deaths >= MAX_DEATHS:
+            message = f"the request ended the {outstanding.actor} process {deaths} times and is given up"
+            return RequestError(message, status=500, type="internal_error")
+    return None
+
+
+def absolve(request: Request, plan: Plan) -> bool:
+    """This plan was done: its work is not suspected any more. True if the record changed. Call it before the segments move on."""
+    strikes = request.record.strikes
+    if not strikes:
+        return False
+    actor, places = _actor(plan), _places(request, plan)
+    kept = [strike for strike in strikes if strike.actor != actor or strike.place not in places]
+    request.record.strikes = kept
+    return len(kept) < len(strikes)
+
+
+def give_back(core: Core, request: Request, plan: Plan) -> None:
+    """The plan's work on this request is to be done again, into other pages. The caller saves the record, in the same turn."""
+    if isinstance(plan, DecodeSegment):
+        segment = request.record.items[plan.item].segments[plan.segment]
+        if segment.stage == SegmentStage.DECODING and segment.patch == plan.target:
+            core.pools["patch"].retire(owner(request), plan.target.pages)
+            segment.stage, segment.patch = SegmentStage.PENDING, None
+    elif isinstance(plan, Encode):
+        for _, segment in segments_by_target(request, plan):
+            assert segment.embedding is not None
+            core.pools["embedding"].retire(owner(request), segment.embedding.pages)
+            segment.stage, segment.embedding = SegmentStage.DECODED, None
+
+
+def segments_by_target(request: Request, plan: Encode) -> list[tuple[Place, SegmentRecord]]:
+    """Segments of the request that are being encoded into pages of this plan."""
+    targets = [part.target for part in plan.parts if (part.row, part.row_generation) == (request.row, request.row_generation)]
+    return [
+        ((index, number), segment)
+        for index, item in enumerate(request.record.items)
+        for number, segment in enumerate(item.segments)
+        if segment.stage == SegmentStage.ENCODING and segment.embedding in targets
+    ]
+
+
+def _places(request: Request, plan: Plan) -> list[Place]:
+    if isinstance(plan, Analyse):
+        return [(plan.item, -1)]
+    if isinstance(plan, DecodeSegment):
+        return [(plan.item, plan.segment)]
+    if isinstance(plan, Encode):
+        return [place for place, _ in segments_by_target(request, plan)]
+    return [(-1, -1)]
+
+
+def _actor(plan: Plan) -> int:
+    name = "video" if isinstance(plan, Analyse | DecodeSegment) else "encoder" if isinstance(plan, Encode) else "prefill"
+    return WORKERS.index(name)

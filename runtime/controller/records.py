@@ -1,0 +1,54 @@
+"""The records of the controller's journal, and what they say together (pure). ``journal`` keeps them in a file."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..bus.messages import Definition, Failed
+
+KEPT_ENDS = 4096
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A request was accepted. ``arrival`` orders requests for ever."""
+
+    key: int
+    gateway_generation: int
+    arrival: int
+    definition: Definition
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An accepted request has failed; it ends when the gateway knows."""
+
+    key: int
+    failure: Failed
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The gateway has seen the last of the request."""
+
+    key: int
+
+
+JournalRecord = Submitted | Refused | Ended
+
+
+@dataclass(slots=True)
+class JournalState:
+    """What the journal says: live requests in order of arrival, their failures, and keys that have ended lately."""
+
+    live: dict[int, Submitted] = field(default_factory=dict)
+    failures: dict[int, Failed] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    next_arrival: int = 0
+
+    def apply(self, record: JournalRecord) -> None:
+        if isinstance(record, Submitted):
+            self.live[record.key] = record
+            self.next_arrival = max(self.next_arrival, record.arrival + 1)
+        elif isinstance(record, Refused):
+            self.failures[record.key] = record.failure
+        else:
+            self.live.pop(record.key, None)
+            self.failures.pop(record.key, None)

@@ -1,0 +1,128 @@
+"""One request as the controller knows it, and the part of that which is left in its row for the next controller (pure).
+
+``RowRecord`` is rewritten whenever it changes; with the row's words (phase, pages, prefilled, count, end), the journaled
+definition and the plan table it says everything. What can be derived from those is not in it.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ...schema.rows import Phase
+from ..bus.messages import Definition, Failed, ItemShape, PageRun
+from .embedding_tracker import EmbeddingTracker
+from .guidance import Lengths, is_prefilled, prefill_targets
+from .scheduling.types import SegmentStage
+
+
+class SegmentRecord(msgspec.Struct, array_like=True):
+    """Pages are kept as granted; leading embedding pages that prefill has used up are free already (see EmbeddingTracker)."""
+
+    stage: int = SegmentStage.PENDING
+    patch: PageRun | None = None
+    embedding: PageRun | None = None
+
+
+class ItemRecord(msgspec.Struct, array_like=True):
+    source: PageRun
+    shape: ItemShape | None = None
+    segments: list[SegmentRecord] = []
+
+
+class StrikeKind:
+    """How a plan failed: by an exception in a batch of several, by a death that somebody from outside caused, by one of its own."""
+
+    ERROR = 0
+    KILLED = 1
+    CRASHED = 2
+
+
+class Strike(msgspec.Struct, frozen=True, array_like=True):
+    """A plan with this work of the request came to no good (``quarantine``). ``actor``: index into ``core.WORKERS``."""
+
+    plan_id: int
+    actor: int
+    item: int
+    segment: int
+    kind: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.item, self.segment
+
+
+class RowRecord(msgspec.Struct, array_like=True):
+    """``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back."""
+
+    key: int
+    filled: bool = False
+    prepared: bool = False
+    member: bool = False
+    evicting: bool = False
+    max_new_tokens: int = 0
+    items: list[ItemRecord] = []
+    strikes: list[Strike] = []
+
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(RowRecord).decode
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A live request, or a row that is being cleared after its request (``ending``)."""
+
+    key: int
+    arrival: int
+    gateway_generation: int
+    definition: Definition
+    failure: Failed | None = None
+    heard_s: float = 0.0  # when the gateway last spoke of it
+    ending: bool = False
+
+    row: int = -1
+    row_generation: int = 0
+    phase: Phase = Phase.FREE
+    record: RowRecord = field(default_factory=lambda: RowRecord(0))
+    placed_s: float = 0.0
+
+    lengths: Lengths = ()  # once prepared
+    tracker: EmbeddingTracker | None = None  # once prepared, with media
+    block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    prefilled: list[int] = field(default_factory=lambda: [0, 0])
+
+    committed: int = 0
+    end_code: int = 0
+    looked: bool = True  # ``committed`` has been read since decode let go of the row
+    rate: float = 0.0  # tokens/s, measured
+    window: tuple[float, int] | None = None  # (time, committed) where the measurement began
+
+    plans: set[int] = field(default_factory=set)  # unacknowledged plans that name the row
+    prefill_plan: int = 0
+    analysing: set[int] = field(default_factory=set)  # items that a plan analyses
+    num_consumed: dict[tuple[int, int], int] = field(default_factory=dict)  # (item, segment) -> embedding pages given back
+    drop_ticket: int = 0
+    drop_sent_s: float = 0.0
+    blocked_s: float = -1.0  # since when it waits for pages, -1: it does not
+
+    @property
+    def has_row(self) -> bool:
+        return self.row >= 0
+
+    @property
+    def has_kv(self) -> bool:
+        """KV pages for everything up to the next token, and nobody is taking them back."""
+        return bool(self.block_tables[0]) and not self.record.evicting
+
+    @property
+    def targets(self) -> Lengths:
+        return prefill_targets(self.lengths, self.committed)
+
+    @property
+    def is_prefilled(self) -> bool:
+        return is_prefilled(self.prefilled, self.targets)
+
+    @property
+    def is_finished(self) -> bool:
+        """decode has set the end word: no KV is needed any more."""
+        return self.end_code != 0

@@ -1,0 +1,158 @@
+"""Who is let in, who gets KV pages, and who gives them back (pure).
+
+A request is refused before work starts when it can never run (400, 413) or when too much waits already (503 with Retry-After;
+429 is kept for a client's own quota, which needs client identities). Admission is first come, first served for each resource: a
+request that is short of something keeps younger ones from taking it, and lets those pass that need nothing of it. Who is short of KV
+pages keeps the row that it could have had, too: rows and pages seldom come free together. Not the other way round: rows whose requests
+all wait for KV pages would wait for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...bus.messages import Definition
+from ...errors import RequestError
+from ..guidance import Lengths, fitting_new_tokens
+from .types import Limits
+
+RETRY_AFTER_LIMIT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What has been accepted and is not finished."""
+
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_rows_used: int = 0
+    service_s: float = 1.0  # how long a request has lately held its row
+
+
+def check_submission(definition: Definition, limits: Limits, load: Load) -> None:
+    """Refuse what can never run, or what comes while too much waits. Raises RequestError."""
+    if not definition.prompt_ids:
+        raise RequestError("the prompt has no tokens", param="messages")
+    if definition.companion_ids is not None and not definition.companion_ids:
+        raise RequestError("the negative prompt has no tokens", param="negative_prompt")
+    if len(definition.items) > limits.max_items:
+        raise RequestError(f"{len(definition.items)} media items, the limit is {limits.max_items}", param="messages")
+    num_media_pages = sum(media_pages(definition, limits))
+    if num_media_pages > limits.num_media_pages:
+        num_bytes = sum(item.num_bytes for item in definition.items)
+        raise RequestError(
+            f"{num_bytes} bytes of media, the limit is {limits.num_media_pages * limits.media_page_bytes}",
+            status=413,
+            param="messages",
+        )
+    check_lengths(definition, _shortest(definition), limits)
+    if load.num_waiting >= limits.max_waiting + limits.num_rows - load.num_rows_used:  # who comes for a free row does not wait
+        raise overloaded(f"{load.num_waiting} requests are waiting, the limit is {limits.max_waiting}", limits, load)
+    num_tokens = load.num_waiting_tokens + len(definition.prompt_ids)
+    if load.num_waiting and num_tokens > limits.max_waiting_tokens:
+        raise overloaded(f"{num_tokens} prompt tokens are waiting, the limit is {limits.max_waiting_tokens}", limits, load)
+
+
+def overloaded(message: str, limits: Limits, load: Load) -> RequestError:
+    """503 with a Retry-After guessed from how fast rows become free: 1 to 30 seconds."""
+    wait_s = load.service_s * (load.num_waiting + 1) / max(1, limits.num_rows)
+    return RequestError(message, status=503, type="overloaded_error", retry_after_s=max(1, min(RETRY_AFTER_LIMIT_S, round(wait_s))))
+
+
+def media_pages(definition: Definition, limits: Limits) -> list[int]:
+    """Media pages per item; at least one each."""
+    return [max(1, -(-item.num_bytes // limits.media_page_bytes)) for item in definition.items]
+
+
+def _shortest(definition: Definition) -> Lengths:
+    """Prompt lengths if every medium took a single token: what is known before analysis."""
+    lengths: Lengths = (len(definition.prompt_ids),)
+    return lengths if definition.companion_ids is None else (*lengths, len(definition.companion_ids))
+
+
+def check_lengths(definition: Definition, lengths: Lengths, limits: Limits) -> int:
+    """How many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit."""
+    for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
+        if length + 1 > limits.max_context:
+            raise RequestError(
+                f"{name} has {length} tokens, with one to generate that is more than the context of {limits.max_context} tokens",
+                param="messages",
+            )
+    room = limits.max_context - max(lengths)
+    fitting = fitting_new_tokens(lengths, limits.num_kv_pages, limits.kv_page_tokens)
+    num_pool_tokens = limits.num_kv_pages * limits.kv_page_tokens
+    if fitting == 0:
+        raise RequestError(
+            f"the request needs {sum(lengths)} tokens of KV cache, the whole cache has {num_pool_tokens}", param="messages"
+        )
+    wanted = definition.max_new_tokens
+    if wanted is None:
+        return min(room, fitting)
+    if wanted > room:
+        raise RequestError(
+            f"max_tokens: is {wanted}, the context of {limits.max_context} tokens has room for {room} after a prompt of {max(lengths)}",
+            param="max_tokens",
+        )
+    if wanted > fitting:
+        raise RequestError(
+            f"max_tokens: is {wanted}, the KV cache of {num_pool_tokens} tokens has room for {fitting} after these prompts",
+            param="max_tokens",
+        )
+    return wanted
+
+
+class Granter:
+    """First come, first served over several resources: whoever is short of one keeps it from all who come later."""
+
+    def __init__(self, *, rows: int = 0, media: int = 0, kv: int = 0) -> None:
+        self._free = {"row": rows, "media": media, "kv": kv}
+        self._blocked: set[str] = set()
+
+    def charge(self, resource: str, count: int) -> None:
+        """Somebody took this much without asking."""
+        self._free[resource] = max(0, self._free[resource] - count)
+
+    def block(self, resource: str) -> None:
+        """Somebody older waits for this resource."""
+        self._blocked.add(resource)
+
+    def take(self, **needs: int) -> bool:
+        """Take all of the needs, or none and block what was short. The first that is short of KV pages keeps the row it would have."""
+        needs = {resource: count for resource, count in needs.items() if count}
+        short = {resource for resource, count in needs.items() if count > self._free[resource]}
+        if short or self._blocked & needs.keys():
+            if "kv" in short - self._blocked:
+                self.charge("row", needs.get("row", 0))
+            self._blocked |= short
+            return False
+        for resource, count in needs.items():
+            self._free[resource] -= count
+        return True
+
+
+class Holder(NamedTuple):
+    """A row that holds KV pages. ``media``: 0 none, 1 in a cache, 2 to be decoded anew."""
+
+    key: int
+    arrival: int
+    media: int
+    num_pages: int
+
+
+def choose_victims(holders: Sequence[Holder], arrival: int, num_pages: int) -> list[int]:
+    """Rows to preempt so that the request that came at ``arrival`` gets ``num_pages`` more; [] if that is impossible.
+
+    Only younger ones are taken, so the oldest is never a victim: text first, cached media next, media last, the youngest first.
+    """
+    victims: list[int] = []
+    for holder in sorted((h for h in holders if h.arrival > arrival), key=lambda h: (h.media, -h.arrival)):
+        if num_pages <= 0:
+            break
+        victims.append(holder.key)
+        num_pages -= holder.num_pages
+    return victims if num_pages <= 0 else []
+
+
+def pages_ahead(rate: float, limits: Limits) -> int:
+    """Pages per member to grant beyond the next token: two pages and two seconds at ``rate`` tokens/s."""
+    return max(limits.ahead_pages, -(-int(rate * limits.ahead_s + 1) // limits.kv_page_tokens))

@@ -1,0 +1,124 @@
+"""Token budgets of encode and prefill: found by search over a measured cost model, then steered by the slack in TBT (pure; US8,
+US9).
+
+The paper sets tau and alpha empirically. Here each actor's plans report (units, elapsed); a line fitted to the recent ones
+predicts how long a batch takes, and a binary search finds the largest that stays within an allowance. The allowance begins at
+the TBT target and is steered by how far decode's measured time between tokens is from it. Before there are measurements the
+budget grows from a small one.
+"""
+
+from dataclasses import dataclass, replace
+
+from ...config import MAX_STEP_TOKENS
+
+MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, however few tokens it has
+ROWS_PER_TOKEN = 4  # patch rows that one embedding token is made of (2 x 2 merge)
+START_UNITS = 1  # times the least: where a budget starts
+
+_DECAY = 0.9
+_SHARE_LIMITS = (0.25, 4.0)
+_IDLE_SHARE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """elapsed = base_s + per_unit_s * units, by least squares with exponential forgetting."""
+
+    weight: float = 0.0
+    sum_x: float = 0.0
+    sum_y: float = 0.0
+    sum_xx: float = 0.0
+    sum_xy: float = 0.0
+
+    def observe(self, units: int, elapsed_s: float) -> "CostModel":
+        """Take a finished plan of ``units`` (tokens or rows) into account."""
+        return CostModel(
+            self.weight * _DECAY + 1.0,
+            self.sum_x * _DECAY + units,
+            self.sum_y * _DECAY + elapsed_s,
+            self.sum_xx * _DECAY + units * units,
+            self.sum_xy * _DECAY + units * elapsed_s,
+        )
+
+    def predict(self, units: int) -> float:
+        """Seconds of a plan of ``units``; never less than in proportion to nothing. 0 before any measurement."""
+        if not self.weight:
+            return 0.0
+        mean_x, mean_y = self.sum_x / self.weight, self.sum_y / self.weight
+        variance = self.sum_xx / self.weight - mean_x * mean_x
+        if variance > 1e-6 * mean_x * mean_x:
+            slope = (self.sum_xy / self.weight - mean_x * mean_y) / variance
+            slope = min(max(slope, 0.0), mean_y / mean_x if mean_x else 0.0)
+        else:
+            slope = mean_y / mean_x if mean_x else 0.0
+        return mean_y + slope * (units - mean_x)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One actor's budget. ``fixed`` > 0 is configured and not touched. ``largest``: units of the largest plan seen."""
+
+    low: int
+    high: int
+    value: int
+    fixed: int = 0
+    largest: int = 0
+    cost: CostModel = CostModel()
+
+    @property
+    def units(self) -> int:
+        return self.fixed or self.value
+
+
+def prefill_budget(configured: int) -> Budget:
+    """tau, in tokens."""
+    return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured)
+
+
+def encode_budget(configured: int) -> Budget:
+    """alpha, in patch rows."""
+    low = MIN_TOKENS * ROWS_PER_TOKEN
+    return Budget(low, MAX_STEP_TOKENS * ROWS_PER_TOKEN, START_UNITS * low, configured)
+
+
+def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:
+    """How much of the TBT target a plan may take next: less when decode is late, more when it has slack. Bounded both ways."""
+    if tbt_s is None:
+        return share
+    if tbt_s > target_s:
+        share *= 0.8
+    elif tbt_s < 0.8 * target_s:
+        share *= 1.1
+    return min(max(share, _SHARE_LIMITS[0]), _SHARE_LIMITS[1])
+
+
+def allowance_s(share: float, num_decoding: int, target_s: float) -> float:
+    """Seconds that a plan may take. With nobody decoding only cancellation and pipelining bound it."""
+    return target_s * (share if num_decoding else _IDLE_SHARE)
+
+
+def search(cost: CostModel, allowance: float, low: int, high: int) -> int:
+    """The most units in [low, high] that are predicted to take at most ``allowance`` seconds, ``low`` if none are."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost.predict(middle) <= allowance:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def update(budget: Budget, units: int, elapsed_s: float, allowance: float) -> Budget:
+    """The budget after a plan of ``units`` that took ``elapsed_s`` seconds."""
+    if units <= 0 or elapsed_s < 0:
+        return budget
+    seen = replace(budget, cost=budget.cost.observe(units, elapsed_s), largest=max(budget.largest, units))
+    return retarget(seen, allowance)
+
+
+def retarget(budget: Budget, allowance: float) -> Budget:
+    """The budget for an allowance. At most twice the largest plan seen: a model far from what it was fitted to is a guess."""
+    if budget.fixed or not budget.cost.weight:
+        return budget
+    found = search(budget.cost, allowance, budget.low, budget.high)
+    return replace(budget, value=max(budget.low, min(found, max(START_UNITS * budget.low, 2 * budget.largest))))

@@ -1,0 +1,156 @@
+"""What scheduling decisions are made from and what they say: immutable values, no clock and no handle in them (pure).
+
+The controller builds a ``View`` of its state, a policy answers with a ``StepPlan``. The same types serve a simulator.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ...bus.messages import MediaKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Everything that the controller must know about its run. Sizes in pages, tokens or bytes, times in seconds."""
+
+    num_rows: int
+    max_context: int
+    kv_page_tokens: int
+    num_kv_pages: int
+    media_page_bytes: int
+    num_media_pages: int
+    patch_page_bytes: int
+    num_patch_pages: int
+    embedding_page_tokens: int
+    num_embedding_pages: int
+    placeholder_ids: dict[MediaKind, int] = field(default_factory=dict)
+    max_items: int = 16
+    max_waiting: int = 256
+    max_waiting_tokens: int = 1 << 22
+    max_definition_bytes: int = 65536
+    max_state_bytes: int = 131072
+    num_plan_slots: int = 64
+    depth: int = 2  # plans that an actor may have unacknowledged
+    tbt_target_s: float = 0.05
+    tbt_factor: float = 0.0  # above 0: the objective is so many times the undisturbed step, once that was measured
+    prefill_budget: int = 0  # tokens per prefill plan; 0: steered
+    encode_budget: int = 0  # patch rows per encode plan; 0: steered
+    exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)
+    resend_s: float = 0.2
+    patience_s: float = 0.5  # how long the oldest request waits for pages before younger ones lose theirs
+    silence_s: float = 15.0  # after which the gateway is told of a request that it has not asked about
+    ahead_s: float = 2.0
+    ahead_pages: int = 2
+
+
+class SegmentStage:
+    """Where a segment of an item stands; grows, except when a request is preempted or its pages are evicted."""
+
+    PENDING = 0
+    DECODING = 1  # has patch pages and a plan
+    DECODED = 2
+    ENCODING = 3  # has embedding pages too, and a plan
+    ENCODED = 4  # patch pages are given back; embedding pages go as prefill consumes them
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """A segment that is not encoded yet."""
+
+    item: int
+    segment: int
+    stage: int
+    num_rows: int
+    patch_pages: int
+    embedding_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4)."""
+
+    next: int
+    ready: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect)."""
+
+    key: int
+    arrival: int
+    has_kv: bool = False
+    prefill_in_flight: bool = False
+    members: tuple[MemberView, ...] = ()
+    unanalysed: tuple[int, ...] = ()
+    segments: tuple[SegmentView, ...] = ()
+    patch_held: int = 0
+    embedding_held: int = 0
+    alone: bool = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Some but not all of it is prefilled."""
+        return any(member.next for member in self.members)
+
+
+Device = Literal["encode", "prefill"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``requests`` in order of arrival. Credits: how many more plans each actor may be sent."""
+
+    requests: tuple[RequestView, ...]
+    video_credit: int = 0
+    encoder_credit: int = 0
+    prefill_credit: int = 0
+    encode_in_flight: int = 0
+    prefill_in_flight: int = 0
+    num_decoding: int = 0
+    num_patch_pages: int = 0
+    num_free_patch_pages: int = 0
+    num_embedding_pages: int = 0
+    num_free_embedding_pages: int = 0
+    last: Device = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """tau and alpha of US8, and whether encode and prefill exclude each other while decode runs."""
+
+    prefill_tokens: int
+    encode_rows: int
+    exclusive: bool = True
+
+
+class ItemChoice(NamedTuple):
+    key: int
+    item: int
+
+
+class SegmentChoice(NamedTuple):
+    key: int
+    item: int
+    segment: int
+
+
+class ChunkChoice(NamedTuple):
+    key: int
+    member: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One video plan per choice of ``analyse`` and ``decode``, one encode plan of all of ``encode``, one prefill plan likewise."""
+
+    analyse: tuple[ItemChoice, ...] = ()
+    decode: tuple[SegmentChoice, ...] = ()
+    encode: tuple[SegmentChoice, ...] = ()
+    prefill: tuple[ChunkChoice, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.analyse or self.decode or self.encode or self.prefill)

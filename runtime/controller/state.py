@@ -1,0 +1,238 @@
+"""The controller's state and the few things that change it everywhere: effects, page grants, plans, replies (pure).
+
+``lifecycle``, ``intake``, ``outages``, ``stages``, ``results``, ``quarantine``, ``decoding`` and ``recovery`` are the rules, as
+functions over this; ``state.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or
+derived from them (design §3), but for ``outages``, which the supervisor knows.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...schema.outage import Outage
+from ...schema.rows import Phase
+from ..bus.messages import PageRun, Plan, Run, ToActor, encode
+from .effects import (
+    POOLS,
+    ClearPlan,
+    Effect,
+    PoolName,
+    Send,
+    SetPageGenerations,
+    SetPhase,
+    WriteJournal,
+    WritePlan,
+    WriteState,
+)
+from .pages import Owner, PageLedger, User
+from .records import KEPT_ENDS, JournalRecord
+from .request import Request, encode_record
+from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
+from .scheduling.types import Device, Limits
+
+WORKERS = ("video", "encoder", "prefill")
+DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
+LONG_AGO_S = float("-inf")
+
+
+@dataclass(slots=True, eq=False)
+class Outstanding:
+    """A plan in the plan table. It is sent again until its result comes, also when its requests are gone."""
+
+    plan_id: int
+    slot: int
+    actor: str
+    plan: Plan
+    requests: list[Request]
+    sent_s: float = LONG_AGO_S
+    begun_s: float = LONG_AGO_S
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the controller started."""
+
+    admitted: int = 0
+    finished: int = 0
+    failed: int = 0
+    preempted: int = 0
+    evicted: int = 0
+    quarantined: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Steering:
+    """Budgets and what they are steered by."""
+
+    prefill: Budget
+    encode: Budget
+    allowance_s: float  # of a plan, by who decodes now
+    share: float = 1.0
+    tbt_s: float | None = None
+    undisturbed_s: float | None = None  # time between tokens while nothing was encoded or prefilled
+    disturbed_s: float = LONG_AGO_S  # when something last was
+    last: Device = "prefill"
+    looked_s: float = LONG_AGO_S
+    steered_s: float = LONG_AGO_S
+    service_s: float = 1.0
+
+
+def _no_generations() -> dict[PoolName, Sequence[int]]:
+    return {}
+
+
+@dataclass(slots=True, eq=False)
+class Core:
+    """One controller generation (``epoch``). Not shared between threads."""
+
+    limits: Limits
+    epoch: int
+    page_generations: Mapping[PoolName, Sequence[int]] = field(default_factory=_no_generations)
+    effects: list[Effect] = field(default_factory=list)
+    pools: dict[PoolName, PageLedger] = field(init=False)
+    requests: dict[int, Request] = field(default_factory=dict)
+    waiting: dict[int, Request] = field(default_factory=dict)
+    rows: list[Request | None] = field(init=False)
+    row_generations: list[int] = field(init=False)
+    free_rows: list[int] = field(init=False)
+    plans: dict[int, Outstanding] = field(default_factory=dict)
+    free_slots: list[int] = field(init=False)
+    actors: dict[str, int] = field(default_factory=dict)
+    ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
+    outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
+    asked: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
+    next_arrival: int = 0
+    now: float = 0.0  # of the message or tick that is being handled
+    steering: Steering = field(init=False)
+    totals: Totals = field(default_factory=Totals)
+    _numbers: int = 0
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        sizes: dict[PoolName, int] = {
+            "media": limits.num_media_pages,
+            "patch": limits.num_patch_pages,
+            "embedding": limits.num_embedding_pages,
+            "kv": limits.num_kv_pages,
+        }
+        self.pools = {name: PageLedger(sizes[name], self.page_generations.get(name)) for name in POOLS}
+        self.rows = [None] * limits.num_rows
+        self.row_generations = [0] * limits.num_rows
+        self.free_rows = list(range(limits.num_rows - 1, -1, -1))
+        self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
+        idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
+        self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
+
+    @property
+    def tbt_target_s(self) -> float:
+        """The TBT objective that plans are held to."""
+        if self.limits.tbt_factor and self.steering.undisturbed_s is not None:
+            return self.limits.tbt_factor * self.steering.undisturbed_s
+        return self.limits.tbt_target_s
+
+    # ------------------------------------------------------------------------------------------------------ effects
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def journal(self, record: JournalRecord) -> None:
+        self.emit(WriteJournal(record))
+
+    def send(self, actor: str, message: ToActor) -> bool:
+        """To the actor's active generation; False while there is none."""
+        generation = self.actors.get(actor)
+        if generation is None:
+            return False
+        self.emit(Send(actor, generation, message))
+        return True
+
+    def save(self, request: Request) -> None:
+        """Rewrite the request's record in its row."""
+        self.emit(WriteState(request.row, encode_record(request.record)))
+
+    def set_phase(self, request: Request, phase: Phase) -> None:
+        request.phase = phase
+        self.emit(SetPhase(request.row, phase))
+
+    def ask(self, key: int, gateway_generation: int) -> None:
+        """Tell this gateway generation at the end of the turn where the request stands."""
+        self.asked[key] = gateway_generation
+
+    def number(self) -> int:
+        """A number that no controller of this run has used or will use: plan ids, drop tickets."""
+        self._numbers += 1
+        return self.epoch << 32 | self._numbers
+
+    # -------------------------------------------------------------------------------------------------------- pages
+
+    def allocate(self, pool: PoolName, request: Request, count: int) -> PageRun | None:
+        """Pages for a row, all or none, stale for whoever had them before."""
+        run = self.pools[pool].allocate(owner(request), count)
+        if run is not None and count:
+            self.emit(SetPageGenerations(pool, run))
+        return run
+
+    # -------------------------------------------------------------------------------------------------------- plans
+
+    def credit(self, actor: str) -> int:
+        """How many more plans the actor may be sent: depth less those unacknowledged; none while nobody is there."""
+        if actor not in self.actors:
+            return 0
+        return max(0, self.limits.depth - sum(plan.actor == actor for plan in self.plans.values()))
+
+    def place_plan(
+        self, actor: str, plan: Plan, requests: Iterable[Request], uses: Iterable[tuple[PoolName, Iterable[int]]], now: float
+    ) -> Outstanding:
+        """Write a plan into a slot, hold what it names, and send it."""
+        outstanding = Outstanding(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
+        self.adopt_plan(outstanding, uses)
+        self.emit(WritePlan(outstanding.slot, outstanding.plan_id, actor, encode(plan)))
+        self.send_plan(outstanding, now)
+        return outstanding
+
+    def adopt_plan(self, outstanding: Outstanding, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
+        """Account for a plan that is, or is about to be, in the plan table."""
+        self.plans[outstanding.plan_id] = outstanding
+        if outstanding.actor in DISTURBING:
+            self.steering.disturbed_s = self.now
+        for pool, pages in uses:
+            self.pools[pool].use(User("plan", outstanding.plan_id), pages)
+        for request in outstanding.requests:
+            request.plans.add(outstanding.plan_id)
+
+    def send_plan(self, outstanding: Outstanding, now: float) -> None:
+        deadlines_s = [request.definition.deadline_s for request in outstanding.requests]
+        deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
+        if self.send(outstanding.actor, Run(self.epoch, outstanding.slot, outstanding.plan_id, deadline_s)):
+            outstanding.sent_s = now
+
+    def clear_plan(self, outstanding: Outstanding) -> None:
+        """The plan is acknowledged: nobody works on it. Its slot is free first, then what it held."""
+        del self.plans[outstanding.plan_id]
+        self.emit(ClearPlan(outstanding.slot))
+        self.free_slots.append(outstanding.slot)
+        for pool in self.pools.values():
+            pool.drop(User("plan", outstanding.plan_id))
+        for request in outstanding.requests:
+            request.plans.discard(outstanding.plan_id)
+            if request.prefill_plan == outstanding.plan_id:
+                request.prefill_plan = 0
+
+    # ------------------------------------------------------------------------------------------------------- ending
+
+    def remember_end(self, key: int) -> None:
+        """So that a late Submit of an ended request does not begin it anew."""
+        self.ended[key] = None
+        self.ended.move_to_end(key)
+        if len(self.ended) > KEPT_ENDS:
+            self.ended.popitem(last=False)
+
+
+def owner(request: Request) -> Owner:
+    return Owner("row", request.row)
+
+
+def membership(request: Request) -> User:
+    return User("decode", request.row)

@@ -1,0 +1,70 @@
+"""The environment variables that mmrt reads, in one place: nothing else looks at os.environ."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from .errors import ConfigError
+
+CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
+SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
+MPS_PIPE = Path("/tmp/nvidia-mps")
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """What this process finds in its environment. ``read_environment`` makes it; nothing else looks at os.environ."""
+
+    run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
+    config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
+    notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
+    lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/process/lifeline.py
+    listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
+    fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus/faults.py
+    state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
+    api_key: str = ""  # OPENAI_API_KEY: of other servers that `mmrt ask --url` asks
+    plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read the variables above. Raises ConfigError when a number is none."""
+    environ = os.environ if environ is None else environ
+
+    def path(name: str) -> Path | None:
+        value = environ.get(name)
+        return Path(value).absolute() if value else None
+
+    def number(name: str) -> int | None:
+        value = environ.get(name)
+        if not value:
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError(f"environment variable {name} = {value!r} is not a number")
+        return int(value)
+
+    def home(variable: str, default: str) -> Path:
+        return (path(variable) or (path("HOME") or Path("/")) / default) / "mmrt"
+
+    return Environment(
+        run_dir=path("MMRT_RUN_DIR"),
+        config_file=path("MMRT_CONFIG"),
+        notify_socket=environ.get("NOTIFY_SOCKET") or None,
+        lifeline_fd=number("MMRT_LIFELINE_FD"),
+        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
+        fault_file=path("MMRT_FAULTS"),
+        api_key=environ.get("OPENAI_API_KEY", ""),
+        plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
+        state_home=home("XDG_STATE_HOME", ".local/state"),
+        mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,
+    )
+
+
+def _listen_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None) -> tuple[int, ...]:
+    """Descriptors of inherited listening sockets; systemd's count only for the process that it has started (sd_listen_fds)."""
+    if from_supervisor:
+        return tuple(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor))
+    if from_systemd and systemd_pid == os.getpid():
+        return tuple(range(SYSTEMD_LISTEN_FD, SYSTEMD_LISTEN_FD + from_systemd))
+    return ()

@@ -1,0 +1,241 @@
+"""Captured plans: a plan with everything that it reads, and what it wrote, as a file that can be done again anywhere.
+
+Written by ``replay_capture`` in the actor (or from outside, if that hangs), read by ``mmrt replay``. The file is safetensors: pages
+of the pools before and after as tensors, the rest as one JSON object in its metadata. Nothing in it is executed.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bus.messages import (
+    Analyse,
+    DecodeSegment,
+    EmbeddingSpan,
+    Encode,
+    EncodePart,
+    PageRun,
+    Plan,
+    Prefill,
+    PrefillChunk,
+    Result,
+    SequenceDefinition,
+)
+from ..config import RuntimeConfig, convert_config
+from ..errors import ConfigError, UserError
+from .flight import PLAN_NAMES, UNIT_NAMES, plan_kind, plan_units
+
+SUFFIX = ".safetensors"
+_FORMAT = "mmrt capture 2"
+_METADATA = "mmrt"
+
+
+class CapturedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a row a prefill plan reads. Its prompts and ids are tensors of the file."""
+
+    row: int
+    generation: int
+    definition: SequenceDefinition
+    block_tables: tuple[list[int], list[int]]
+    committed: int
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is no array."""
+
+    format: str
+    actor: str
+    plan_id: int
+    plan: Plan
+    run_id: str
+    model_path: str
+    config: dict[str, Any]
+    page_bytes: dict[str, int]  # by pool
+    inputs: dict[str, list[int]]  # by pool: page numbers, in the order of the tensor
+    outputs: dict[str, list[int]]
+    rows: list[CapturedRow]
+    max_context: int
+    captured_s: float  # wall clock
+    result: Result | None = None  # None: the plan was not done, or not to its end
+    elapsed_s: float = 0.0
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """``tensors``: ``before.POOL`` and ``after.POOL`` uint8 [pages, page_bytes]; ``prompt.ROW.MEMBER``, ``ids.ROW`` int32."""
+
+    header: Header
+    tensors: dict[str, NDArray[Any]]
+
+    @property
+    def about(self) -> str:
+        """The plan in a few words."""
+        plan = self.header.plan
+        kind = plan_kind(plan)
+        return f"{self.header.actor} plan {self.header.plan_id:#x} ({PLAN_NAMES[kind]}, {plan_units(plan)} {UNIT_NAMES[kind]})"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.header.actor}-{self.header.plan_id:x}{SUFFIX}"
+
+    @property
+    def config(self) -> RuntimeConfig:
+        """The configuration of the run. Raises UserError if this version does not take it."""
+        try:
+            return convert_config(self.header.config)
+        except ConfigError as error:
+            raise UserError(f"the capture's configuration: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all. Raises OSError."""
+        from safetensors.numpy import save
+
+        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()}
+        data: bytes = save(tensors, {_METADATA: msgspec.json.encode(self.header).decode()})
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file. Raises UserError naming what is wrong with it."""
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            raise UserError(f"{path} is {'a directory' if path.is_dir() else 'not there'}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} cannot be read as safetensors: {error}") from None
+        if _METADATA not in metadata:
+            raise UserError(f"{path} is no captured plan: its metadata have no {_METADATA!r}")
+        try:
+            header = msgspec.json.decode(metadata[_METADATA], type=Header)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise UserError(f"{path}: its description cannot be read: {error}") from None
+        if header.format != _FORMAT:
+            raise UserError(f"{path} is a {header.format!r}, this version reads {_FORMAT!r}")
+        capture = cls(header, tensors)
+        capture._check(path)
+        return capture
+
+    def _check(self, path: Path) -> None:
+        """Raise UserError unless every tensor is there and as large as the header says, and the plan names no other page."""
+        header = self.header
+        wanted: dict[str, tuple[tuple[int, ...], str]] = {}
+        for when, pages_by_pool in (("before", header.inputs), ("after", header.outputs if header.result is not None else {})):
+            for pool, pages in pages_by_pool.items():
+                if pool not in header.page_bytes:
+                    raise UserError(f"{path} has pages of pool {pool!r}, whose page size it does not say")
+                wanted[f"{when}.{pool}"] = (len(pages), header.page_bytes[pool]), "uint8"
+        for row in header.rows:
+            definition = row.definition
+            for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+                wanted[f"prompt.{row.row}.{member}"] = (length,), "int32"
+            wanted[f"ids.{row.row}"] = (row.committed,), "int32"
+        for name, (shape, dtype) in wanted.items():
+            tensor = self.tensors.get(name)
+            if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+                found = "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise UserError(f"{path}: tensor {name!r} is {found}, expected {dtype} {list(shape)}")
+        indices = self.page_indices()
+        try:
+            renumbered(header.plan, indices, self.row_indices())
+            tables = [("kv", table) for row in header.rows for table in row.block_tables]
+            for pool, pages in (*header.outputs.items(), *tables):
+                if missing := set(pages) - indices.get(pool, {}).keys():
+                    raise KeyError(min(missing))
+        except KeyError as error:
+            raise UserError(f"{path}: the plan names {error.args[0]!r}, which was not captured") from None
+
+    def page_indices(self) -> dict[str, dict[int, int]]:
+        """By pool: where each captured page stands in its tensor."""
+        return {pool: {page: index for index, page in enumerate(pages)} for pool, pages in self.header.inputs.items()}
+
+    def row_indices(self) -> dict[int, int]:
+        return {row.row: index for index, row in enumerate(self.header.rows)}
+
+
+def make_header(
+    *,
+    actor: str,
+    plan_id: int,
+    plan: Plan,
+    run_id: str,
+    info: Mapping[str, Any],
+    page_bytes: dict[str, int],
+    pages: tuple[dict[str, list[int]], dict[str, list[int]]],
+    rows: list[CapturedRow],
+    max_context: int,
+    captured_s: float,
+) -> Header:
+    """The header of a plan that has not been done yet. ``info`` is the run's; ``pages`` are those before and after.
+
+    Captures are handed on: the run's API key is left out.
+    """
+    config = dict(info.get("config", {}))
+    if "server" in config:
+        config["server"] = {**config["server"], "api_key": ""}
+    return Header(
+        format=_FORMAT,
+        actor=actor,
+        plan_id=plan_id,
+        plan=plan,
+        run_id=run_id,
+        model_path=str(info.get("model_path", "")),
+        config=config,
+        page_bytes=page_bytes,
+        inputs=pages[0],
+        outputs=pages[1],
+        rows=rows,
+        max_context=max_context,
+        captured_s=captured_s,
+    )
+
+
+def renumbered(plan: Plan, pages: Mapping[str, Mapping[int, int]], rows: Mapping[int, int]) -> Plan:
+    """The same plan on pools that hold the captured pages alone, all of generation 1, and rows from 0 on of generation 1.
+
+    Raises: KeyError for a page or row that was not captured.
+    """
+
+    def run(pool: str, source: PageRun) -> PageRun:
+        return PageRun([pages[pool][page] for page in source.pages], [1] * len(source.pages))
+
+    replace = msgspec.structs.replace
+    if isinstance(plan, Analyse):
+        return replace(plan, row=0, row_generation=1, source=run("media", plan.source))
+    if isinstance(plan, DecodeSegment):
+        return replace(plan, row=0, row_generation=1, source=run("media", plan.source), target=run("patch", plan.target))
+    if isinstance(plan, Encode):
+        return Encode([_part(part, run("patch", part.source), run("embedding", part.target)) for part in plan.parts])
+    return Prefill([_chunk(chunk, rows[chunk.row], [run("embedding", span.source) for span in chunk.spans]) for chunk in plan.chunks])
+
+
+def _part(part: EncodePart, source: PageRun, target: PageRun) -> EncodePart:
+    return msgspec.structs.replace(part, source=source, target=target)
+
+
+def _chunk(chunk: PrefillChunk, row: int, sources: Sequence[PageRun]) -> PrefillChunk:
+    spans: list[EmbeddingSpan] = [
+        msgspec.structs.replace(span, source=source) for span, source in zip(chunk.spans, sources, strict=True)
+    ]
+    return msgspec.structs.replace(chunk, row=row, row_generation=1, spans=spans)
+
+
+def captures_in(directory: Path, actor: str = "") -> list[Path]:
+    """The captured plans in a directory, of one actor or of all, the newest last."""
+    found = directory.glob(f"{actor or '*'}-*{SUFFIX}")
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))

@@ -1,0 +1,161 @@
+"""Recordings: what all flight recorders of a run hold, taken from a live run or from a file that was saved when something died.
+
+The supervisor saves one whenever an actor ends that should not have; actors whose supervisor is gone leave one as the last of
+them goes; ``mmrt up`` saves what it finds of a run whose processes were all killed. ``mmrt trace`` reads either.
+
+File: magic, length of the header (u32), header (JSON), and the records of each recorder, 64 bytes each, as they lie in memory.
+"""
+
+import datetime
+import os
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...shm.errors import ShmError
+from ...shm.flight_recorder import DTYPE, RECORD_BYTES, FlightRecorder, FlightWriter, read_recorders
+from ...shm.run_directory import RunDirectory
+from ..config import ACTORS
+from ..errors import UserError
+from .flight import RECORDERS, SUPERVISOR, Kind, unsigned
+
+SUFFIX = ".flight"
+NUM_KEPT = 10  # files of one run's name
+SAVED_RECORDS = 8192  # of each recorder
+
+_MAGIC = b"mmrtflt1"
+_LENGTH = struct.Struct("=I")
+_MAX_HEADER_BYTES = 1 << 20
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose recording it is, and when it was taken: on the wall clock and on CLOCK_MONOTONIC, which the records have."""
+
+    run_id: str
+    model_path: str
+    reason: str  # why it was saved; "" for one of a live run
+    taken_s: float
+    taken_ns: int
+    records: dict[str, int]  # recorder -> how many records follow
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """Copies of the records of every recorder, by its name."""
+
+    facts: Facts
+    recorders: dict[str, NDArray[Any]]
+
+    @classmethod
+    def take(cls, run: RunDirectory, reason: str = "", limit: int | None = None) -> Self:
+        """Copy the recorders of a run, whether anybody lives there or not."""
+        recorders = read_recorders(run, RECORDERS, limit)
+        facts = Facts(
+            run_id=run.run_id,
+            model_path=str(run.info.get("model_path", "")),
+            reason=reason,
+            taken_s=time.time(),
+            taken_ns=time.monotonic_ns(),
+            records={name: len(records) for name, records in recorders.items()},
+        )
+        return cls(facts, recorders)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a saved one. Raises UserError if it is none, or cut short."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        start = len(_MAGIC) + _LENGTH.size
+        if not data.startswith(_MAGIC) or len(data) < start:
+            raise UserError(f"{path} is no flight recording (it does not begin with {_MAGIC!r})")
+        (length,) = _LENGTH.unpack_from(data, len(_MAGIC))
+        if length > min(_MAX_HEADER_BYTES, len(data) - start):
+            raise UserError(f"{path} has {len(data)} bytes, too few for its header of {length}")
+        try:
+            facts = msgspec.json.decode(data[start : start + length], type=Facts)
+        except msgspec.DecodeError as error:
+            raise UserError(f"{path}: its header cannot be read: {error}") from None
+        offset, recorders = start + length, {}
+        wanted = offset + RECORD_BYTES * sum(facts.records.values())
+        if any(count < 0 for count in facts.records.values()) or wanted != len(data):
+            raise UserError(f"{path} has {len(data)} bytes, its header asks for {wanted}")
+        for name, count in facts.records.items():
+            recorders[name] = np.frombuffer(data, DTYPE, count, offset)
+            offset += RECORD_BYTES * count
+        return cls(facts, recorders)
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all. Raises OSError."""
+        header = msgspec.json.encode(self.facts)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
+                for records in self.recorders.values():
+                    file.write(records.tobytes())
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def saved_recordings(directory: Path) -> list[Path]:
+    """The saved recordings of a run's name, the newest last."""
+    return sorted(directory.glob(f"*{SUFFIX}"))
+
+
+def save_crash(run: RunDirectory, directory: Path, who: str, reason: str) -> Path | None:
+    """Save the recorders of ``run`` and let the oldest such files go. None if there was nothing to save.
+
+    Raises: OSError.
+    """
+    recording = Recording.take(run, reason, SAVED_RECORDS)
+    if not any(recording.facts.records.values()):
+        return None
+    stamp = datetime.datetime.fromtimestamp(recording.facts.taken_s, datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = directory / f"{stamp}-{who}{SUFFIX}"
+    recording.save(path)
+    for old in saved_recordings(directory)[:-NUM_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def salvage(path: Path, directory: Path) -> Path | None:
+    """Save what a run has recorded whose processes are all dead, before its directory is swept. Best effort."""
+    if not path.exists() or RunDirectory.is_alive(path):
+        return None
+    with suppress(ShmError, OSError, KeyError, ValueError), RunDirectory.attach(path, timeout_s=0.0) as run:
+        return save_crash(run, directory, "run", "every process of the run was killed")
+    return None
+
+
+class BlackBox:
+    """The supervisor's part: it records ends of processes, and saves all recorders when one was not expected."""
+
+    def __init__(self, run: RunDirectory, directory: Path) -> None:
+        self._run = run
+        self._directory = directory
+        self._flight: FlightWriter | None = None
+
+    def ended(self, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
+        """A process has ended that was these generations of actors, the last the one that it is called after; ``reason`` is "" where
+        that was wanted. Returns what was saved. Raises OSError."""
+        if self._flight is None:
+            try:
+                self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
+            except ShmError:
+                return None  # memory has not made it yet
+        for actor, generation in generations.items():
+            index = ACTORS.index(actor) if actor in ACTORS else len(ACTORS)
+            self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
+        return save_crash(self._run, self._directory, [*generations][-1], reason) if reason else None

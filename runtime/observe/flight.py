@@ -1,0 +1,206 @@
+"""What flight records mean: kinds, and the numbers of each. Actors write them (``actors/host/recording.py``), trace and inspect read.
+
+Numbers ``key``, ``a``, ``b``, ``c`` of a record are 64 bits and unsigned. A *request key* is the gateway's name of a request, a
+*row* its place in the sequence table.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...shm.flight_recorder import generation_of, kind_of
+from ..bus.messages import Analyse, DecodeSegment, Encode, Plan
+from ..config import ACTORS
+
+SUPERVISOR = "supervisor"
+RECORDERS = (*ACTORS, SUPERVISOR)
+
+_MASK_32 = (1 << 32) - 1
+_MASK_64 = (1 << 64) - 1
+_ID_PREFIXES = ("chatcmpl-", "cmpl-")
+_ID_DIGITS = 24
+
+
+class Kind(enum.IntEnum):
+    """By writer. Where nothing is said of a number it is 0."""
+
+    # every actor
+    ACTIVE = 1  # this generation serves: key pid, a started_ns, b standby_ns (warm, waiting for the role)
+    STOPPING = 2  # this generation ends in an orderly way. key pid, a 1 if it was told to
+
+    # video, encoder, prefill
+    PLAN = 10  # slice. key plan id, a see ``pack_plan``, b units (bytes, rows or tokens), c ns in the actor's queue
+
+    # decode
+    STEP = 20  # slice. key step, a rows, b rows that ended in it, c rows that are members
+    ROW_ENDED = 21  # key row, a row generation, b end code
+
+    # detokenizer
+    TEXT = 30  # slice: text was made and pushed
+
+    # controller
+    SUBMITTED = 40  # journaled. key request key, a prompt ids, b media items, c arrival
+    ROW = 41  # admitted. key request key, a row, b row generation
+    FILLED = 42  # the media are in their pages. key request key
+    PREPARED = 43  # analysed, and it fits. key request key, a prompt tokens, b companion tokens, c max new tokens
+    PHASE = 44  # key request key, a row, b row generation, c phase
+    FAILED = 45  # key request key, a status
+    ENDED = 46  # journaled. key request key
+    ISSUED = 47  # a plan was written. key plan id, a index of the actor, b plan kind, c requests
+    PLAN_REQUEST = 48  # key request key, a plan id, b first << 32 | last: item and segment, parts, or tokens [first, last)
+    ACKNOWLEDGED = 49  # a plan's result has come. key plan id
+    POOL = 50  # a index of the pool, b pages used, c pages
+    QUEUES = 51  # a waiting, b preparing, c running requests, key plans
+    BUDGETS = 52  # a prefill tokens, b encode rows, c ns between tokens as measured
+    TICK = 53  # slice. a effects
+    UNSENT = 54  # a message did not leave: nobody there, or a queue full. a index of the actor
+
+    # gateway
+    RECEIVED = 60  # a request was sent to the controller. key request key, a and b its id, c bytes of media
+    WRITTEN = 61  # slice: media were written into their pages. key request key, c bytes
+    FIRST_TEXT = 62  # key request key
+    SENT = 63  # the client has been sent so much, now and then. key request key, a tokens
+    OVER = 64  # key request key, a tokens, b status of its error or 0
+
+    # supervisor
+    EXIT = 70  # a process has ended. key pid, a index of the actor, b generation, c exit status (see ``signed``)
+
+
+class PlanKind(enum.IntEnum):
+    """What a plan does."""
+
+    ANALYSE = 1
+    DECODE_SEGMENT = 2
+    ENCODE = 3
+    PREFILL = 4
+
+
+PLAN_NAMES = {
+    PlanKind.ANALYSE: "analyse",
+    PlanKind.DECODE_SEGMENT: "decode segment",
+    PlanKind.ENCODE: "encode",
+    PlanKind.PREFILL: "prefill",
+}
+
+
+def plan_kind(plan: Plan) -> PlanKind:
+    """Which kind a plan is."""
+    if isinstance(plan, Analyse):
+        return PlanKind.ANALYSE
+    if isinstance(plan, DecodeSegment):
+        return PlanKind.DECODE_SEGMENT
+    return PlanKind.ENCODE if isinstance(plan, Encode) else PlanKind.PREFILL
+
+
+def plan_units(plan: Plan) -> int:
+    """How much a plan is: bytes to analyse, patch or mel rows, or tokens."""
+    if isinstance(plan, Analyse):
+        return plan.media.num_bytes
+    if isinstance(plan, DecodeSegment):
+        return plan.shape.segments[plan.segment].num_rows
+    if isinstance(plan, Encode):
+        return sum(part.shape.num_rows for part in plan.parts)
+    return sum(chunk.end - chunk.start for chunk in plan.chunks)
+
+
+UNIT_NAMES = {PlanKind.ANALYSE: "bytes", PlanKind.DECODE_SEGMENT: "rows", PlanKind.ENCODE: "rows", PlanKind.PREFILL: "tokens"}
+
+
+def plan_share(plan: Plan, row: int) -> int:
+    """``b`` of PLAN_REQUEST: what of the plan is for this row."""
+    if isinstance(plan, Analyse):
+        first, last = plan.item, 0
+    elif isinstance(plan, DecodeSegment):
+        first, last = plan.item, plan.segment
+    elif isinstance(plan, Encode):
+        first, last = 0, sum(part.row == row for part in plan.parts)
+    else:
+        chunks = [chunk for chunk in plan.chunks if chunk.row == row and chunk.member == 0]
+        first, last = (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
+    return first << 32 | last & _MASK_32
+
+
+def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:
+    """``a`` of PLAN: what it was, the HTTP status of its error or 0, and how many plans wait behind it."""
+    return kind | status << 8 | num_queued << 24
+
+
+def unpack_plan(a: int) -> tuple[PlanKind, int, int]:
+    """(kind, status, plans behind it)."""
+    return PlanKind(a & 0xFF), a >> 8 & 0xFFFF, a >> 24
+
+
+def unpack_pair(value: int) -> tuple[int, int]:
+    """The two halves of first << 32 | last."""
+    return value >> 32, value & _MASK_32
+
+
+def pack_id(request_id: str) -> tuple[int, int]:
+    """A completion id as two numbers, (0, 0) if it is none of the gateway's."""
+    kind = next((n for n, prefix in enumerate(_ID_PREFIXES) if request_id.startswith(prefix)), 0)
+    digits = request_id.removeprefix(_ID_PREFIXES[kind])
+    if len(digits) != _ID_DIGITS:
+        return 0, 0
+    try:
+        value = int(digits, 16)
+    except ValueError:
+        return 0, 0
+    return value >> 32, kind << 32 | value & _MASK_32
+
+
+def unpack_id(high: int, low: int) -> str:
+    """The completion id, "" for (0, 0)."""
+    prefix = _ID_PREFIXES[low >> 32 & 1]
+    return f"{prefix}{high << 32 | low & _MASK_32:0{_ID_DIGITS}x}" if high or low else ""
+
+
+def unsigned(value: int) -> int:
+    """A number that may be negative, as a record holds it."""
+    return value & _MASK_64
+
+
+def signed(value: int) -> int:
+    """The inverse of ``unsigned``."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+class FlightRecord(NamedTuple):
+    """A record as its readers see it. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    actor: str
+    generation: int
+    kind: Kind
+    time_ns: int
+    duration_ns: int
+    key: int
+    a: int
+    b: int
+    c: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.time_ns + self.duration_ns
+
+
+def merge(recorders: Mapping[str, NDArray[Any]], since_ns: int = 0) -> list[FlightRecord]:
+    """The records of all recorders that end at ``since_ns`` or later, in order of time.
+
+    Kinds and recorders of later versions are left out.
+    """
+    records: list[FlightRecord] = []
+    known = {int(kind): kind for kind in Kind}
+    for actor, found in recorders.items():
+        if actor not in RECORDERS:
+            continue
+        recent = found[found["time_ns"] + found["duration_ns"] >= np.uint64(max(0, since_ns))]
+        kinds, generations = kind_of(recent).tolist(), generation_of(recent).tolist()
+        names = ("time_ns", "duration_ns", "key", "a", "b", "c")
+        columns = [recent[name].tolist() for name in names]
+        for kind, generation, *numbers in zip(kinds, generations, *columns, strict=True):
+            if kind in known:
+                records.append(FlightRecord(actor, generation, known[kind], *numbers))
+    records.sort(key=lambda record: record.time_ns)
+    return records

@@ -1,0 +1,73 @@
+"""Rows and plans as somebody sees them who is not the controller: whole, or not at all. Used by ``inspect`` and by captures.
+
+A row that changes hands while it is read is read again.
+"""
+
+from typing import NamedTuple
+
+from ...schema.rows import EndCode, Phase
+from ...shm.errors import StaleRow
+from ...shm.plan_table import PlanTable
+from ...shm.sequence_table import SequenceTable
+from ..bus.messages import Analyse, DecodeSegment, Encode, Plan, SequenceDefinition, decode_plan, decode_sequence_definition
+from ..config import ACTORS
+from ..controller.request import RowRecord, decode_record
+
+_ATTEMPTS = 5
+
+
+class Row(NamedTuple):
+    """One consistent look at a row."""
+
+    row: int
+    generation: int
+    phase: Phase
+    record: RowRecord | None
+    definition: SequenceDefinition | None
+    block_tables: tuple[list[int], list[int]]
+    prefilled: tuple[int, int]
+    committed: int
+    end: EndCode
+
+
+class LivePlan(NamedTuple):
+    """A plan in the plan table."""
+
+    plan_id: int
+    slot: int
+    actor: str
+    plan: Plan
+
+
+def read_row(table: SequenceTable, row: int) -> Row | None:
+    """The row, or None if it is free or never holds still."""
+    for _ in range(_ATTEMPTS):
+        generation, phase = table.phase(row)
+        if phase == Phase.FREE:
+            return None
+        end = table.end(row, generation)
+        committed = table.committed(row, generation)
+        try:
+            definition = decode_sequence_definition(table.read_definition(row, generation))
+        except StaleRow:
+            definition = None
+        first, second = table.prefilled[row].tolist()  # before what it is a part of, which grows
+        state = table.read_state(row)
+        tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
+        if table.phase(row) == (generation, phase):
+            record = None if state is None else decode_record(state)
+            return Row(row, generation, phase, record, definition, tables, (first, second), committed, end)
+    return None
+
+
+def live_plans(table: PlanTable) -> list[LivePlan]:
+    """Every plan in the plan table."""
+    return [LivePlan(plan.plan_id, plan.slot, ACTORS[plan.actor], decode_plan(plan.payload)) for plan in table.live()]
+
+
+def names(plan: Plan, row: Row) -> bool:
+    """Whether a plan is for this generation of the row."""
+    if isinstance(plan, Analyse | DecodeSegment):
+        return (plan.row, plan.row_generation) == (row.row, row.generation)
+    parts = plan.parts if isinstance(plan, Encode) else plan.chunks
+    return any((part.row, part.row_generation) == (row.row, row.generation) for part in parts)

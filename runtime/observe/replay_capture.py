@@ -1,0 +1,237 @@
+"""Capturing plans while they are done. ``mmrt replay --capture`` leaves an order in the run directory; the actor looks for it.
+
+``PlanCapture`` runs in the actor: the one process that knows for sure that nobody touches a plan's pages. Without an order it costs
+one look for a file per plan. ``capture_live`` is for an actor that hangs or is dead: it copies what its live plans name, from
+outside.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...shm.errors import ShmError
+from ...shm.plan_table import PlanTable
+from ...shm.pool import PagePool
+from ...shm.run_directory import RunDirectory
+from ...shm.sequence_table import SequenceTable
+from ..bus.messages import Analyse, DecodeSegment, Encode, Plan, Prefill, Result, decode_plan, decode_sequence_definition
+from ..config import ACTORS
+from .capture import Capture, CapturedRow, captures_in, make_header
+
+log = logging.getLogger(__name__)
+
+CAPTURING_ACTORS = ("video", "encoder", "prefill")
+NUM_KEPT = 8  # of each actor
+
+Pages = dict[str, list[int]]
+DevicePages = Mapping[str, Callable[[list[int]], NDArray[Any]]]
+"""Of each pool on a device that the process has mapped: copies pages, uint8 [n, page_bytes]."""
+
+
+class CaptureOrder(msgspec.Struct, frozen=True):
+    """What is to be captured: the next ``count`` plans, into ``directory``."""
+
+    directory: str
+    count: int
+
+
+def order_path(run: Path, actor: str) -> Path:
+    """Where the order for an actor lies."""
+    return run / f"capture-{actor}"
+
+
+def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
+    """Leave an order, or replace it."""
+    path = order_path(run, actor)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(msgspec.json.encode(order))
+    os.replace(part, path)
+
+
+class PlanCapture:
+    """The actor's side. Whatever goes wrong here is logged, and the plan is done all the same."""
+
+    def __init__(self, run: RunDirectory, actor: str, page_tokens: int, device_pages: DevicePages) -> None:
+        self._run = run
+        self._actor = actor
+        self._device_pages = device_pages
+        self._order_path = os.fspath(order_path(run.path, actor))
+        self._memory: _Memory | None = None
+        self._page_tokens = page_tokens
+        self._began_s = 0.0
+
+    def before(self, plan_id: int, plan: Plan) -> Capture | None:
+        """Take the plan's inputs if somebody wants them; they are in a file before the plan is begun."""
+        if not os.path.exists(self._order_path):
+            return None
+        try:
+            order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
+            if self._memory is None:
+                self._memory = _Memory(self._run, self._page_tokens, self._device_pages)
+            capture = self._memory.capture(self._actor, plan_id, plan)
+            directory = Path(order.directory)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            capture.save(directory / capture.file_name)
+        except (OSError, ValueError) as error:
+            log.warning("plan %x cannot be captured: %s", plan_id, error)
+            return None
+        self._began_s = time.monotonic()
+        return capture
+
+    def after(self, capture: Capture | None, result: Result) -> None:
+        """The plan was done: its outputs and result belong to the capture."""
+        if capture is None or self._memory is None:
+            return
+        elapsed_s = time.monotonic() - self._began_s
+        try:
+            order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
+            directory = Path(order.directory)
+            self._memory.finished(capture, result, elapsed_s).save(directory / capture.file_name)
+            for old in captures_in(directory, self._actor)[:-NUM_KEPT]:
+                old.unlink(missing_ok=True)
+            if order.count > 1:
+                write_order(self._run.path, self._actor, msgspec.structs.replace(order, count=order.count - 1))
+            else:
+                os.unlink(self._order_path)
+        except FileNotFoundError:
+            return  # nobody waits any more
+        except (OSError, ValueError) as error:
+            log.warning("the result of plan %x cannot be captured: %s", capture.header.plan_id, error)
+
+
+def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Path) -> list[Path]:
+    """Copy the inputs of the plans that ``actor`` has not done, from outside. Raises: OSError, ShmError."""
+    memory = _Memory(run, page_tokens, {})
+    table = PlanTable.attach(run, writable=False)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    saved = []
+    for record in table.live():
+        if record.actor == ACTORS.index(actor):
+            capture = memory.capture(actor, record.plan_id, decode_plan(record.payload))
+            saved.append(directory / capture.file_name)
+            capture.save(saved[-1])
+    table.close()
+    return saved
+
+
+class _Memory:
+    """The pools and rows of a run, for reading."""
+
+    def __init__(self, run: RunDirectory, page_tokens: int, device_pages: DevicePages) -> None:
+        self._run = run
+        self._page_tokens = page_tokens
+        self._device_pages = device_pages
+        self._rows_table: SequenceTable | None = None
+        self._pools: dict[str, PagePool] = {}
+
+    def capture(self, actor: str, plan_id: int, plan: Plan) -> Capture:
+        """Everything that the plan reads, as it is now. Raises ShmError (a ValueError) if a row is somebody else's by now."""
+        read, written = _pages_of(plan)
+        rows: list[CapturedRow] = []
+        tensors: dict[str, NDArray[Any]] = {}
+        if isinstance(plan, Prefill):
+            rows = self._rows(plan)
+            read["kv"] = _distinct(page for row in rows for table in row.block_tables for page in table)
+            written["kv"] = self._written_kv(plan, rows)
+            for row in rows:
+                lengths = row.definition.num_prompt_tokens, row.definition.num_companion_tokens
+                for member, length in enumerate(lengths):
+                    tensors[f"prompt.{row.row}.{member}"] = self._table.prompt_ids(row.row, member, length).copy()
+                tensors[f"ids.{row.row}"] = self._table.ids[row.row, : row.committed].copy()
+        inputs = {pool: _distinct([*read.get(pool, ()), *written.get(pool, ())]) for pool in {**read, **written}}
+        for pool, pages in inputs.items():
+            tensors[f"before.{pool}"] = self._copy(pool, pages)
+        header = make_header(
+            actor=actor,
+            plan_id=plan_id,
+            plan=plan,
+            run_id=self._run.run_id,
+            info=self._run.info,
+            page_bytes={pool: self._pool(pool).page_bytes for pool in inputs},
+            pages=(inputs, written),
+            rows=rows,
+            max_context=self._table.max_context if rows else 1,
+            captured_s=time.time(),
+        )
+        return Capture(header, tensors)
+
+    def finished(self, capture: Capture, result: Result, elapsed_s: float) -> Capture:
+        """With what the plan has written."""
+        header = msgspec.structs.replace(capture.header, result=result, elapsed_s=elapsed_s)
+        after = {f"after.{pool}": self._copy(pool, pages) for pool, pages in header.outputs.items()}
+        return Capture(header, {**capture.tensors, **after})
+
+    def _rows(self, plan: Prefill) -> list[CapturedRow]:
+        found: dict[int, CapturedRow] = {}
+        for chunk in plan.chunks:
+            if chunk.row in found:
+                continue
+            definition = decode_sequence_definition(self._table.read_definition(chunk.row, chunk.row_generation))
+            found[chunk.row] = CapturedRow(
+                row=chunk.row,
+                generation=chunk.row_generation,
+                definition=definition,
+                block_tables=(self._block_table(plan, chunk.row, 0), self._block_table(plan, chunk.row, 1)),
+                committed=self._table.committed(chunk.row, chunk.row_generation),
+            )
+        return list(found.values())
+
+    def _block_table(self, plan: Prefill, row: int, member: int) -> list[int]:
+        """As much of it as the plan's chunks reach into."""
+        ends = [chunk.end for chunk in plan.chunks if (chunk.row, chunk.member) == (row, member)]
+        pages: list[int] = self._table.pages(row, member)[: -(-max(ends, default=0) // self._page_tokens)].tolist()
+        return pages
+
+    def _written_kv(self, plan: Prefill, rows: Sequence[CapturedRow]) -> list[int]:
+        tables = {row.row: row.block_tables for row in rows}
+        page = self._page_tokens
+        return _distinct(
+            kv for chunk in plan.chunks for kv in tables[chunk.row][chunk.member][chunk.start // page : -(-chunk.end // page)]
+        )
+
+    @property
+    def _table(self) -> SequenceTable:
+        if self._rows_table is None:
+            self._rows_table = SequenceTable.attach(self._run, writable=False)
+        return self._rows_table
+
+    def _pool(self, name: str) -> PagePool:
+        if name not in self._pools:
+            self._pools[name] = PagePool.attach(self._run, name, writable=False)
+        return self._pools[name]
+
+    def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:
+        num_pages = self._pool(pool).num_pages
+        if any(not 0 <= page < num_pages for page in pages):
+            raise ShmError(f"page {max(pages)} is outside pool {pool!r} ({num_pages} pages)")
+        if pool in self._device_pages:
+            return self._device_pages[pool](pages)
+        if self._pool(pool).on_device:
+            raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, where only the actor itself can copy them")
+        copied: NDArray[Any] = self._pool(pool).data[np.array(pages, dtype=np.int64)]
+        return copied
+
+
+def _pages_of(plan: Plan) -> tuple[Pages, Pages]:
+    """(pages that a plan names and reads, pages that it names and writes), by pool."""
+    if isinstance(plan, Analyse):
+        return {"media": _distinct(plan.source.pages)}, {}
+    if isinstance(plan, DecodeSegment):
+        return {"media": _distinct(plan.source.pages)}, {"patch": _distinct(plan.target.pages)}
+    if isinstance(plan, Encode):
+        return (
+            {"patch": _distinct(page for part in plan.parts for page in part.source.pages)},
+            {"embedding": _distinct(page for part in plan.parts for page in part.target.pages)},
+        )
+    return {"embedding": _distinct(page for chunk in plan.chunks for span in chunk.spans for page in span.source.pages)}, {}
+
+
+def _distinct(pages: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(pages))

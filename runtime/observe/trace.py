@@ -1,0 +1,242 @@
+"""Flight records as a trace in Chrome's JSON format, which https://ui.perfetto.dev and chrome://tracing show (pure).
+
+One process track per actor with its steps as slices, its waits and its generations beside them; one track of nested slices per
+request; counters for pools, queues and budgets; arrows from plan to plan of a request, along its stages. Times are microseconds of
+CLOCK_MONOTONIC.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..config import ACTORS
+from ..controller.effects import POOLS
+from ..process.exit_status import describe_exit
+from .dumps import Recording
+from .flight import PLAN_NAMES, RECORDERS, UNIT_NAMES, FlightRecord, Kind, PlanKind, merge, signed, unpack_plan
+from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
+
+Event = dict[str, Any]
+
+_REQUESTS_PID = 1
+_STEPS_TID = 1
+_PIDS = {name: pid for pid, name in enumerate(RECORDERS, _REQUESTS_PID + 1)}
+# What must have been done, at the latest, before a plan of a kind: where the arrows of a request go.
+_BEFORE = {
+    PlanKind.DECODE_SEGMENT: (PlanKind.ANALYSE,),
+    PlanKind.ENCODE: (PlanKind.DECODE_SEGMENT,),
+    PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.ENCODE),
+}
+
+
+def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, Any]:
+    """The whole JSON object. ``last_s``: only what was not over so many seconds before the recording was taken."""
+    facts = recording.facts
+    records = merge(recording.recorders)
+    since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
+    requests, plans = request_spans(records), plan_spans(records)
+    events: list[Event] = []
+    events += _slices(records, plans, requests)
+    events += _plan_tracks(plans, facts.taken_ns)
+    events += _generations(records, facts.taken_ns)
+    events += _counters(records)
+    events += _flows(records, plans, requests)
+    recent = [event for event in events if event["_end"] >= since_ns]
+    for span in requests.values():
+        if (span.end_ns or facts.taken_ns) >= since_ns:
+            recent += _request_track(span, facts.taken_ns)
+    for event in recent:
+        del event["_end"]
+    recent.sort(key=lambda event: event["ts"])  # stable: each track stays in the order that it was made in
+    return {
+        "traceEvents": [*_names(), *recent],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "run": facts.run_id,
+            "model": facts.model_path,
+            "reason": facts.reason,
+            "taken_us": facts.taken_ns / 1000,
+            "wall_clock_of_ts_0_s": facts.taken_s - facts.taken_ns / 1e9,
+        },
+    }
+
+
+def num_requests(trace: dict[str, Any]) -> int:
+    """How many requests a trace shows."""
+    return len({event["id"] for event in trace["traceEvents"] if event.get("cat") == "request"})
+
+
+def _names() -> Iterator[Event]:
+    for name, pid in {"requests": _REQUESTS_PID, **_PIDS}.items():
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": _STEPS_TID, "ts": 0, "args": {"name": "steps"}}
+
+
+def _event(ph: str, name: str, time_ns: int, pid: int, end_ns: int = 0, **more: Any) -> Event:
+    """``end_ns``: until when it is of interest, if that is not when it happened."""
+    return {"ph": ph, "name": name, "ts": time_ns / 1000, "pid": pid, "tid": _STEPS_TID, "_end": end_ns or time_ns, **more}
+
+
+def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: str, **args: Any) -> Iterator[Event]:
+    """An asynchronous slice."""
+    end_ns = max(begin_ns, end_ns)
+    yield _event("b", name, begin_ns, pid, end_ns, cat=category, id=id, args=args)
+    yield _event("e", name, end_ns, pid, cat=category, id=id)
+
+
+# -------------------------------------------------------------------------------------------------------------- actors
+
+
+def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
+    """What processes did, one thing at a time."""
+    for record in records:
+        described = _describe(record, plans, requests)
+        if described is not None:
+            name, args = described
+            dur = record.duration_ns / 1000
+            yield _event("X", name, record.time_ns, _PIDS[record.actor], record.end_ns, cat="step", dur=dur, args=args)
+        elif record.kind is Kind.UNSENT:
+            name = f"a message to {_actor(record.a)} did not leave"
+            yield _event("i", name, record.time_ns, _PIDS[record.actor], s="p")
+        elif record.kind is Kind.EXIT:
+            name = f"generation {record.b} ended: {describe_exit(signed(record.c))}"
+            yield _event("i", name, record.time_ns, _PIDS.get(_actor(record.a), _PIDS["supervisor"]), s="p", args={"pid": record.key})
+
+
+def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of a record that is a slice."""
+    match record.kind:
+        case Kind.PLAN:
+            plan = plans[record.key]
+            args: dict[str, Any] = {
+                "plan": f"{record.key:#x}",
+                UNIT_NAMES[plan.kind]: record.b,
+                "waited_ms": record.c / 1e6,
+                "generation": record.generation,
+                "requests": [requests[key].name for key in plan.requests if key in requests],
+            }
+            if plan.status:
+                args["status"] = plan.status
+            return PLAN_NAMES[plan.kind], args
+        case Kind.STEP:
+            return "step", {"step": record.key, "rows": record.a, "ended": record.b, "members": record.c}
+        case Kind.TEXT:
+            return "text", {}
+        case Kind.TICK:
+            return "tick", {"effects": record.a}
+        case Kind.WRITTEN:
+            return "write media", {"bytes": record.c, "request": requests[record.key].name if record.key in requests else ""}
+    return None
+
+
+def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int) -> Iterator[Event]:
+    """Beside the slices: how long plans were in flight, and how long they lay in their actor's queue."""
+    for plan in plans.values():
+        name, id = PLAN_NAMES[plan.kind], f"{plan.plan_id:#x}"
+        if plan.issued_ns:
+            end_ns = plan.acknowledged_ns or plan.end_ns or taken_ns
+            yield from _pair(f"{name} in flight", plan.issued_ns, end_ns, _PIDS["controller"], "plan", id)
+        if plan.begin_ns > plan.arrived_ns > 0:
+            yield from _pair(f"{name} waits", plan.arrived_ns, plan.begin_ns, _PIDS[plan.actor], "wait", id)
+
+
+def _generations(records: Sequence[FlightRecord], taken_ns: int) -> Iterator[Event]:
+    """The lives of processes: starting, standby, active."""
+    ends: dict[tuple[str, int], int] = {}
+    for record in records:
+        if record.kind is Kind.STOPPING:
+            ends.setdefault((record.actor, record.key), record.time_ns)
+        elif record.kind is Kind.EXIT:
+            ends.setdefault((_actor(record.a), record.key), record.time_ns)
+    for record in records:
+        if record.kind is not Kind.ACTIVE:
+            continue
+        pid, id = _PIDS[record.actor], f"{record.actor}-{record.generation}"
+        began_ns, standby_ns, active_ns = record.a, record.b or record.time_ns, record.time_ns
+        end_ns = max(active_ns, ends.get((record.actor, record.key), taken_ns))
+        name = f"generation {record.generation}"
+        yield _event("b", name, began_ns, pid, end_ns, cat="generation", id=id, args={"pid": record.key})
+        for stage, begin, end in (
+            ("starting", began_ns, standby_ns),
+            ("standby", standby_ns, active_ns),
+            ("active", active_ns, end_ns),
+        ):
+            yield from _pair(stage, begin, max(begin, end), pid, "generation", id)
+        yield _event("e", name, end_ns, pid, cat="generation", id=id)
+
+
+def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
+    """Pools, queues, budgets, and how many rows a step had."""
+    rows, queued = -1, dict[str, int]()
+    for record in records:
+        pid = _PIDS[record.actor]
+        if record.kind is Kind.POOL and record.a < len(POOLS):
+            yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b})
+        elif record.kind is Kind.QUEUES:
+            args = {"waiting": record.a, "preparing": record.b, "running": record.c}
+            yield _event("C", "requests", record.time_ns, pid, args=args)
+            yield _event("C", "plans in flight", record.time_ns, pid, args={"plans": record.key})
+        elif record.kind is Kind.BUDGETS:
+            yield _event("C", "budgets", record.time_ns, pid, args={"prefill_tokens": record.a, "encode_rows": record.b})
+        elif record.kind is Kind.STEP and record.a != rows:
+            rows = record.a
+            yield _event("C", "rows of a step", record.time_ns, pid, args={"rows": rows})
+        elif record.kind is Kind.PLAN:
+            num_queued = unpack_plan(record.a)[2]
+            if queued.get(record.actor) != num_queued:
+                queued[record.actor] = num_queued
+                yield _event("C", "plans queued", record.time_ns, pid, args={"plans": num_queued})
+
+
+def _actor(index: int) -> str:
+    return ACTORS[index] if index < len(ACTORS) else "?"
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
+    """A request and its stages, nested, with what happened at a moment; in the order that tells the nesting at equal times."""
+    id, end_ns = f"{span.key:#x}", max(span.end_ns or taken_ns, span.begin_ns)
+    args = {"row": span.row, "prompt_tokens": span.num_prompt_tokens, "tokens_sent": span.num_sent, "status": span.status}
+    inner: list[Event] = []
+    for stage in span.stages:
+        begin_ns = min(stage.begin_ns, end_ns)
+        inner += _pair(stage.name, begin_ns, min(stage.end_ns or end_ns, end_ns), _REQUESTS_PID, "request", id)
+    for what, time_ns in span.marks:
+        inner.append(_event("n", what, min(time_ns, end_ns), _REQUESTS_PID, cat="request", id=id))
+    inner.sort(key=lambda event: event["ts"])
+    begin = _event("b", span.name, span.begin_ns, _REQUESTS_PID, cat="request", id=id, args={**args, "unfinished": not span.end_ns})
+    return [begin, *inner, _event("e", span.name, end_ns, _REQUESTS_PID, cat="request", id=id)]
+
+
+def _flows(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
+    """Arrows: to each plan of a request from the last one that had to be done before it, and from its last prefill to decode."""
+    steps = [(record.time_ns, record.end_ns) for record in records if record.kind is Kind.STEP]
+    by_request: dict[int, list[PlanSpan]] = {}
+    for plan in plans.values():
+        for key in plan.requests if plan.begin_ns else ():
+            by_request.setdefault(key, []).append(plan)
+    number = 0
+    for key, mine in by_request.items():
+        mine.sort(key=lambda plan: plan.begin_ns)
+        arrows = [(source, PLAN_NAMES[plan.kind], plan.begin_ns, plan.actor) for plan in mine if (source := _source(plan, mine))]
+        prefills = [plan for plan in mine if plan.kind == PlanKind.PREFILL]
+        decoding = [stage.begin_ns for stage in requests[key].stages if stage.name == "decoding"] if key in requests else []
+        if prefills and decoding:
+            first = next((begin_ns for begin_ns, _ in steps if begin_ns >= decoding[-1]), None)
+            if first is not None and prefills[-1].end_ns <= first:
+                arrows.append((prefills[-1], "step", first, "decode"))
+        for source, name, begin_ns, actor in arrows:
+            number += 1
+            start_ns = max(source.begin_ns, source.end_ns - 1)  # inside its slice
+            yield _event("s", name, start_ns, _PIDS[source.actor], source.end_ns, cat="flow", id=number)
+            yield _event(
+                "f", name, begin_ns, _PIDS[actor], source.end_ns, cat="flow", id=number, bp="e"
+            )  # with its beginning or not at all
+
+
+def _source(plan: PlanSpan, mine: Sequence[PlanSpan]) -> PlanSpan | None:
+    """The last plan of the request that ended before this one began and is of a kind that comes before it."""
+    before = [other for other in mine if other.kind in _BEFORE.get(plan.kind, ()) and other.end_ns <= plan.begin_ns]
+    return max(before, key=lambda other: other.end_ns, default=None)

@@ -1,0 +1,189 @@
+"""What flight records say of single requests: the stages each went through, and the plans that were made for it (pure).
+
+Used by ``mmrt trace`` for its request tracks and by ``mmrt inspect`` for its timings.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...schema.rows import Phase
+from .flight import FlightRecord, Kind, PlanKind, unpack_id, unpack_pair, unpack_plan
+
+# In the order in which a request goes through them; a preempted one is prefilled again.
+STAGES = ("submitted", "queued", "fetching", "analysing", "prefilling", "decoding", "delivering", "failing")
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stretch of a request's life. ``end_ns`` 0: it is in it still, as far as is known."""
+
+    name: str
+    begin_ns: int
+    end_ns: int = 0
+
+
+@dataclass(slots=True)
+class PlanSpan:
+    """A plan from its writing to its result. 0 for what has not happened or was not recorded."""
+
+    plan_id: int
+    kind: PlanKind
+    actor: str = ""
+    issued_ns: int = 0
+    arrived_ns: int = 0
+    begin_ns: int = 0
+    end_ns: int = 0
+    acknowledged_ns: int = 0
+    units: int = 0
+    status: int = 0
+    num_queued: int = 0
+    generation: int = 0
+    requests: dict[int, tuple[int, int]] = field(default_factory=dict)  # request key -> its share, see flight.plan_share
+
+
+@dataclass(slots=True)
+class RequestSpan:
+    """A request's life."""
+
+    key: int
+    request_id: str = ""
+    row: int = -1
+    row_generation: int = 0
+    gateway_generation: int = 0  # 0: not recorded
+    num_items: int = -1  # -1: not recorded
+    num_prompt_tokens: int = 0
+    stages: list[Stage] = field(default_factory=list)
+    marks: list[tuple[str, int]] = field(default_factory=list)  # (what, when): first text, preempted, failed
+    num_sent: int = 0  # tokens
+    sent_ns: int = 0
+    status: int = 0
+    end_ns: int = 0  # 0: it lives
+
+    @property
+    def name(self) -> str:
+        return self.request_id or f"request {self.key:x}"
+
+    @property
+    def begin_ns(self) -> int:
+        return self.stages[0].begin_ns if self.stages else 0
+
+    def enter(self, stage: str, now_ns: int) -> None:
+        """Leave the stage that it is in for another one."""
+        if self.stages and not self.stages[-1].end_ns:
+            if self.stages[-1].name == stage:
+                return
+            self.stages[-1].end_ns = now_ns
+        self.stages.append(Stage(stage, now_ns))
+
+    def finish(self, now_ns: int) -> None:
+        """It is forgotten by everybody."""
+        if self.stages and not self.stages[-1].end_ns:
+            self.stages[-1].end_ns = now_ns
+        self.end_ns = now_ns
+
+
+def request_spans(records: Iterable[FlightRecord]) -> dict[int, RequestSpan]:
+    """The requests of these records, which are in order of time, by their keys."""
+    spans: dict[int, RequestSpan] = {}
+    rows: dict[tuple[int, int], int] = {}
+    for record in records:
+        if record.kind is Kind.ROW_ENDED:
+            span = spans.get(rows.get((record.key, record.a), 0))
+            if span is not None and not span.end_ns:
+                span.enter("delivering", record.time_ns)
+        elif record.kind in _OF_REQUESTS and record.key:
+            span = spans.get(record.key)
+            if span is None:
+                span = spans[record.key] = RequestSpan(record.key)
+            if record.kind is Kind.ROW:
+                rows[record.a, record.b] = record.key
+            _apply(span, record)
+    return {key: span for key, span in spans.items() if span.stages}
+
+
+_OF_REQUESTS = frozenset(
+    {
+        Kind.RECEIVED,
+        Kind.SUBMITTED,
+        Kind.ROW,
+        Kind.FILLED,
+        Kind.PREPARED,
+        Kind.PHASE,
+        Kind.FAILED,
+        Kind.ENDED,
+        Kind.FIRST_TEXT,
+        Kind.SENT,
+        Kind.OVER,
+    }
+)
+
+
+def _apply(span: RequestSpan, record: FlightRecord) -> None:
+    now_ns = record.time_ns
+    match record.kind:
+        case Kind.RECEIVED:
+            span.request_id = unpack_id(record.a, record.b)
+            span.gateway_generation = record.generation
+            span.enter("submitted", now_ns)
+        case Kind.SUBMITTED:
+            span.num_items = record.b
+            span.enter("queued", now_ns)
+        case Kind.ROW:
+            span.row, span.row_generation = record.a, record.b
+            span.enter("fetching" if span.num_items else "prefilling", now_ns)
+        case Kind.FILLED:
+            span.enter("analysing", now_ns)
+        case Kind.PREPARED:
+            span.num_prompt_tokens = record.a
+            span.enter("prefilling", now_ns)
+        case Kind.PHASE:
+            _phase(span, record.c, now_ns)
+        case Kind.FAILED:
+            span.status = record.a
+            span.marks.append((f"failed with {record.a}", now_ns))
+            span.enter("failing", now_ns)
+        case Kind.FIRST_TEXT:
+            span.marks.append(("first text", now_ns))
+        case Kind.SENT:
+            span.num_sent, span.sent_ns = record.a, now_ns
+        case Kind.OVER:
+            span.num_sent, span.sent_ns = record.a, now_ns
+            span.status = span.status or record.b
+            if all(stage.name == "submitted" for stage in span.stages):
+                span.finish(now_ns)  # refused, or given up before the controller took note
+        case Kind.ENDED:
+            span.finish(now_ns)
+
+
+def _phase(span: RequestSpan, phase: int, now_ns: int) -> None:
+    if phase == Phase.DECODE:
+        span.enter("decoding", now_ns)
+    elif phase == Phase.PREPARE and span.stages and span.stages[-1].name == "decoding":
+        span.marks.append(("preempted", now_ns))
+        span.enter("prefilling", now_ns)
+
+
+def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
+    """The plans of these records, which are in order of time, by their ids. One that was done twice is told as it was done last."""
+    plans: dict[int, PlanSpan] = {}
+    for record in records:
+        if record.kind is Kind.PLAN:
+            kind, status, num_queued = unpack_plan(record.a)
+            plan = plans.setdefault(record.key, PlanSpan(record.key, kind))
+            plan.actor, plan.generation = record.actor, record.generation
+            plan.begin_ns, plan.end_ns, plan.arrived_ns = record.time_ns, record.end_ns, record.time_ns - record.c
+            plan.units, plan.status, plan.num_queued = record.b, status, num_queued
+        elif record.kind is Kind.ISSUED:
+            plan = plans.setdefault(record.key, PlanSpan(record.key, PlanKind(record.b)))
+            plan.issued_ns = record.time_ns
+        elif record.kind is Kind.PLAN_REQUEST and record.a in plans:
+            plans[record.a].requests[record.key] = unpack_pair(record.b)
+        elif record.kind is Kind.ACKNOWLEDGED and record.key in plans:
+            plans[record.key].acknowledged_ns = record.time_ns
+    return plans
+
+
+def plans_of(key: int, plans: dict[int, PlanSpan]) -> list[PlanSpan]:
+    """The plans that were made for a request, in the order in which they were done, those not done last."""
+    mine = [plan for plan in plans.values() if key in plan.requests]
+    return sorted(mine, key=lambda plan: (not plan.begin_ns, plan.begin_ns or plan.issued_ns))

@@ -1,0 +1,153 @@
+"""How a run's shared memory is divided: sizes of pools and tables, computed once by ``memory`` from configuration and model facts.
+
+``memory`` writes the layout into the run directory last, when every segment exists; its presence is what the other actors wait for.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
+from ..config import ACTORS, RuntimeConfig
+from ..errors import ConfigError
+from .device_room import DeviceRoom, pool_bytes, working_bytes
+
+LAYOUT_NAME = "layout"
+DEVICE_SOCKET = "device"  # where memory hands out what lies on the device
+SPARE_SOCKET = "device.spare"  # where the supervisor does, to a memory whose predecessor is dead
+
+MEDIA_PAGE_BYTES = 64 * 1024
+PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels
+EMBEDDING_PAGE_TOKENS = 32
+ROW_DEFINITION_BYTES = 64 * 1024
+ROW_STATE_BYTES = 128 * 1024
+PLAN_SLOTS = 64
+PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
+PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
+TOKEN_RING_BYTES = 1 << 20
+DELTA_RING_BYTES = 4 << 20
+CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
+EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
+EMBEDDING_SHARE = 0.02  # of what pools may take of a device
+DEVICE_POOLS = frozenset({"embedding", "kv"})  # lie where the model is computed
+FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor has one too
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a model says about memory: bytes of a KV page, of an embedding row, of a prompt token in prefill and of a row's logits;
+    tokens of context."""
+
+    kv_page_bytes: int
+    embedding_row_bytes: int
+    max_context: int
+    prefill_token_bytes: int = 0
+    logits_bytes: int = 0
+
+
+class PoolLayout(msgspec.Struct, frozen=True):
+    """``on_device``: its pages lie on the CUDA device, and only their generations in shared memory."""
+
+    num_pages: int
+    page_bytes: int
+    on_device: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+
+class MemoryLayout(msgspec.Struct, frozen=True):
+    """Sizes of everything in shared memory, and what the model is computed on and in. Pools are by name: media, patch, embedding, kv.
+    ``sharing``: see ``report.ComputeReport``."""
+
+    num_rows: int
+    max_context: int
+    max_pages: int  # length of one block table
+    kv_page_tokens: int
+    pools: dict[str, PoolLayout]
+    dtype: str
+    kv_dtype: str
+    device: str
+    sharing: str = ""
+
+    @property
+    def plan_slot_bytes(self) -> int:
+        """Room for a plan that names every page of the pools that plans name pages of."""
+        return PLAN_BASE_BYTES + PAGE_NAME_BYTES * sum(self.pools[name].num_pages for name in ("media", "patch", "embedding"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory of pools and tables, without the weights."""
+        pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
+        rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES + FLIGHT_BYTES
+
+
+def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | None = None) -> MemoryLayout:
+    """Divide memory. ``room``: of the CUDA device that the model's pools lie on, once the weights are there; without it their sizes are
+    those of the CPU. Raises ConfigError when the KV pool is too small."""
+    memory = config.memory
+    page, mebibyte = memory.kv_page_tokens, 1 << 20
+    num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
+    embedding_tokens = memory.embedding_tokens or EMBEDDING_TOKENS
+    kv_tokens = memory.kv_tokens or max(min(32 * 2048, num_rows * facts.max_context), facts.max_context)
+    if config.model.on_cuda and room is not None:
+        embedding_tokens, kv_tokens = _fill_device(config, facts, room, num_rows)
+    if kv_tokens < 2 * page:
+        raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
+    pools = {
+        "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
+        "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
+        "embedding": PoolLayout(max(1, embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes),
+        "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
+    }
+    if config.model.on_cuda:
+        pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in DEVICE_POOLS}
+    return MemoryLayout(
+        num_rows=num_rows,
+        max_context=facts.max_context,
+        max_pages=-(-facts.max_context // page),
+        kv_page_tokens=page,
+        pools=pools,
+        dtype=dtype,
+        kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
+        device=config.model.device,
+    )
+
+
+def _fill_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[int, int]:
+    """Tokens of the embedding and the KV pool where the configuration leaves them to the device. A guidance pair is two rows of a step.
+
+    Raises: ConfigError where no whole context fits.
+    """
+    memory, page = config.memory, config.memory.kv_page_tokens
+    num_processes = config.actors.layout.count("+") + 1 + config.media.decodes_on_gpu
+    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
+    left = pool_bytes(room, memory.gpu_memory_utilization, working)
+    affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
+    embedding_tokens = memory.embedding_tokens or min(max(affordable, EMBEDDING_TOKENS), CUDA_EMBEDDING_TOKENS)
+    left -= embedding_tokens * facts.embedding_row_bytes
+    kv_tokens = memory.kv_tokens or max(left, 0) // facts.kv_page_bytes * page
+    if not memory.kv_tokens and kv_tokens < facts.max_context:
+        raise ConfigError(
+            f"{config.model.device} has {room.free_bytes >> 20} of {room.total_bytes >> 20} MiB free beside the weights; "
+            f"of memory.gpu_memory_utilization = {memory.gpu_memory_utilization:g} they leave room for {kv_tokens} tokens of KV cache, "
+            f"one context has {facts.max_context}: lower model.max_context, or set memory.kv_dtype or memory.kv_tokens"
+        )
+    return embedding_tokens, kv_tokens
+
+
+def write_layout(run: Path, layout: MemoryLayout) -> None:
+    """Publish the layout, atomically."""
+    part = run / f"{LAYOUT_NAME}.part"
+    part.write_bytes(msgspec.json.encode(layout))
+    os.replace(part, run / LAYOUT_NAME)
+
+
+def read_layout(run: Path) -> MemoryLayout | None:
+    """The layout, or None while ``memory`` has not finished."""
+    try:
+        return msgspec.json.decode((run / LAYOUT_NAME).read_bytes(), type=MemoryLayout)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,101 @@
+"""What a run is made of before its first actor: the checkpoint, the address, and ``run.json``; and how a process joins it.
+
+Called by the command line for ``mmrt up``, and by actors that nobody supervises (systemd): there ``memory`` makes the run
+directory, and the others wait until it has.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ... import __version__
+from ...shm.errors import ShmError
+from ...shm.run_directory import RunDirectory
+from ..config import RuntimeConfig, load_config, to_data
+from ..environment import Environment
+from ..errors import ConfigError, RunError
+from .listening import open_listeners
+
+DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
+_JOIN_POLL_S = 0.05
+
+
+def model_path(config: RuntimeConfig) -> Path:
+    """The checkpoint directory of the configuration; that of the demo model when there is none.
+
+    Raises: ConfigError if it is not a checkpoint directory.
+    """
+    try:
+        path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
+    except RuntimeError as error:
+        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+    try:
+        has_config, is_directory = (path / "config.json").is_file(), path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
+    if not has_config:
+        what = "has no config.json" if is_directory else "is not a directory"
+        raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")
+    return path
+
+
+def model_family(path: Path) -> str:
+    """The family name of a checkpoint, "" if its config.json does not tell: whoever loads it will complain."""
+    try:
+        model_type = json.loads((path / "config.json").read_bytes())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(model_type).removesuffix("_thinker")
+
+
+def free_port(config: RuntimeConfig) -> int:
+    """The port to serve on: the configured one if it is free, any free one for 0.
+
+    Raises: RunError if it is in use or the address cannot be bound.
+    """
+    listeners = open_listeners(config.server.host, config.server.port)
+    port = int(listeners[0].getsockname()[1])
+    for listener in listeners:
+        listener.close()
+    return port
+
+
+def run_info(config: RuntimeConfig, model: Path, port: int) -> dict[str, Any]:
+    """What ``run.json`` says of the run, besides what the run directory adds itself. ``port`` stands in its configuration too."""
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
+    return {
+        "version": __version__,
+        "config": to_data(config),
+        "model_path": str(model),
+        "host": config.server.host,
+        "port": port,
+    }
+
+
+def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:
+    """Attach ``actor`` to the run in MMRT_RUN_DIR. Without a supervisor ``memory`` makes the run and the others wait for it.
+
+    Raises: RunError when there is none in time; ConfigError.
+    """
+    path = environment.run_dir or RunDirectory.default_path()
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if RunDirectory.is_alive(path):
+                return RunDirectory.attach(path)
+            if environment.lifeline_fd is not None:
+                raise RunError(f"the run in {path} is gone")
+            if actor == "memory":
+                config = load_config(environment.config_file)
+                model = model_path(config)
+                # A port that is configured may be taken: by systemd, which listens on it for the gateway.
+                return RunDirectory.create(path, run_info(config, model, config.server.port or free_port(config)))
+        except ShmError as error:
+            if actor == "memory" or time.monotonic() > deadline_s:
+                raise RunError(str(error)) from None
+        if time.monotonic() > deadline_s:
+            raise RunError(f"no run in {path} after {timeout_s:g} s: is the memory actor up?")
+        time.sleep(_JOIN_POLL_S)

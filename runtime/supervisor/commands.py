@@ -1,0 +1,92 @@
+"""What is asked over the control socket, done to the actors of the run. Owned by the supervisor."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from ..errors import RunError
+from .control import DebugReply, DebugRequest, DownReply, DownRequest, ErrorReply, Reply, Request, RestartRequest, StatusReply
+from .control_server import WithDescriptors
+from .handover import expect_free, lend, restart
+from .managed_actor import Instance, SupervisedActor
+from .processes import GuestProcess
+from .run_report import RunReport
+from .starter import Starter
+
+
+class Commanded(Protocol):
+    """What the commands need of the supervisor."""
+
+    @property
+    def actors(self) -> Mapping[str, SupervisedActor]: ...
+
+    def report(self) -> RunReport: ...
+    def say(self, text: str) -> None: ...
+    def on_started(self, actor: SupervisedActor, instance: Instance) -> None: ...
+    async def end(self, drain_s: float | None) -> None: ...
+
+
+class Commands:
+    """One method for each request. Several are answered at once, each in the task of its connection."""
+
+    def __init__(self, run: Commanded, starter: Starter) -> None:
+        self._run = run
+        self._starter = starter
+        self._loans: set[asyncio.Task[None]] = set()
+
+    async def answer(self, request: Request, pid: int) -> Reply | WithDescriptors:
+        """Do what process ``pid`` asks for. Raises: RunError if that is refused, as all that a process of the run asks for is.
+
+        Whoever takes over the one that parses media would get listening sockets and environment of any role otherwise.
+        """
+        if self._is_ours(pid):
+            raise RunError(f"process {pid} belongs to the run and may not command it")
+        if isinstance(request, RestartRequest):
+            return await self._restart(request)
+        if isinstance(request, DebugRequest):
+            return self._debug(request, pid)
+        if isinstance(request, DownRequest):
+            await self._run.end(request.drain_s)
+            return DownReply()
+        return StatusReply(self._run.report())
+
+    def close(self) -> None:
+        for loan in self._loans:
+            loan.cancel()
+
+    def _is_ours(self, pid: int) -> bool:
+        instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
+        return any(instance.process.pid == pid and not instance.is_guest for instance in instances)
+
+    def _actor(self, name: str) -> SupervisedActor:
+        """The one that lives in the process that ``name`` lives in."""
+        for actor in self._run.actors.values():
+            if name in actor.spec.roles:
+                return actor
+        raise RunError(f"no actor {name!r}; there are {', '.join(self._run.actors)}")
+
+    async def _restart(self, request: RestartRequest) -> Reply:
+        try:
+            reply = await restart(self._actor(request.actor))
+        except OSError as error:
+            raise RunError(f"{request.actor}: no new process can be started: {error.strerror}") from None
+        self._run.say(reply.message)
+        return reply
+
+    def _debug(self, request: DebugRequest, pid: int) -> Reply | WithDescriptors:
+        """Lend the role to the asking process: it stays a guest until it ends."""
+        actor = self._actor(request.actor)
+        if len(actor.spec.roles) > 1:
+            together = ", ".join(actor.spec.roles)
+            raise RunError(f"{request.actor} cannot be debugged in a process that is {together}: actors.layout can give it its own")
+        expect_free(actor)
+        try:
+            guest = Instance(GuestProcess(pid), None, is_guest=True)
+        except ProcessLookupError:
+            return ErrorReply(f"process {pid} has gone")
+        self._run.on_started(actor, guest)
+        loan = asyncio.create_task(lend(actor, guest))
+        self._loans.add(loan)
+        loan.add_done_callback(self._loans.discard)
+        fds = self._starter.listen_fds(actor.spec)
+        return WithDescriptors(DebugReply(self._starter.environment(actor.spec), len(fds)), fds)

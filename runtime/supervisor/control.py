@@ -1,0 +1,140 @@
+"""The supervisor's control socket: ``<run>/control``, a unix stream of JSON lines, mode 0600; one request, one reply.
+
+What is said over it, and ``call`` and ``borrow_role``, the ends of the command line; ``control_server`` is the supervisor's.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from ..errors import RunError
+from .run_report import RunReport
+
+SOCKET_NAME = "control"
+MAX_LINE_BYTES = 1 << 20
+MAX_DESCRIPTORS = 16  # that come with one reply
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag="status"):
+    """Answered with a StatusReply."""
+
+
+class RestartRequest(msgspec.Struct, frozen=True, tag="restart"):
+    """Hot restart of one actor; answered with a RestartReply when it is done or has failed."""
+
+    actor: str
+
+
+class DebugRequest(msgspec.Struct, frozen=True, tag="debug"):
+    """The asking process wants to be this actor; answered with a DebugReply. The connection then stays open for as long as it is."""
+
+    actor: str
+
+
+class DownRequest(msgspec.Struct, frozen=True, tag="down"):
+    """End the run; requests get ``drain_s`` seconds to finish (None: as configured). Answered when nothing is left."""
+
+    drain_s: float | None = None
+
+
+Request = StatusRequest | RestartRequest | DebugRequest | DownRequest
+
+
+class StatusReply(msgspec.Struct, frozen=True, tag="status"):
+    report: RunReport
+
+
+class RestartReply(msgspec.Struct, frozen=True, tag="restart"):
+    """``message`` is for people; after a failure ``log`` holds the last lines of the generation that did not come up."""
+
+    ok: bool
+    message: str
+    generation: int = 0
+    seconds: float = 0.0
+    log: list[str] = []
+
+
+class DebugReply(msgspec.Struct, frozen=True, tag="debug"):
+    """Be ``actor`` in ``environment``; with ``num_listeners`` descriptors of sockets that clients connect to.
+
+    The role is free once the old generation has ended, which it is told to when the asking process reports READY.
+    """
+
+    environment: dict[str, str]
+    num_listeners: int = 0
+
+
+class DownReply(msgspec.Struct, frozen=True, tag="down"):
+    """Every process has ended and the run directory is gone."""
+
+
+class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
+    message: str
+
+
+Reply = StatusReply | RestartReply | DebugReply | DownReply | ErrorReply
+
+encode = msgspec.json.encode
+decode_request = msgspec.json.Decoder(Request).decode
+_decode_reply = msgspec.json.Decoder(Reply).decode
+
+
+def call(run: Path, request: Request, timeout_s: float | None = 10.0) -> Reply:
+    """Ask the supervisor of the run in ``run``. Raises RunError when there is none, it does not answer, or it refuses."""
+    with _connect(run, timeout_s) as connection:
+        try:
+            connection.sendall(encode(request) + b"\n")
+            with connection.makefile("rb") as stream:
+                line = stream.readline()
+        except TimeoutError:
+            raise RunError(f"the supervisor of {run} did not answer within {timeout_s} s") from None
+        except OSError:
+            line = b""
+    return _read(line, run)
+
+
+def borrow_role(run: Path, actor: str, timeout_s: float = 10.0) -> tuple[DebugReply, list[int], socket.socket]:
+    """Ask to be ``actor``. Returns the descriptors that belong to it, and the connection, whose end means that the run is over.
+
+    Raises: RunError when there is no supervisor, it does not answer, or it refuses.
+    """
+    connection = _connect(run, timeout_s)
+    line = b""
+    fds: list[int] = []
+    try:
+        connection.sendall(encode(DebugRequest(actor)) + b"\n")
+        while not line.endswith(b"\n"):
+            data, received, _, _ = socket.recv_fds(connection, MAX_LINE_BYTES, MAX_DESCRIPTORS)
+            fds += received
+            if not data:
+                break
+            line += data
+    except OSError as error:
+        connection.close()
+        raise RunError(f"the supervisor of {run} did not answer: {error.strerror or error}") from None
+    connection.settimeout(None)
+    reply = _read(line, run)
+    assert isinstance(reply, DebugReply)
+    return reply, fds, connection
+
+
+def _connect(run: Path, timeout_s: float | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(os.fspath(run / SOCKET_NAME))
+    except OSError:
+        connection.close()
+        raise RunError(f"no supervisor answers in {run}: is a run up? (mmrt up)") from None
+    return connection
+
+
+def _read(line: bytes, run: Path) -> Reply:
+    if not line.endswith(b"\n"):
+        raise RunError(f"the supervisor of {run} ended before it answered")
+    reply: Reply = _decode_reply(line)
+    if isinstance(reply, ErrorReply):
+        raise RunError(reply.message)
+    return reply

@@ -1,0 +1,148 @@
+"""Handing an actor's role from one live process to another: a new generation (``mmrt restart``), or a terminal's (``mmrt debug``).
+
+Called by ``commands`` and ``reload`` in the supervisor, on a ``SupervisedActor``, whose own task promotes the candidate when the
+process before it has ended. The newcomer is warm before the old process is told to end, and the role lock lets it write only then.
+"""
+
+import asyncio
+import time
+
+from ..errors import RunError
+from .control import RestartReply
+from .managed_actor import Instance, SupervisedActor, first
+
+
+def expect_free(actor: SupervisedActor) -> None:
+    """Raises: RunError if the role is being handed over already, is in a debugger's hands, or the actor is ending."""
+    if actor.stopping.is_set():
+        raise RunError(f"{actor.name} is {actor.state}")
+    if actor.guest is not None:
+        raise RunError(f"{actor.name} is being debugged by pid {actor.guest.process.pid}")
+    if actor.candidate is not None or actor.state == "restarting":
+        raise RunError(f"{actor.name} is being restarted already")
+
+
+async def restart(actor: SupervisedActor) -> RestartReply:
+    """Replace the running generation by a new one that is warm before the old one ends.
+
+    If the new one does not come up, the old one goes on as if nothing had been.
+
+    Raises: RunError, see ``expect_free``; OSError if no process can be started, and then nothing has changed.
+    """
+    expect_free(actor)
+    began_s = time.monotonic()
+    if actor.current is None:
+        candidate = await _hurry(actor)
+    else:
+        actor.set_state("restarting")
+        try:
+            candidate = actor.candidate = await actor.start()
+        except OSError:
+            if actor.current is not None:
+                actor.follow(actor.current)
+            raise
+    if candidate is None:
+        raise RunError(f"{actor.name} is {actor.state}")
+    timeout_s = actor.spec.ready_timeout_s
+    if not await _reaches(candidate, candidate.ready, "ready", timeout_s):
+        return _rejected(actor, candidate)
+    await _end_predecessor(actor, candidate)
+    if not await _reaches(candidate, candidate.active, "active", timeout_s):
+        return RestartReply(
+            ok=False,
+            message=f"{actor.name}: the new process was ready, but ended with {candidate.describe_exit()} when it took over",
+            log=candidate.tail,
+        )
+    seconds = time.monotonic() - began_s
+    return RestartReply(
+        ok=True,
+        message=f"{actor.name}: generation {candidate.generation} serves after {seconds:.2f} s",
+        generation=candidate.generation,
+        seconds=seconds,
+    )
+
+
+async def lend(actor: SupervisedActor, guest: Instance) -> None:
+    """Give the role to ``guest`` once that is ready, and keep a warm process that takes over when it ends, however it ends.
+
+    Ends with the guest. ``actor`` must be free (``expect_free``).
+    """
+    actor.candidate = guest
+    pid = guest.process.pid
+    if not await _reaches(guest, guest.ready):
+        if actor.candidate is guest:
+            actor.candidate = None
+        actor.say(f"is not debugged after all: pid {pid} has gone")
+        return
+    await _end_predecessor(actor, guest)
+    if await _reaches(guest, guest.active):
+        actor.say(f"is debugged by pid {pid}")
+        await _keep_standby(actor, guest)
+    await guest.ended()
+    actor.say(f"is not debugged any more: pid {pid} has gone")
+
+
+async def _keep_standby(actor: SupervisedActor, guest: Instance) -> None:
+    try:
+        standby = await actor.start()
+    except (RunError, OSError):
+        return  # its task will see the same when the guest has ended, and say so
+    if actor.current is guest and guest.process.alive:
+        actor.candidate = standby
+    else:
+        standby.kill("the debugger has gone already")
+        await standby.ended()
+
+
+def drop_standby(actor: SupervisedActor) -> None:
+    """While a guest has the role: forget the warm process behind it, whose code is outdated. A fresh one will start instead."""
+    standby = actor.candidate
+    if standby is not None and not standby.is_guest:
+        actor.candidate = None
+        standby.kill("its code is outdated")
+
+
+async def _hurry(actor: SupervisedActor) -> Instance | None:
+    """Cut short the wait before the next start; the process that comes, None if the actor ends instead."""
+    actor.retry_now.set()
+    actor.came.clear()
+    await first(actor.spec.ready_timeout_s, actor.came, actor.stopping)
+    return actor.current
+
+
+async def _end_predecessor(actor: SupervisedActor, successor: Instance) -> None:
+    """Tell the process that has the role to end at its next step boundary, and wait for that."""
+    old = actor.current or await _hurry(actor)
+    if old is not None and old is not successor:
+        old.is_relieved = True
+        await old.process.stop(actor.spec.handover_grace_s, first=actor.spec.handover_signal)
+
+
+async def _reaches(instance: Instance, event: asyncio.Event, what: str = "", timeout_s: float | None = None) -> bool:
+    """Wait until the process has said so; False if it ended first. After ``timeout_s`` it is killed for not being ``what``."""
+    waiting = asyncio.create_task(event.wait())
+    ended = asyncio.create_task(instance.ended())
+    try:
+        await asyncio.wait({waiting, ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        ended.cancel()
+    if not event.is_set():
+        instance.kill(f"not {what} within {timeout_s:g} s" if timeout_s is not None else "")
+        await instance.ended()
+        return False
+    return instance.process.alive
+
+
+def _rejected(actor: SupervisedActor, candidate: Instance) -> RestartReply:
+    if actor.candidate is candidate:
+        actor.candidate = None
+    serving = actor.current is not None and actor.current is not candidate and actor.current.process.alive
+    if serving and actor.current is not None:
+        actor.follow(actor.current)
+    after = "the old one keeps serving" if serving else "there is no old one"
+    return RestartReply(
+        ok=False,
+        message=f"{actor.name}: the new process ended with {candidate.describe_exit()} before it was ready; {after}",
+        log=candidate.tail,
+    )

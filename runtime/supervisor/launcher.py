@@ -1,0 +1,259 @@
+"""How the supervisor starts processes: plainly, or forked from the zygote, of which ``Zygote`` is the supervisor's end.
+
+Whenever the zygote is not there or not fit to fork (more than one thread) it raises ZygoteError, and the supervisor starts
+the actor plainly: that is slower and nothing else.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .processes import Activity, Process, activity, spawn
+
+log = logging.getLogger(__name__)
+
+# -P: the working directory is no place to import from.
+PYTHON = (sys.executable, "-P", "-u")
+ACTOR_ENTRY = "mmrt.actors.host.process:run_actor"
+BASE_STAGE = "base"
+# What every actor imports of others' modules: half of the time that one needs to start.
+BASE_MODULES = (
+    "asyncio",
+    "numpy",
+    "numpy.typing",
+    "msgspec",
+    "zmq",
+    "uvloop",
+    "dataclasses",
+    "hashlib",
+    "shutil",
+    "tomllib",
+    "difflib",
+)
+TORCH_STAGE = "torch"
+TOWER_STAGE = "towers"
+TOWER_MODULES = {
+    "qwen2_5_vl": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+}
+_MAX_PACKET_BYTES = 1 << 16
+FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
+IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
+_LOOK_S = 0.25
+
+
+class ZygoteError(RuntimeError):
+    """The zygote is gone, refuses, or could not fork."""
+
+
+class ZygoteDiedError(ZygoteError):
+    """It died, or is being killed, over a fork that it may have made all the same."""
+
+
+def actor_command(name: str) -> list[str]:
+    """The plain way to start an actor: what a systemd unit runs, with this interpreter."""
+    return [*PYTHON, "-m", "mmrt.cli.main", "actor", name]
+
+
+def is_fork(pid: int, run: Path) -> bool:
+    """Whether this is the run's zygote, or was forked from it and lives: a fork keeps the command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"mmrt.runtime.supervisor.zygote" in words and os.fsencode(run) in words
+
+
+def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
+    """What the zygote imports, in order: what all actors need, what most wait for, and the tower of this model family."""
+    tower = TOWER_MODULES.get(family)
+    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+
+
+class Patience:
+    """With a process that somebody waits for, from ``since_s`` on, when it had used ``used_s`` seconds of a processor (pure)."""
+
+    def __init__(self, since_s: float, used_s: float) -> None:
+        self._resting_since_s = since_s
+        self._used_s = used_s
+
+    def is_over(self, now_s: float, seen: Activity, limit_s: float) -> bool:
+        """Whether it has rested for longer than ``limit_s``, or computed for longer. Waiting for a processor is neither."""
+        if seen.wants_processor:
+            self._resting_since_s = now_s
+        return max(now_s - self._resting_since_s, seen.used_s - self._used_s) > limit_s
+
+
+class Zygote:
+    """One zygote process and the socket to it. Belongs to the running event loop."""
+
+    def __init__(self, process: Process, control: socket.socket, stages: Iterable[str]) -> None:
+        self.process = process
+        self._control = control
+        self._ids = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[int]] = {}
+        self._fit = True
+        self.has_hung = False  # over a fork, and was killed for it
+        self._importing = set(stages)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(control, self._receive)
+
+    @classmethod
+    def start(
+        cls,
+        run: Path,
+        stages: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        output_fd: int,
+    ) -> "Zygote":
+        """Start the process; it begins to import at once. ``output_fd`` gets what it prints."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            ours.setblocking(False)
+            command: tuple[str, ...] = (*PYTHON, "-m", "mmrt.runtime.supervisor.zygote", "--control-fd", "3", "--run", str(run))
+            command += tuple(f"--stage={name}={','.join(modules)}" for name, modules in stages.items())
+            # The control socket takes the lifeline's place: its end is the zygote's sign that the supervisor is gone.
+            process = spawn(command, environment, output_fd=output_fd, lifeline_fd=theirs.fileno())
+        return cls(process, ours, stages)
+
+    @property
+    def usable(self) -> bool:
+        return self.process.alive and self._fit
+
+    @property
+    def busy(self) -> bool:
+        """A fork is under way: there may be a child of ours that we do not know yet."""
+        return bool(self._replies)
+
+    async def fork(
+        self,
+        name: str,
+        *,
+        needs: str,
+        entry: str,
+        argument: str,
+        environment: Mapping[str, str],
+        output_fd: int,
+        lifeline_fd: int,
+        nice: int = 0,
+    ) -> Process:
+        """Fork a process that calls ``entry`` ("module:function") with ``argument``, once the stage ``needs`` is imported.
+
+        Raises: ZygoteError.
+        """
+        if not self.usable:
+            raise ZygoteError("the zygote is gone")
+        number = next(self._ids)
+        request = {
+            "id": number,
+            "name": name,
+            "needs": needs,
+            "entry": entry,
+            "argument": argument,
+            "environment": dict(environment),
+            "nice": nice,
+        }
+        reply: asyncio.Future[int] = self._loop.create_future()
+        self._replies[number] = reply
+        try:
+            self._send(request, [output_fd, lifeline_fd])
+            return Process(await self._forked(reply))
+        finally:
+            del self._replies[number]
+
+    async def _forked(self, reply: asyncio.Future[int]) -> int:
+        """The pid of the fork. A zygote that waits for a processor, on a busy machine, is given time."""
+        patience: Patience | None = None
+        while not reply.done():
+            seen = activity(self.process.pid)
+            now_s = time.monotonic()
+            if seen is not None:
+                patience = patience or Patience(now_s, seen.used_s)
+                limit_s = IMPORT_LIMIT_S if self._importing else FORK_LIMIT_S
+                if patience.is_over(now_s, seen, limit_s):
+                    self._fit, self.has_hung = False, True
+                    self.process.signal(signal.SIGKILL)
+                    raise ZygoteDiedError(f"the zygote hangs: no fork within {limit_s:g} s")
+            await asyncio.wait([reply], timeout=_LOOK_S)
+        return reply.result()
+
+    def guard(self, process: Process) -> None:
+        """Have the zygote end this process too, should the supervisor die and the process not notice."""
+        if self.usable and process.alive:
+            with contextlib.suppress(ZygoteError):
+                self._send({"guard": process.pid}, [process.pidfd])
+
+    def close(self) -> None:
+        """Forget the zygote and kill it: it has nothing to lose, and closing its socket alone would set it guarding."""
+        reason = "the zygote was closed" if self.process.alive else "the zygote died"  # its end may be seen before its socket's
+        self._fit = False
+        self.process.signal(signal.SIGKILL)
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+        self._fail_all(reason)
+
+    def _send(self, request: Mapping[str, Any], fds: list[int]) -> None:
+        packet = json.dumps(request).encode()
+        if len(packet) > _MAX_PACKET_BYTES:
+            raise ZygoteError(f"a request of {len(packet)} bytes, the limit is {_MAX_PACKET_BYTES}: large environment?")
+        try:
+            socket.send_fds(self._control, [packet], fds)
+        except OSError as error:
+            raise ZygoteError(f"cannot reach the zygote: {error.strerror}") from None
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                packet = self._control.recv(_MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._loop.remove_reader(self._control)
+                self._fit = False
+                self._fail_all("the zygote died")
+                return
+            self._take(json.loads(packet))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "stage" in message:
+            log.debug("zygote: %s in after %.2f s", message["stage"], message["seconds"])
+            self._importing.discard(message["stage"])
+            if message["error"]:
+                log.warning("zygote: %s", message["error"])
+            if message["unfit"]:
+                log.warning("zygote: %s after importing %s: actors start without it", message["unfit"], message["stage"])
+                self._fit = False
+            return
+        reply = self._replies.get(message["id"])
+        if reply is None or reply.done():
+            return
+        if "pid" in message:
+            reply.set_result(message["pid"])
+        else:
+            reply.set_exception(ZygoteError(message["error"]))
+
+    def _fail_all(self, reason: str) -> None:
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(ZygoteDiedError(reason))
+
+
+def pipe_to_logs() -> tuple[int, int]:
+    """A pipe for a child's output: our end does not block, neither end is inherited."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    return read_end, write_end

@@ -1,0 +1,389 @@
+"""One actor as the supervisor sees it: its processes, one after another or two at once during a hand-over, and its state.
+
+``SupervisedActor.run`` is the actor's task in the supervisor's event loop; it starts a process, waits for its end, and lets
+``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. The supervisor is reached through the
+``Host`` protocol alone.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from ..errors import RunError
+from ..process.crash_cause import oom_kills
+from ..process.exit_status import describe_exit
+from ..process.notify import Notification
+from .launcher import pipe_to_logs
+from .logs import LogPump
+from .processes import Process
+from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
+
+State = Literal[
+    "waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "broken", "failed", "stopping", "stopped"
+]
+
+
+class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How one actor is started and stopped."""
+
+    name: str
+    command: tuple[str, ...]  # the plain way
+    guests: tuple[str, ...] = ()  # actors that live in its process, too
+    needs: str | None = None  # the zygote's import stage after which it can be forked; None: always start plainly
+    entry: str = ""  # what the fork calls, "module:function", with its name
+    requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
+    threads: int = 1
+    nice: int = 0
+    stop_grace_s: float = 5.0  # between SIGTERM and SIGKILL
+    handover_grace_s: float = 5.0  # the same where a successor waits: a step is done to its end, and a hang is the watchdog's
+    ready_timeout_s: float = 180.0
+    watchdog_s: float = 30.0
+    is_essential: bool = False  # the run ends with it: nobody can do without
+    listens: bool = False  # inherits the sockets that clients connect to
+    handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The actors that its process is."""
+        return (*self.guests, self.name)
+
+
+class Step(NamedTuple):
+    """What an actor is in the middle of, as it has declared; CLOCK_MONOTONIC."""
+
+    start_s: float
+    deadline_s: float
+
+
+class Outage(NamedTuple):
+    """Why the run does without an actor, and when it is tried again; CLOCK_MONOTONIC."""
+
+    reason: str
+    next_probe_s: float
+
+
+class Host(Protocol):
+    """What an actor needs of the supervisor."""
+
+    policy: RestartPolicy
+
+    async def start_process(self, spec: ActorSpec, output_fd: int) -> Process: ...
+    def is_ready(self, names: frozenset[str]) -> bool: ...
+    def on_started(self, actor: "SupervisedActor", instance: "Instance") -> None: ...
+    def on_ended(self, actor: "SupervisedActor", instance: "Instance", unexpected: bool) -> None: ...
+    def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
+    def on_state(self, actor: "SupervisedActor") -> None: ...
+    def on_message(self, actor: str, text: str) -> None: ...
+    def can_do_without(self, actor: "SupervisedActor", is_misconfigured: bool) -> bool: ...
+    def on_outage(self, actor: "SupervisedActor") -> None: ...
+    def on_failed(self, actor: "SupervisedActor", reason: str) -> None: ...
+
+
+class Instance:
+    """One process of an actor, and what it has told about itself.
+
+    A *guest* runs in somebody's terminal (``mmrt debug``): it is no child of ours, its output is not ours, and no watchdog looks at it.
+    """
+
+    def __init__(self, process: Process, pump: LogPump | None, *, is_guest: bool = False) -> None:
+        self.process = process
+        self.pump = pump
+        self.is_guest = is_guest
+        self.generation = 0
+        self.ready = asyncio.Event()
+        self.active = asyncio.Event()
+        self.status = ""
+        self.waiting_since_s = process.started_s  # for readiness; moves while what it requires is not ready itself
+        self.beat_s = process.started_s
+        self.extended_until_s = 0.0
+        self.excused_until_s = 0.0
+        self.killed_because = ""
+        self.culprits: list[str] = []  # actors of the process whose work ended it, where that is known
+        self.is_relieved = False  # told to end because its successor is ready
+        self.obeys = False  # it has said that it ends because it was told to
+        self.oom_kills = oom_kills()  # the machine's counter when it was started
+        self.cause: Cause = "itself"  # of its end, once that is known
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL it, and remember why."""
+        if self.process.alive and not self.killed_because:
+            self.killed_because = reason
+            self.process.signal(signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Wait for the process and for the last of its output."""
+        status = await self.process.wait()
+        assert status is not None
+        if self.pump is not None:
+            self.pump.finish()
+        return status
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines that it has printed."""
+        return [] if self.pump is None else list(self.pump.tail)
+
+    def describe_exit(self) -> str:
+        assert self.process.returncode is not None
+        text = describe_exit(self.process.returncode)
+        return f"{text} ({self.killed_because})" if self.killed_because else text
+
+
+class SupervisedActor:
+    """State and processes of one actor. ``current`` is the generation that does the work, ``candidate`` the one to replace it."""
+
+    def __init__(self, spec: ActorSpec, host: Host) -> None:
+        self.spec = spec
+        self.state: State = "waiting"
+        self.current: Instance | None = None
+        self.candidate: Instance | None = None
+        self.num_starts = 0
+        self.last_exit = ""
+        self.last_tail: list[str] = []
+        self.stopping = asyncio.Event()
+        self.retry_now = asyncio.Event()
+        self.hurried = asyncio.Event()  # while it stops: it is to drain no longer
+        self.came = asyncio.Event()  # a process was started and is ``current``, or none could be
+        self.outage: Outage | None = None  # while it is broken, until one of its processes serves
+        self._host = host
+        self._history = RestartHistory()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def ready(self) -> bool:
+        """Some generation serves, and everything that this actor requires is ready too."""
+        current = self.current
+        return current is not None and current.process.alive and current.active.is_set() and self._host.is_ready(self.spec.requires)
+
+    @property
+    def instances(self) -> list[Instance]:
+        return [instance for instance in (self.current, self.candidate) if instance is not None]
+
+    @property
+    def guest(self) -> Instance | None:
+        """The process under a debugger that has this actor's role, or waits at its first prompt before it takes it."""
+        return next((instance for instance in self.instances if instance.is_guest), None)
+
+    @property
+    def status(self) -> str:
+        """One line for people."""
+        if self.guest is not None:
+            return f"{'debugged' if self.guest is self.current else 'about to be debugged'} by pid {self.guest.process.pid}"
+        if self.outage is not None:
+            wait_s = self.outage.next_probe_s - time.monotonic()
+            return f"{self.outage.reason}; {'is being tried' if self.current else f'is tried again in {max(0.0, wait_s):.0f} s'}"
+        return self.current.status if self.current else ""
+
+    def say(self, text: str) -> None:
+        """Have the supervisor tell people something about this actor."""
+        self._host.on_message(self.name, text)
+
+    async def run(self) -> None:
+        """Keep the actor running until ``stop`` or until the policy gives up."""
+        while not self.stopping.is_set():
+            if self.current is None:
+                try:
+                    self.current = await self.start()
+                except RunError:
+                    break
+                except OSError as error:  # no such program; no more processes, no memory
+                    self.last_exit, self.last_tail = f"cannot start {self.spec.command[0]}: {error.strerror}", []
+                    self.came.set()
+                    await self._recover(lifetime_s=0.0, status=1, cause="itself")
+                    continue
+            instance = self.current
+            self.came.set()
+            self.follow(instance)
+            await instance.ended()
+            if not instance.is_guest:
+                # One that was told to make room has not failed: that is no news.
+                handed_over = instance.is_relieved and instance.process.returncode == 0
+                self.last_exit = "" if handed_over else instance.describe_exit()
+                self.last_tail = instance.tail
+            expected = self.stopping.is_set() or instance.is_relieved or instance.is_guest
+            self._host.on_ended(self, instance, not expected)
+            self.current = self._successor()
+            if self.stopping.is_set():
+                break
+            lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a start that failed has not run
+            if self.current is not None or instance.is_guest:
+                self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
+            else:
+                assert instance.process.returncode is not None
+                await self._recover(lifetime_s=lifetime_s, status=instance.process.returncode, cause=instance.cause)
+        if self.state != "failed":
+            self.set_state("stopped")
+
+    def _successor(self) -> Instance | None:
+        """The candidate, now that the process before it has ended."""
+        if self.candidate is not None and self.candidate.is_guest and not self.candidate.ready.is_set():
+            return None  # somebody sits at its first prompt: until it goes on a process of ours serves
+        successor, self.candidate = self.candidate, None
+        return successor
+
+    async def _recover(self, *, lifetime_s: float, status: int, cause: Cause) -> None:
+        """Wait until it is to be started again. If the run cannot do without it that never comes: the run ends."""
+        decision, self._history = decide(
+            self._host.policy, self._history, lifetime_s=lifetime_s, status=status, jitter=random.random(), cause=cause
+        )
+        if isinstance(decision, Broken):
+            reason = f"{self.last_exit}; {decision.reason}"
+            if not self._host.can_do_without(self, status == CONFIGURATION_STATUS):
+                self.set_state("failed")
+                self.stopping.set()
+                self._host.on_failed(self, reason)
+                return
+            self.outage = Outage(reason, time.monotonic() + decision.delay_s)
+            self._host.on_message(
+                self.name, f"is broken: {reason}; it is tried again in {decision.delay_s:.0f} s, or by mmrt restart {self.name}"
+            )
+            self._host.on_outage(self)
+        else:
+            when = f"in {decision.delay_s:.2f} s" if decision.delay_s else "at once"
+            self._host.on_message(self.name, f"ended with {self.last_exit}; starts again {when}")
+        self.set_state("backoff" if self.outage is None else "broken")
+        self.retry_now.clear()
+        await first(decision.delay_s, self.stopping, self.retry_now)
+
+    async def start(self) -> Instance:
+        """Start one process; the caller says what it is to be."""
+        read_end, write_end = pipe_to_logs()
+        try:
+            process = await self._host.start_process(self.spec, write_end)
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.num_starts += 1
+        pump = LogPump(read_end, lambda lines: self._host.on_lines(self.name, lines))
+        instance = Instance(process, pump)
+        self._host.on_started(self, instance)
+        if self.stopping.is_set():
+            process.signal(signal.SIGTERM)
+        return instance
+
+    async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
+        """End every process: SIGTERM, again after ``hurry_after_s`` (a gateway then stops draining), SIGKILL after ``grace_s``."""
+        self.stopping.set()
+        if self.state in ("stopped", "failed") and not self.instances:
+            return
+        self.set_state("stopping")
+        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
+        await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
+
+    async def _stop_one(self, instance: Instance, grace_s: float, hurry_after_s: float | None) -> None:
+        if hurry_after_s is not None:
+            instance.process.signal(signal.SIGTERM)
+            ended = asyncio.create_task(instance.process.wait(hurry_after_s))
+            hurried = asyncio.create_task(self.hurried.wait())
+            await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            if ended.done() and ended.result() is not None:
+                return
+            ended.cancel()
+        await instance.process.stop(grace_s)
+
+    def kill(self) -> None:
+        """SIGKILL every process and start none again."""
+        self.stopping.set()
+        for instance in self.instances:
+            instance.kill("forced")
+
+    def on_notification(self, instance: Instance, notification: Notification) -> None:
+        """Take what a process of this actor says about itself."""
+        instance.generation = notification.generation or instance.generation
+        instance.beat_s = time.monotonic()
+        said = notification.status is not None and notification.status != instance.status
+        instance.status = notification.status or instance.status
+        if notification.extend_s is not None:
+            instance.extended_until_s = instance.beat_s + notification.extend_s
+        instance.obeys |= notification.stopping
+        if notification.ready:
+            instance.ready.set()
+        if notification.active:
+            instance.ready.set()
+            instance.active.set()
+            self._mended()
+        before = self.state
+        if instance is self.current and self.state != "restarting":
+            self.follow(instance)
+        if said and self.state == before:
+            self._host.on_state(self)
+
+    def excuse(self, now_s: float) -> None:
+        """Count every process as heard of now: what has stopped us may have stopped it too, in the middle of a step."""
+        for instance in self.instances:
+            instance.beat_s = now_s
+            instance.excused_until_s = now_s + self.spec.watchdog_s
+
+    def check(self, now_s: float, steps_of: Mapping[int, Mapping[str, Step]]) -> None:
+        """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.
+
+        ``steps_of``: for each process, the steps that its actors are in.
+        """
+        for instance in self.instances:
+            if instance.is_guest or not instance.process.alive or now_s < instance.extended_until_s:
+                continue
+            steps = steps_of.get(instance.process.pid, {})
+            if steps or instance.active.is_set():
+                self._check_active(instance, now_s, steps)
+            if instance.active.is_set():
+                continue
+            # A standby may wait for its predecessor as long as that takes, which is bounded by its stop.
+            replacing = instance is self.candidate and instance.ready.is_set()
+            if replacing or not self._host.is_ready(self.spec.requires):
+                instance.waiting_since_s = now_s
+            if now_s > instance.waiting_since_s + self.spec.ready_timeout_s:
+                instance.kill(f"not ready within {self.spec.ready_timeout_s:g} s")
+
+    def _check_active(self, instance: Instance, now_s: float, steps: Mapping[str, Step]) -> None:
+        if steps:
+            instance.beat_s = now_s
+            first_s = min(step.deadline_s for step in steps.values())
+            if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
+                # Whatever was under way at the deadline may be what held the other up.
+                instance.culprits = [actor for actor, step in steps.items() if step.start_s < first_s]
+                instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
+        elif now_s > instance.beat_s + self.spec.watchdog_s:
+            instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
+
+    def _mended(self) -> None:
+        """A process of it serves."""
+        if self.outage is not None:
+            self.outage = None
+            self._host.on_message(self.name, "serves again")
+            self._host.on_outage(self)
+
+    def follow(self, instance: Instance) -> None:
+        """Make the state of the actor that of its process; a broken one stays that until a process serves."""
+        if self.stopping.is_set():
+            return
+        if instance.active.is_set():
+            self.set_state("debugged" if instance.is_guest else "active")
+        elif self.outage is not None:
+            self.set_state("broken")
+        else:
+            self.set_state("standby" if instance.ready.is_set() else "starting")
+
+    def set_state(self, state: State) -> None:
+        if state != self.state:
+            self.state = state
+            self._host.on_state(self)
+
+
+async def first(timeout_s: float, *events: asyncio.Event) -> None:
+    """Wait until one of the events is set or the time is over."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,206 @@
+"""Children of the supervisor: start, signal, wait and measure them, by pidfd and never by a bare pid.
+
+Runs in the supervisor; the measuring functions also in ``mmrt status``. Every child gets a process group of its own, so that the
+terminal's Ctrl-C reaches the supervisor alone, and never a session of its own (with sched_autogroup that would undo niceness).
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..environment import CHILD_LISTEN_FD
+
+_PR_SET_CHILD_SUBREAPER = 36
+CHILD_LIFELINE_FD = 3
+TERMINATE = signal.SIGTERM  # in class Process ``signal`` is a method
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process: what the zygote forks is then ours to wait for."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Process:
+    """One child. Must be made while the pid is certainly ours: not yet waited for. Belongs to the running event loop."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.started_s = time.monotonic()
+        self.ended_s = 0.0
+        self.returncode: int | None = None  # exit status, or minus the signal
+        self.pidfd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self.pidfd, self._reap)
+
+    def _reap(self) -> None:
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+        if result is None:
+            return
+        exited = result.si_code == os.CLD_EXITED
+        self._finish(result.si_status if exited else -result.si_status)
+
+    def _finish(self, returncode: int) -> None:
+        self.returncode = returncode
+        self.ended_s = time.monotonic()
+        self._loop.remove_reader(self.pidfd)
+        os.close(self.pidfd)
+        if not self._ended.done():
+            self._ended.set_result(self.returncode)
+
+    @property
+    def alive(self) -> bool:
+        return self.returncode is None
+
+    @property
+    def lifetime_s(self) -> float:
+        return (time.monotonic() if self.alive else self.ended_s) - self.started_s
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    async def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit status, or None when the time is over first."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ended), timeout_s)
+        except TimeoutError:
+            return None
+
+    async def stop(self, grace_s: float, first: int = TERMINATE) -> int:
+        """Send ``first``, and SIGKILL after ``grace_s``. Returns the exit status."""
+        self.signal(signal.Signals(first))
+        if (status := await self.wait(grace_s)) is None:
+            self.signal(signal.SIGKILL)
+            status = await self.wait()
+        assert status is not None
+        return status
+
+
+class GuestProcess(Process):
+    """A process that is not our child: we learn that it has ended, and not how (``returncode`` 0)."""
+
+    def _reap(self) -> None:
+        self._finish(0)
+
+
+def spawn(
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    output_fd: int,
+    lifeline_fd: int,
+    listen_fds: Sequence[int] = (),
+    nice: int = 0,
+) -> Process:
+    """Start a program: no input, both outputs to ``output_fd``, the lifeline as descriptor 3, ``listen_fds`` from 4 on, no others."""
+    pid = os.posix_spawn(
+        command[0],
+        command,
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output_fd, 1),
+            (os.POSIX_SPAWN_DUP2, output_fd, 2),
+            (os.POSIX_SPAWN_DUP2, lifeline_fd, CHILD_LIFELINE_FD),
+            *((os.POSIX_SPAWN_DUP2, fd, CHILD_LISTEN_FD + index) for index, fd in enumerate(listen_fds)),
+        ],
+        setpgroup=0,
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+    )
+    process = Process(pid)
+    if nice:
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+    return process
+
+
+def reap_strangers(known: set[int]) -> None:
+    """Wait for ended children that we did not start: a subreaper inherits the orphans of its actors."""
+    while True:
+        try:
+            result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if result is None or result.si_pid in known:
+            return
+        os.waitpid(result.si_pid, 0)
+
+
+def children() -> list[int]:
+    """Pids of this process's children, those that have ended and are not waited for included."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def end_strangers(timeout_s: float = 2.0) -> None:
+    """Kill and reap every child that is left, at the end of a run: nobody else would."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        pids = children()
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+                os.waitpid(pid, 0)
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Proportional set size; None if the process is gone. Costs the kernel a walk over the page tables: some ms."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    for line in rollup.splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time used so far, user and system; None if the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot: with the pid, its identity."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+class Activity(NamedTuple):
+    """What a process and its children do: processor time used, and whether one of them runs, or waits for a processor or a disk."""
+
+    used_s: float
+    wants_processor: bool
+
+
+def activity(pid: int) -> Activity | None:
+    """None if the process is gone."""
+    try:
+        pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in pids]
+    except OSError:  # of a child that has just gone: the next look tells
+        return None
+    used_s = sum(int(field) for stat in stats for field in stat[11:13]) / _CLOCK_TICKS
+    return Activity(used_s, any(stat[0] in "RD" for stat in stats))

@@ -1,0 +1,407 @@
+"""The supervisor: one run of all actors in one process group tree, from ``mmrt up`` to the last of them.
+
+An asyncio program without torch. It owns the run directory, the notify and control sockets, the lifeline and the zygote; each actor
+is a ``SupervisedActor``. Dependencies gate readiness, not spawning: every actor is started at once and waits for what it needs.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...schema.outage import Outage
+from ...shm.errors import BusyError, ShmError
+from ...shm.outages import OutageTable
+from ...shm.run_directory import RunDirectory
+from ..config import RuntimeConfig
+from ..errors import RunError
+from ..observe.dumps import BlackBox, salvage
+from ..process.crash_cause import MAX_UNEXPLAINED, ExitNote, crashed_in, is_from_outside, leave_notes, oom_kills, read_exit_note
+from ..process.notify import Notifier, NotifyListener
+from .commands import Commands
+from .control import SOCKET_NAME
+from .control_server import ControlServer
+from .device_keeper import DeviceKeeper
+from .logs import LogFiles
+from .managed_actor import ActorSpec, Instance, Step, SupervisedActor
+from .processes import Process, become_subreaper, end_strangers
+from .reload import Reloader
+from .restart_policy import Cause, RestartPolicy
+from .roster import Roster
+from .run_report import RunReport, endpoint
+from .specs import HURRY_GRACE_S
+from .stand_in import StandIn
+from .starter import NOTIFY_NAME, Starter
+from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
+
+TICK_S = 0.5
+LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
+# Who ends when: what feeds others first, what others write into last.
+STOP_ORDER = (
+    frozenset({"gateway"}),
+    frozenset({"detokenizer", "decode", "prefill", "encoder", "video"}),
+    frozenset({"controller"}),
+    frozenset({"memory"}),
+)
+
+
+class Reporter(Protocol):
+    """Whoever is told what happens: the terminal, or the process that waits for a detached run."""
+
+    def lines(self, actor: str, lines: Sequence[str]) -> None: ...
+    def progress(self, actor: str, state: str, status: str) -> None: ...
+    def message(self, text: str) -> None: ...
+    def ready(self, endpoint: str, seconds: float) -> None: ...
+    def failed(self, reason: str, tail: Sequence[str]) -> None: ...
+
+
+class Supervisor:
+    """One run. ``serve`` is all of its life; it must run in the main thread of a process that has no other children."""
+
+    def __init__(
+        self,
+        path: Path,
+        info: dict[str, Any],
+        config: RuntimeConfig,
+        specs: Sequence[ActorSpec],
+        reporter: Reporter,
+        *,
+        environment: Mapping[str, str],
+        log_directory: Path,
+        zygote_stages: Mapping[str, Sequence[str]] | None = None,
+        notify_socket: str | None = None,
+        hang_up_ends: bool = True,
+        listeners: Sequence[socket.socket] = (),
+        watched_source: Path | None = None,
+    ) -> None:
+        """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
+
+        ``notify_socket`` is where the run itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than
+        nothing. ``listeners`` are the sockets that clients connect to; they are closed when the gateway has ended.
+        ``watched_source`` is the directory of the package, whose changes restart the actors that import what changed.
+        """
+        settings = config.supervisor
+        self.policy = RestartPolicy(
+            limit=settings.restart_limit,
+            window_s=settings.restart_window_s,
+            backoff_s=settings.backoff_s,
+            backoff_max_s=settings.backoff_max_s,
+        )
+        self.actors = {spec.name: SupervisedActor(spec, self) for spec in specs}
+        self._path = path
+        self._info = info
+        self._config = config
+        self._reporter = reporter
+        self._environment = environment
+        self._stages = zygote_stages or {}
+        self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
+        self._hang_up_ends = hang_up_ends
+        self._listeners = listeners
+        self._stand_in = StandIn(listeners)
+        self._watched_source = watched_source
+        self._began_s = time.monotonic()
+        self._was_ready = False
+        self._failure = ""
+        self._end = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._drain_s = settings.drain_s
+        self._forced = False
+        self._logs = LogFiles(log_directory, reporter.message)
+        self._log_directory = log_directory
+        self._meter = CpuMeter()
+        self._roster = Roster()
+
+    # ------------------------------------------------------------------------------------------------------ the run
+
+    async def serve(self) -> int:
+        """Start everything, keep it running until somebody ends it, and leave nothing behind.
+
+        Returns the exit status: 0 ended as asked, 1 an actor failed, 130 forced by a second Ctrl-C.
+        Raises: RunError if a run is up already in this directory, or the directory cannot be used.
+        """
+        self._run = self._create_run()
+        self._logs.begin(self._config.actors.layout)
+        self._tables = StatusTables(self._run)
+        self._black_box = BlackBox(self._run, self._log_directory)
+        self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
+        self._loop = asyncio.get_running_loop()
+        become_subreaper()
+        self._starter = Starter(self, self._run.path, self._environment, self._stages, self._listeners)
+        self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
+        commands = Commands(self, self._starter)
+        control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
+        try:
+            await control.start()
+            self._loop.add_reader(self._notify.fd, self._on_notify)
+            self._handle_signals()
+            await self._run_actors()
+        finally:
+            self._loop.remove_reader(self._notify.fd)
+            self._notify.close()
+            if self._keeper is not None:
+                await self._keeper.close()
+            self._tables.close()
+            self._outages.close()
+            self._leave()
+            self._gone.set()
+            commands.close()
+            self.say(": ".join(filter(None, ("forced to an end" if self._forced else "the run is over", self._failure))))
+            await control.close()
+            self._starter.close()
+            self._notifier.close()
+            self._logs.close()
+        if self._failure:
+            return 1
+        return 130 if self._forced else 0
+
+    def _create_run(self) -> RunDirectory:
+        if saved := salvage(self._path, self._log_directory):
+            self.say(f"the last run here was killed; what it was doing: mmrt trace --crash {saved.stem}")
+        try:
+            run = RunDirectory.create(self._path, self._info)
+            self._outages = OutageTable.create(run)
+            return run
+        except BusyError as error:
+            pids = ", ".join(map(str, error.pids)) or "unknown"
+            raise RunError(
+                f"a run is already up in {self._path} (pid {pids}): see mmrt status, end it with mmrt down, or use --run NAME"
+            ) from None
+        except ShmError as error:
+            raise RunError(str(error)) from None
+
+    def _leave(self) -> None:
+        try:
+            self._run.destroy()
+        except ShmError as error:
+            self.say(f"the run directory stays: {error}")
+
+    async def _run_actors(self) -> None:
+        background: set[asyncio.Task[Any]] = set()
+        actors: set[asyncio.Task[None]] = set()
+        ending = asyncio.create_task(self._end.wait())
+        try:
+            if self._stages:
+                background.add(asyncio.create_task(self._starter.keep_zygote()))
+                await asyncio.sleep(0)  # it starts first: it is the longest way to ready
+            background.add(asyncio.create_task(self._tick()))
+            if self._watched_source is not None:
+                background.add(asyncio.create_task(Reloader(self._watched_source, self.actors, self.say).watch()))
+            actors = {asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors.values()}
+            # An exception in one of these is a bug of ours: it must end the run, not hang it.
+            watched: set[asyncio.Task[Any]] = {ending, *background, *actors}
+            while not ending.done():
+                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            ending.cancel()
+            await self._stop_actors()
+            self._starter.end()
+            await asyncio.gather(*actors, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            end_strangers()
+
+    async def _stop_actors(self) -> None:
+        self.say("stopping" if not self._failure else "stopping, since an actor failed")
+        self._notifier.stopping()
+        for stage in STOP_ORDER:
+            members = [actor for name, actor in self.actors.items() if name in stage]
+            await asyncio.gather(*(self._stop(actor) for actor in members))
+            if "gateway" in stage:
+                self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        """Refuse what has been waiting for a gateway, too: none will come."""
+        self._stand_in.close()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _stop(self, actor: SupervisedActor) -> None:
+        if self._forced:
+            actor.kill()
+        if actor.name == "gateway":
+            # The first SIGTERM lets it drain, the second ends its streams with an error frame.
+            await actor.stop(HURRY_GRACE_S, hurry_after_s=max(0.1, self._drain_s))
+        else:
+            await actor.stop()
+
+    def _handle_signals(self) -> None:
+        self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
+        self._loop.add_signal_handler(signal.SIGTERM, self._on_signal)
+        if self._hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_signal)
+        else:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _on_signal(self) -> None:
+        if not self._end.is_set():
+            self._end.set()
+            return
+        self._forced = True
+        self.say("forced: killing every actor")
+        for actor in self.actors.values():
+            actor.kill()
+
+    async def _tick(self) -> None:
+        """Watchdog and orphans: what no event tells."""
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._notifier.watchdog()
+            now_s = time.monotonic()
+            # What we have not read yet cannot be held against anybody; nor can it when we were stopped ourselves (Ctrl-Z).
+            self._on_notify()
+            late, last_s = now_s - last_s > TICK_S + LATE_S, now_s
+            for actor in self.actors.values():
+                if late:
+                    actor.excuse(now_s)
+                actor.check(now_s, {} if late else {one.process.pid: self._steps_of(actor, one) for one in actor.instances})
+            self._starter.reap_strangers()
+
+    def _words_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, ActorWords]:
+        """What the actors of this process have written into their rows, as far as these are theirs."""
+        words = {role: self._tables.actor(role) for role in actor.spec.roles}
+        return {role: one for role, one in words.items() if one.pid == instance.process.pid}
+
+    def _steps_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, Step]:
+        words = self._words_of(actor, instance)
+        return {role: Step(one.step_start_s, one.step_deadline_s) for role, one in words.items() if one.step_deadline_s}
+
+    async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
+        """Host: start the process of an actor."""
+        return await self._starter.start(spec, output_fd)
+
+    # ------------------------------------------------------------------------------------------ what actors tell
+
+    def _on_notify(self) -> None:
+        self._roster.pass_on(self._notify.drain())
+
+    def on_started(self, actor: SupervisedActor, instance: Instance) -> None:
+        """Host: a process is there."""
+        self._roster.add(actor, instance)
+        self._meter.watch(set(self._roster.pids))
+
+    def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
+        """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
+        process = instance.process
+        assert process.returncode is not None
+        self._on_notify()  # its last words
+        words = self._words_of(actor, instance)
+        culprits = instance.culprits or crashed_in(actor.spec.roles, instance.tail)
+        note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_guest)
+        own_words = any(read_exit_note(self._run.path, role, process.pid) is not None for role in actor.spec.roles)
+        blamed = leave_notes(self._run.path, note, words, culprits)
+        in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
+        instance.cause = "work" if in_step else self._cause_of(instance, own_words)
+        whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""
+        reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
+        if reason and whose:
+            self.say(reason)
+        generations = {role: its.generation for role, its in words.items()}
+        generations.setdefault(actor.name, instance.generation)
+        try:
+            saved = self._black_box.ended(generations, process.pid, process.returncode, reason)
+        except OSError as error:
+            self.say(f"cannot save the flight recorders in {self._log_directory}: {error.strerror}")
+            return
+        if saved is not None:
+            self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
+
+    def _cause_of(self, instance: Instance, own_words: bool) -> Cause:
+        """``own_words``: it has left word of its own end, or of that of others in it."""
+        status = instance.process.returncode
+        assert status is not None
+        if instance.killed_because or own_words:
+            return "itself"
+        return "outside" if is_from_outside(status, instance.obeys, oom_kills() - instance.oom_kills) else "itself"
+
+    def is_ready(self, names: frozenset[str]) -> bool:
+        """Host: whether all of these actors serve."""
+        return all(self.actors[name].ready for name in names if name in self.actors)
+
+    def on_lines(self, actor: str, lines: Sequence[str]) -> None:
+        """Host: an actor has printed something."""
+        self._logs.write(actor, lines)
+        self._reporter.lines(actor, lines)
+
+    def on_message(self, actor: str, text: str) -> None:
+        """Host: the supervisor itself has something to say about an actor."""
+        self.say(f"{actor} {text}")
+
+    def on_state(self, actor: SupervisedActor) -> None:
+        """Host: state or status line of an actor have changed."""
+        self._reporter.progress(actor.name, actor.state, actor.status)
+        if self._keeper is not None and actor.name == "memory" and actor.ready and actor.current is not None:
+            self._keeper.follow(actor.current.process.pid)
+        if not self._was_ready and not self._end.is_set() and self.is_ready(frozenset(self.actors)):
+            self._was_ready = True
+            seconds = time.monotonic() - self._began_s
+            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint(self._info)}"])
+            self._reporter.ready(endpoint(self._info), seconds)
+            self._notifier.active(f"serving at {endpoint(self._info)}")
+
+    def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
+        """Host: whether the run goes on while this actor is broken. Not while it starts: nobody is served yet, and somebody waits to
+        hear of it. While somebody edits it does, since the next edit may mend anything but the configuration."""
+        if self._watched_source is not None and not is_misconfigured:
+            return True
+        return self._was_ready and not actor.spec.is_essential
+
+    def on_outage(self, actor: SupervisedActor) -> None:
+        """Host: an actor is broken, or serves again."""
+        if actor.name == "gateway":
+            self._stand_in_for(actor)
+        self._outages.publish(
+            tuple(
+                Outage(role, broken.outage.reason, broken.outage.next_probe_s)
+                for broken in self.actors.values()
+                if broken.outage is not None
+                for role in broken.spec.roles
+            )
+        )
+
+    def _stand_in_for(self, gateway: SupervisedActor) -> None:
+        """Have clients answered while nobody else does."""
+        if gateway.outage is None:
+            self._stand_in.close()
+        else:
+            self._stand_in.open(gateway.outage.next_probe_s)
+
+    def on_failed(self, actor: SupervisedActor, reason: str) -> None:
+        """Host: an actor cannot be kept running: the run ends."""
+        self._fail(f"{actor.name} failed: {reason}", actor.last_tail)
+
+    def _fail(self, failure: str, tail: Sequence[str]) -> None:
+        if self._failure:
+            return
+        self._failure = failure
+        self._drain_s = 0.0
+        self._logs.write("supervisor", [failure])
+        self._reporter.failed(failure, tail)
+        self._end.set()
+
+    def say(self, text: str) -> None:
+        """Tell people, and note in the log."""
+        self._logs.write("supervisor", text.splitlines())
+        self._reporter.message(text)
+
+    # ------------------------------------------------------------------------------------------------------ control
+
+    async def end(self, drain_s: float | None) -> None:
+        """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
+        if drain_s is not None and drain_s < self._drain_s:
+            self._drain_s = drain_s
+            if self._end.is_set() and "gateway" in self.actors:  # it has been told of a longer one
+                self._loop.call_later(drain_s, self.actors["gateway"].hurried.set)
+        self._end.set()
+        await self._gone.wait()
+
+    def report(self) -> RunReport:
+        """Commanded: the state of the run now. Some ms: the kernel adds up every process's memory."""
+        facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pid)
+        return report_run(facts, self.actors.values(), self._tables, self._meter)

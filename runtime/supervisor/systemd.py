@@ -1,0 +1,143 @@
+"""systemd units for a run: one service per process, the gateway's socket, and a target over them, as text. ``mmrt units`` writes them.
+
+Under systemd there is no supervisor: ``memory`` makes the run directory, the others wait for it; systemd restarts, watches and
+shares the processor by CPUWeight as well as by Nice. Services are meant for ``systemctl --user``, and work as system units with
+User= added.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..config import RuntimeConfig
+from ..process.listening import BACKLOG
+
+TARGET = "mmrt.target"
+SOCKET = "mmrt-gateway.socket"
+# systemd's default is 100. Niceness orders actors within one group; between services it is the weight that counts.
+CPU_WEIGHTS: Mapping[str, int] = {
+    "decode": 1000,
+    "controller": 1000,
+    "detokenizer": 500,
+    "gateway": 500,
+    "memory": 100,
+    "prefill": 100,
+    "encoder": 30,
+    "video": 15,
+}
+
+
+def service_name(actor: str) -> str:
+    return f"mmrt-{actor}.service"
+
+
+def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """File name -> contents. ``program`` is the absolute path of the mmrt command, ``environment`` what every actor gets.
+
+    ``directory`` is where actors run: what relative paths in the configuration start from.
+
+    ``environment`` must name MMRT_RUN_DIR, since every actor has to find the same one.
+    """
+    assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
+    services = {service_name(process): _service(config, process, program, environment, directory) for process in config.processes}
+    socket = _socket(config)
+    sockets = {SOCKET: socket} if socket else {}
+    return {TARGET: _target([*sockets, *services]), **sockets, **services}
+
+
+def _socket(config: RuntimeConfig) -> str:
+    """What systemd listens on for the gateway, so that connections wait rather than fail while it restarts.
+
+    "" where systemd cannot know the address: a name that must be resolved, or any free port. The gateway then listens itself.
+    """
+    host, port = config.server.host, config.server.port
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if port == 0:
+        return ""
+    return f"""[Unit]
+Description=mmrt endpoint
+PartOf={TARGET}
+
+[Socket]
+ListenStream={f"[{address}]" if address.version == 6 else address}:{port}
+BindIPv6Only=ipv6-only
+Backlog={BACKLOG}
+
+[Install]
+WantedBy={TARGET}
+"""
+
+
+def _target(units: list[str]) -> str:
+    services = " ".join(units)
+    return f"""[Unit]
+Description=mmrt: multimodal inference
+Wants={services}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str], directory: Path) -> str:
+    settings = config.supervisor
+    section, together = config.actor(actor), config.processes[actor]
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(section.threads),
+        "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **environment,
+    }
+    lines = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items())
+    stop_s = settings.drain_s + 10 if actor == "gateway" else 10
+    return f"""[Unit]
+Description=mmrt {", ".join(together)}
+PartOf={TARGET}
+{_order(actor)}StartLimitIntervalSec={settings.restart_window_s:g}
+StartLimitBurst={settings.restart_limit}
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={_quote(program.replace("$", "$$"))} actor {actor}
+{lines}
+WorkingDirectory={str(directory).replace("%", "%%")}
+Restart=on-failure
+RestartSec={max(0.1, settings.backoff_s):g}
+RestartPreventExitStatus=2
+TimeoutStartSec={settings.ready_timeout_s:g}
+TimeoutStopSec={stop_s:g}
+WatchdogSec={settings.watchdog_s + max(map(config.step_limit_s, together)):g}
+WatchdogSignal=SIGKILL
+KillMode=mixed
+Nice={min(config.actor(one).nice for one in together)}
+CPUWeight={CPU_WEIGHTS[actor]}
+UMask=0077
+NoNewPrivileges=yes
+
+[Install]
+WantedBy={TARGET}
+"""
+
+
+def _order(actor: str) -> str:
+    """Stop in the order that a run stops in: systemd ends units in reverse of After=, at the price of starting in that order."""
+    rules: Mapping[str, tuple[str, ...]] = {
+        "memory": (),
+        "controller": ("memory",),
+        "gateway": ("controller", "decode", "detokenizer"),
+    }
+    after = rules.get(actor, ("controller",))
+    return f"After={' '.join(map(service_name, after))}\n" if after else ""
+
+
+def _quote(text: str) -> str:
+    """One word of a unit file, taken literally."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

@@ -1,0 +1,229 @@
+"""The zygote: one process per run that imports torch and the tower modules once and forks actors in tens of milliseconds.
+
+Started by ``launcher`` as ``python -m mmrt.runtime.supervisor.zygote``. It imports nothing else of mmrt, so that a forked actor loads
+its code as it is now. Rules that were measured: no parallel region ever, one thread at every fork, and no GPU opened: a process that
+has initialised CUDA cannot be forked, one that has only imported torch can. An actor is forked twice, so that the supervisor, a
+subreaper, becomes its parent.
+
+The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket ends the supervisor is
+gone; actors then end on their own, whoever has not after ``GUARD_GRACE_S`` is killed, and the run directory is removed.
+
+Protocol: SOCK_SEQPACKET, one JSON object per packet. Requests carry descriptors: ``fork`` (output, lifeline), ``guard`` (pidfd).
+Replies are ``{"id", "pid"}`` or ``{"id", "error"}``; a finished import stage is ``{"stage", "seconds", "unfit", "error"}``, where
+``unfit`` says why this process can no longer fork.
+"""
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+GUARD_GRACE_S = 5.0
+MAX_PACKET_BYTES = 1 << 16
+_PR_SET_NAME = 15
+
+
+def main() -> int:
+    """Run the import stages in turn, serving what each makes possible, then serve until the supervisor is gone."""
+    parser = argparse.ArgumentParser(prog="python -m mmrt.runtime.supervisor.zygote")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--run", required=True, help="the run directory, to be removed when the supervisor is gone")
+    parser.add_argument("--stage", action="append", default=[], help="NAME=MODULE,MODULE…: imported in this order")
+    parser.add_argument("--grace", type=float, default=GUARD_GRACE_S, help="seconds for what is left to end by itself")
+    options = parser.parse_args()
+    gc.disable()
+    zygote = _Zygote(socket.socket(fileno=options.control_fd))
+    for stage in options.stage:
+        name, _, modules = stage.partition("=")
+        if not zygote.serve(block=False):
+            break
+        zygote.load(name, [module for module in modules.split(",") if module])
+    zygote.serve(block=True)
+    _guard(zygote.pidfds, options.run, options.grace)
+    return 0
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.control.set_inheritable(False)
+        self.pidfds: list[int] = []
+        self._loaded = {""}
+        self._waiting: list[tuple[dict[str, Any], list[int]]] = []
+
+    def load(self, stage: str, modules: list[str]) -> None:
+        """Import the modules of a stage. A module that fails is the actor's to complain about, with its own traceback."""
+        began_s = time.monotonic()
+        error = ""
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as failure:  # any import error of foreign code: the actor that needs the module will show it
+                error = f"import {module}: {failure}"
+        gc.collect()
+        gc.freeze()
+        self._loaded.add(stage)
+        seconds = time.monotonic() - began_s
+        self._reply({"stage": stage, "seconds": seconds, "unfit": _unfit(), "error": error})
+        waiting, self._waiting = self._waiting, []
+        for request, fds in waiting:
+            self._handle(request, fds)
+
+    def serve(self, *, block: bool) -> bool:
+        """Handle requests; without ``block`` those that have arrived. Returns False when the supervisor is gone."""
+        while block or select.select([self.control], [], [], 0)[0]:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self.control, MAX_PACKET_BYTES, 4)
+            except ConnectionError:
+                return False
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            if not packet:
+                return False
+            self._handle(json.loads(packet), fds)
+        return True
+
+    def _handle(self, request: dict[str, Any], fds: list[int]) -> None:
+        if "guard" in request:
+            self.pidfds = [fd for fd in self.pidfds if not _has_ended(fd)] + fds
+            return
+        if request["needs"] not in self._loaded:
+            self._waiting.append((request, fds))
+            return
+        try:
+            reply = {"id": request["id"], "pid": self._fork(request, fds)}
+        except OSError as error:
+            reply = {"id": request["id"], "error": str(error)}
+        for fd in fds:
+            os.close(fd)
+        self._reply(reply)
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """Fork twice and return the grandchild's pid once it is the supervisor's child. Raises OSError."""
+        if unfit := _unfit():
+            raise OSError(f"the zygote {unfit} and cannot fork safely")
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        between = os.fork()
+        if between == 0:
+            # Whatever happens, neither the child nor the grandchild may return into this stack.
+            try:
+                grandchild = os.fork()
+                if grandchild:
+                    os.write(write_end, str(grandchild).encode())
+                    os._exit(0)
+                _become_actor(request, fds)
+            finally:
+                os._exit(1)
+        os.close(write_end)
+        pid = os.read(read_end, 32)
+        os.close(read_end)
+        os.waitpid(between, 0)
+        if not pid:
+            raise OSError("the second fork failed")
+        return int(pid)
+
+    def _reply(self, reply: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a supervisor that is gone shows as the end of the requests
+            self.control.send(json.dumps(reply).encode())
+
+
+def _become_actor(request: dict[str, Any], fds: list[int]) -> NoReturn:
+    """In the grandchild: take on descriptors, environment and priority, forget the zygote's state, run the entry, exit."""
+    status = 1
+    try:
+        output, lifeline = fds
+        os.setpgid(0, 0)
+        # The lifeline may lie on descriptor 1 or 2 after dup2 only if it was there before: the zygote keeps 0 to 2 open.
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.dup2(lifeline, 3)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 20)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, request["name"].encode()[:15], 0, 0, 0)
+        sys.argv = ["mmrt", "actor", request["argument"]]
+        random.seed()
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()
+        gc.enable()
+        module, _, function = request["entry"].partition(":")
+        result = getattr(importlib.import_module(module), function)(request["argument"])
+        status = result if isinstance(result, int) else 0
+    except SystemExit as exit_request:
+        code = exit_request.code
+        status = code if isinstance(code, int) else 0 if code is None else 1
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(Exception):  # like the interpreter at its end: a failing hook changes nothing about the status
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _unfit() -> str:
+    """Why this process cannot be forked, "" if it can."""
+    if (threads := _num_threads()) != 1:
+        return f"has {threads} threads"
+    return "has opened a GPU" if _has_opened_gpu() else ""
+
+
+def _has_opened_gpu() -> bool:
+    """Whether CUDA was initialised: torch says so, or one of its device files is open."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of this listing
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
+                return True
+    return False
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _has_ended(pidfd: int) -> bool:
+    if not select.select([pidfd], [], [], 0)[0]:
+        return False
+    os.close(pidfd)
+    return True
+
+
+def _guard(pidfds: list[int], run: str, grace_s: float) -> None:
+    """The supervisor is gone: give its children time to end, kill those that do not, remove what they leave."""
+    deadline_s = time.monotonic() + grace_s
+    while pidfds and (left_s := deadline_s - time.monotonic()) > 0:
+        select.select(pidfds, [], [], left_s)
+        pidfds = [fd for fd in pidfds if not _has_ended(fd)]
+    for pidfd in pidfds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    while pidfds:
+        select.select(pidfds, [], [])
+        pidfds = [fd for fd in pidfds if not _has_ended(fd)]
+    importlib.import_module("mmrt.runtime.process.lifeline").sweep(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

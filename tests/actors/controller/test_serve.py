@@ -1,0 +1,248 @@
+"""The controller's process around the machine: real socket, tables and journal, in one event loop with stand-ins for the actors."""
+
+import asyncio
+import errno
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrt.actors.controller.journal import Journal
+from mmrt.actors.controller.outage_watch import OutageWatch
+from mmrt.actors.controller.serve import ControllerIO, Serving, active_generations
+from mmrt.actors.host.recording import ControllerFlight
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.runtime.config import ACTORS
+from mmrt.runtime.controller.effects import ClearPages, Effect, Send, WriteState
+from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.status import ActorState, ActorTable, ControllerStats
+
+LIMITS = Limits(
+    num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4, patch_page_bytes=16,
+    num_patch_pages=4, embedding_page_tokens=4, num_embedding_pages=4, num_plan_slots=4, prefill_budget=16, encode_budget=16,
+)  # fmt: skip
+DEFINITION = m.Definition("r", [1, 2, 3, 4, 5], [], m.Sampling(), 3)
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
+        directory = RunDirectory.create(Path(place) / "run", {})
+        SequenceTable.create(directory, 2, 64, 16, max_definition_bytes=4096, max_state_bytes=4096).close()
+        PlanTable.create(directory, 4, 4096).close()
+        for name, count in (("media", 4), ("patch", 4), ("embedding", 4), ("kv", 32)):
+            PagePool.create(directory, name, count, 8).close()
+        ControllerStats.create(directory).close()
+        ActorTable.create(directory, ACTORS).close()
+        FlightRecorder.create(directory, "controller", 256).close()
+        yield directory
+        directory.destroy()
+
+
+class Epoch:
+    """One generation of the controller in this event loop."""
+
+    def __init__(self, run: RunDirectory, epoch: int) -> None:
+        self.io = ControllerIO(run)
+        self.journal, journaled = Journal.open(run.path)
+        self.controller = recover(LIMITS, epoch, self.io.snapshot(journaled, {}))
+        self.socket = ControllerSocket(run.path)
+        self.stats = ControllerStats.attach(run)
+        self.failed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.core)
+        outages = OutageWatch(run, 30.0)
+        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, loop, self.failed.set)
+
+    def close(self) -> None:
+        self.serving.close()
+        self.socket.close()
+        self.journal.close()
+        self.io.close()
+        self.stats.close()
+
+
+class Peer:
+    """An actor's end of the bus."""
+
+    def __init__(self, run: RunDirectory, name: str) -> None:
+        self.name = name
+        self.socket = ActorSocket(run.path, name, 1)
+        self.received: asyncio.Queue[m.ToActor] = asyncio.Queue()
+        self.reader = drain_in_loop(asyncio.get_running_loop(), self.socket, self.received.put_nowait)
+
+    async def say(self, *sent: m.ToController) -> None:
+        """Send, and again while the controller is away."""
+        for message in sent:
+            while not self.socket.send(message):  # noqa: ASYNC110 - nothing tells when a socket is connected
+                await asyncio.sleep(0.005)
+            self.reader.poke()
+
+    async def hello(self, epoch: int) -> None:
+        """As actors do: again until this controller has heard it, for what goes into a dying connection is lost."""
+        while True:
+            await self.say(m.Hello(self.name, 1, 1, True))
+            try:
+                while await asyncio.wait_for(self.received.get(), 0.2) != m.Welcome(epoch):
+                    pass
+                return
+            except TimeoutError:
+                continue
+
+    async def wait_for(self, kind: type[m.Wire]) -> Any:
+        while not isinstance(message := await asyncio.wait_for(self.received.get(), TIMEOUT_S), kind):
+            pass
+        return message
+
+    def close(self) -> None:
+        self.reader.close()
+        self.socket.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is shared memory
+        await asyncio.sleep(0.005)
+
+
+def in_loop(body: Callable[[ExitStack], Coroutine[Any, Any, None]]) -> None:
+    """Run ``body`` in an event loop; what it hands to the stack is closed whatever happens."""
+
+    async def run() -> None:
+        with ExitStack() as stack:
+            await asyncio.wait_for(body(stack), 3 * TIMEOUT_S)
+
+    asyncio.run(run())
+
+
+def test_a_request_across_two_controllers(run: RunDirectory) -> None:
+    async def body(stack: ExitStack) -> None:
+        table = stack.enter_context(closing(SequenceTable.attach(run)))
+        plans = stack.enter_context(closing(PlanTable.attach(run)))
+        first = Epoch(run, 1)
+        with closing(first):
+            gateway, prefill, decode = (stack.enter_context(closing(Peer(run, name))) for name in ("gateway", "prefill", "decode"))
+            for peer in (gateway, prefill, decode):
+                await peer.hello(1)
+            await gateway.say(m.Submit(1, 5, DEFINITION))
+            assert await gateway.wait_for(m.Prepared) == m.Prepared(1, 5, 5)
+            command = await prefill.wait_for(m.Run)  # closing now is as good as killing: nothing is handed over
+
+        second = stack.enter_context(closing(Epoch(run, 2)))
+        for peer in (gateway, prefill, decode):
+            await peer.hello(2)
+        again = await prefill.wait_for(m.Run)
+        assert again == m.Run(2, command.slot, command.plan_id), "outstanding plans are sent again under the new epoch"
+        payload = plans.read(again.slot, again.plan_id)
+        assert payload is not None
+        assert m.decode_plan(payload) == m.Prefill([m.PrefillChunk(0, 1, 0, 0, 4, [])])
+        await prefill.say(m.PlanDone("prefill", 1, again.plan_id, 0.01, m.Done()))
+        admit = await decode.wait_for(m.Admit)
+        assert table.phase(admit.row) == (1, Phase.DECODE) and table.prefilled[admit.row].tolist() == [4, 0]
+        table.commit(np.array([admit.row]), np.array([1]), np.array([7]))
+        table.set_end(admit.row, 1, EndCode.STOP)
+        await decode.say(m.SequenceEnded(1, admit.row, 1))
+        drop = await decode.wait_for(m.Drop)
+        await gateway.say(m.Delivered(1, 5))
+        assert await gateway.wait_for(m.Released) == m.Released(2, 5)
+        assert table.phase(admit.row) == (1, Phase.ENDING), "decode has not let go yet"
+        await decode.say(m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+        await until(lambda: table.phase(admit.row) == (1, Phase.FREE))
+        assert not plans.live()
+        await until(lambda: all(pool.used == 0 for pool in second.stats.read().pools.values()))
+        snapshot = second.stats.read()
+        assert snapshot.epoch == 2 and snapshot.finished_total == 1
+
+    in_loop(body)
+
+
+def cannot_write(epoch: Epoch, error: Exception) -> None:
+    def append(record: object) -> None:
+        raise error
+
+    epoch.journal.append = append  # type: ignore[method-assign, assignment]
+
+
+def test_a_request_that_cannot_be_journaled_is_refused(run: RunDirectory) -> None:
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1)))
+        gateway = stack.enter_context(closing(Peer(run, "gateway")))
+        await gateway.hello(1)
+        append = epoch.journal.append
+        cannot_write(epoch, OSError(errno.ENOSPC, "no space"))
+        await gateway.say(m.Submit(1, 5, DEFINITION))
+        failed = await gateway.wait_for(m.Failed)
+        assert (failed.key, failed.status) == (5, 503) and failed.retry_after_s is not None
+        epoch.journal.append = append  # type: ignore[method-assign]
+        await gateway.say(m.Submit(1, 6, DEFINITION))
+        assert (await gateway.wait_for(m.Prepared)).key == 6
+        assert epoch.serving.failure is None
+
+    in_loop(body)
+
+
+def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
+    """The machine is ahead of memory then: only a recovery puts that right."""
+
+    async def body(stack: ExitStack) -> None:
+        with closing(Epoch(run, 1)) as epoch:
+            gateway = stack.enter_context(closing(Peer(run, "gateway")))
+            await gateway.hello(1)
+            cannot_write(epoch, OSError(errno.EIO, "broken"))
+            await gateway.say(m.Submit(1, 5, DEFINITION))
+            await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
+            assert isinstance(epoch.serving.failure, OSError)
+            assert epoch.io.table.phase(0) == (0, Phase.FREE), "nothing after the failed effect was done"
+        after = stack.enter_context(closing(Epoch(run, 2)))
+        assert not after.controller.core.requests
+
+    in_loop(body)
+
+
+def test_a_message_that_breaks_the_machine_ends_the_actor(run: RunDirectory) -> None:
+    """What it has done of it, in state and effects, must not be continued from."""
+
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1)))
+        gateway = stack.enter_context(closing(Peer(run, "gateway")))
+        await gateway.hello(1)
+
+        def broken(*_: object) -> list[Effect]:
+            raise AssertionError("broken")
+
+        epoch.controller.on_message = broken  # type: ignore[method-assign]
+        await gateway.say(m.Submit(1, 5, DEFINITION))
+        await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
+        assert isinstance(epoch.serving.failure, AssertionError)
+
+    in_loop(body)
+
+
+def test_effects_that_are_none_are_refused(run: RunDirectory) -> None:
+    io = ControllerIO(run)
+    io.perform(ClearPages(0))
+    with pytest.raises(AssertionError, match="Send is no effect on memory"):
+        io.perform(Send("decode", 1, m.Welcome(1)))
+    with pytest.raises(ValueError, match="exceeds 4096"):
+        io.perform(WriteState(0, bytes(5000)))
+    io.close()
+
+
+def test_active_generations_are_those_that_say_so(run: RunDirectory) -> None:
+    actors = ActorTable.attach(run)
+    actors.writer("decode", 4).set_state(ActorState.ACTIVE)
+    actors.writer("prefill", 2).set_state(ActorState.STOPPING)
+    assert active_generations(actors) == {"decode": 4}
+    actors.close()

@@ -1,0 +1,271 @@
+"""decode's loop over a real table and ring: who it takes in, whom it lets go, and what it says of that."""
+
+import time
+
+import pytest
+
+from mmrt.actors.decode.loop import Decoding
+from mmrt.actors.host.solo_trials import solo_place, solo_step
+from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, decode_token_hint
+from mmrt.runtime.process.crash_cause import Death
+from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.doorbell import Ringer
+from mmrt.shm.ring import Ring
+from mmrt.shm.status import ActorStatus
+from mmrt.tests.actors.bench import Bench, Counting, Row
+from mmrt.tests.actors.host.fake_actor import FakeActor
+
+both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
+
+
+def serve(bench: Bench, *script: object, ring_bytes: int = 4096, death: Death | None = None) -> FakeActor:
+    actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
+    actor.become_active()
+    actor.death = death
+    hints = Ring.create(bench.run, "tokens", ring_bytes)
+    with Ringer(bench.run, "detokenizer") as bell:
+        Decoding(actor, bench.table, bench.running, hints, bell).run()  # type: ignore[arg-type]
+    return actor
+
+
+def turns(count: int) -> list[list[ToActor]]:
+    return [[]] * count
+
+
+def placed(bench: Bench, row: int = 0, max_new_tokens: int = 10, phase: Phase = Phase.DECODE) -> Row:
+    made = bench.place([10], row=row, max_new_tokens=max_new_tokens)
+    bench.grant_all(made)
+    bench.table.set_phase(row, phase)
+    return made
+
+
+@both_ways
+def test_rows_are_found_without_being_told(counting: Bench) -> None:
+    row, other = placed(counting, 0, 3), placed(counting, 1, 5)
+    actor = serve(counting, *turns(6))
+    assert counting.committed(row) == [11, 12, 13] and counting.committed(other) == [11, 12, 13, 14, 15]
+    assert actor.sent == [SequenceEnded(1, *row.place), SequenceEnded(1, *other.place)]
+    records = Ring.attach(counting.run, "tokens").pop_all()
+    assert [decode_token_hint(record).rows for record in records] == [[0, 1]] * 3 + [[1]] * 2
+    assert actor.num_waits == 1
+
+
+def test_admit_counts_only_for_a_row_in_decode(counting: Bench) -> None:
+    early, late = placed(counting, 0, phase=Phase.PREPARE), placed(counting, 1, phase=Phase.PREPARE)
+
+    def start() -> None:
+        counting.table.set_phase(1, Phase.DECODE)
+
+    serve(counting, [], start, [Admit(1, *early.place), Admit(1, *late.place), Admit(1, 1, late.generation + 1)], [])
+    assert counting.committed(early) == [] and counting.committed(late) == [11, 12]
+
+
+@both_ways
+def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench, launches_ahead: bool) -> None:
+    """The controller takes the phase back before it says Drop: from its answer on nothing of the row is written."""
+    row = placed(counting)
+
+    def take_back() -> None:
+        counting.table.set_phase(0, Phase.PREPARE)
+
+    def give_again() -> None:
+        assert counting.committed(row) == [11, 12, 13, *([14] if launches_ahead else [])]  # that was launched before Drop came
+        counting.table.set_phase(0, Phase.DECODE)
+
+    drop = Drop(1, *row.place, ticket=77)
+    late = Admit(1, *row.place)
+    actor = serve(counting, *turns(2), take_back, [], [drop], [late], [drop], [], give_again, [late], *turns(10))
+    assert actor.sent == [Dropped(1, *row.place, 77)] * 2 + [SequenceEnded(1, *row.place)]
+    assert counting.committed(row) == list(range(11, 21))
+
+
+def test_drop_is_answered_for_rows_that_are_not_there(counting: Bench) -> None:
+    row = placed(counting)
+    actor = serve(counting, [], [Drop(1, row.row, row.generation + 1, 5), Drop(1, 6, 1, 6)], [])
+    assert actor.sent == [Dropped(1, row.row, row.generation + 1, 5), Dropped(1, 6, 1, 6)]
+    assert counting.committed(row) == [11, 12, 13]
+
+
+def test_with_everybody_out_of_pages_it_waits_a_little(counting: Bench) -> None:
+    row = counting.place([10] * 16, max_new_tokens=10)
+    counting.grant(row, 1)
+    counting.table.set_phase(0, Phase.DECODE)
+    actor = serve(counting, *turns(4), lambda: counting.grant(row, 1), *turns(2))
+    assert counting.committed(row) == [11, 12, 13] and actor.num_waits == 3
+
+
+@both_ways
+def test_one_that_cannot_be_computed_ends_with_an_error(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bad = counting.place([20], row=1)
+    counting.grant_all(bad)
+    counting.table.set_phase(1, Phase.DECODE)
+    row = placed(counting, 0, 6)
+    assert isinstance(counting.model, Counting)
+    counting.model.broken = frozenset({22})
+    actor = serve(counting, *turns(7))
+    assert counting.committed(row) == list(range(11, 17)) and counting.end(row) == EndCode.LENGTH
+    assert counting.committed(bad) == [21, 22] and counting.end(bad) == EndCode.ERROR
+    assert actor.sent == [SequenceEnded(1, *bad.place), SequenceEnded(1, *row.place)]
+    assert "this one cannot be computed" in caplog.text
+
+
+@both_ways
+def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
+    """Hints are hints: the detokenizer may be away as long as it likes."""
+    row = placed(counting, max_new_tokens=200)
+    serve(counting, *turns(210), ring_bytes=64)
+    assert len(counting.committed(row)) == 200
+
+
+@both_ways
+def test_who_becomes_late_while_a_step_is_launched_leaves(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmrt.actors.decode.loop.SCAN_S", 0.0)
+    late = counting.place([10], max_new_tokens=40, deadline_s=time.monotonic() + 0.2)
+    counting.grant_all(late)
+    counting.table.set_phase(0, Phase.DECODE)
+    other = placed(counting, 1, 30)
+    serve(counting, *turns(5), lambda: time.sleep(0.3), *turns(5))
+    assert counting.running.rows == [1] and not counting.running.is_ahead
+    assert 5 <= len(counting.committed(late)) <= 12 and len(counting.committed(other)) >= 10
+
+
+@both_ways
+def test_late_rows_are_let_go(counting: Bench) -> None:
+    """The controller ends them, or the next one does; decode computes nothing more for them."""
+    row = counting.place([10], row=0, max_new_tokens=200, deadline_s=1.0)
+    counting.grant_all(row)
+    counting.table.set_phase(0, Phase.DECODE)
+    other = placed(counting, 1, 5)
+    serve(counting, [Admit(1, *row.place)], *turns(6))
+    assert counting.committed(row) == [] and counting.end(row) == EndCode.NONE
+    assert len(counting.committed(other)) == 5
+
+
+def test_a_member_that_becomes_late_leaves(counting: Bench) -> None:
+    row = counting.place([10], row=0, max_new_tokens=200, deadline_s=50.0)
+    counting.grant_all(row)
+    counting.table.set_phase(0, Phase.DECODE)
+    counting.running.add(*row.place, 49.0)
+    counting.running.expire(49.9)
+    assert counting.running.rows == [0]
+    counting.running.expire(50.0)
+    assert counting.running.rows == []
+
+
+@both_ways
+def test_a_row_that_cannot_be_taken_in_ends(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    generation = counting.table.begin(0)
+    counting.table.write_definition(0, b"no definition")
+    counting.table.set_phase(0, Phase.DECODE)
+    other = placed(counting, 1, 5)
+    actor = serve(counting, *turns(6))
+    assert counting.table.end(0, generation) == EndCode.ERROR and len(counting.committed(other)) == 5
+    assert actor.sent[0] == SequenceEnded(1, 0, generation)
+    assert "row 0 cannot be decoded" in caplog.text
+
+
+# the generation before died in the middle of a step
+
+GROUP = Death(5, True, "died of SIGSEGV", 1, 1)
+
+
+def names_of_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | None]:
+    """Whose each step is, as the status words say it; None for one over many."""
+    names: list[tuple[int, int] | None] = []
+    begin = ActorStatus.begin_step
+
+    def noted(self: ActorStatus, step: int, deadline_s: float) -> None:
+        names.append(solo_place(step))
+        begin(self, step, deadline_s)
+
+    monkeypatch.setattr(ActorStatus, "begin_step", noted)
+    return names
+
+
+def test_after_a_crash_everybody_is_tried_alone_and_work_goes_on(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [placed(counting, row, 20) for row in range(3)]
+    names = names_of_steps(counting, monkeypatch)
+    serve(counting, *turns(5), death=GROUP)
+    assert names == [rows[0].place, None, rows[1].place, None, rows[2].place, None, None, None]
+    # row 0 is tried first and steps with each turn from then on, row 2 is tried in the third turn
+    assert [len(counting.committed(row)) for row in rows] == [6, 5, 4]
+
+
+def test_after_another_crash_trials_are_longer(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = placed(counting, 0, 40), placed(counting, 1, 40)
+    names = names_of_steps(counting, monkeypatch)
+    serve(counting, *turns(20), death=Death(5, True, "died of SIGSEGV", 1, 2))
+    alone = [name for name in names if name is not None]
+    assert alone == [first.place, second.place] * 8, "in turn, eight steps each"
+
+
+def test_after_a_kill_from_outside_nobody_is_suspected(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed(counting, 0, 20)
+    names = names_of_steps(counting, monkeypatch)
+    serve(counting, *turns(3), death=Death(5, False, "was killed", 0))
+    assert names == [None] * 3
+
+
+def test_who_dies_alone_too_is_given_up_and_the_others_are_tried(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    guilty, other = placed(counting, 0, 20), placed(counting, 1, 20)
+    names = names_of_steps(counting, monkeypatch)
+    actor = serve(counting, *turns(3), death=Death(solo_step(guilty.place), True, "died of SIGSEGV", 1))
+    assert counting.end(guilty) == EndCode.ERROR and counting.committed(guilty) == []
+    assert actor.sent == [SequenceEnded(1, *guilty.place)]
+    assert names == [other.place, None, None, None] and len(counting.committed(other)) == 4
+
+
+def test_a_trial_that_was_killed_from_outside_begins_again(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [placed(counting, row, 20) for row in range(2)]
+    names = names_of_steps(counting, monkeypatch)
+    serve(counting, *turns(2), death=Death(solo_step(rows[0].place), False, "was killed", 1))
+    assert counting.end(rows[0]) == EndCode.NONE
+    assert names[:4] == [rows[0].place, None, rows[1].place, None]
+
+
+@both_ways
+def test_a_suspect_whose_row_is_free_is_none_any_more(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, gone = placed(counting, 0, 40), placed(counting, 1, 20)
+    names = names_of_steps(counting, monkeypatch)
+    held: list[set[int]] = []
+    monkeypatch.setattr(counting.running, "hold", held.append)
+
+    def cancel() -> None:
+        counting.table.set_phase(1, Phase.ENDING)
+
+    def free() -> None:
+        counting.table.set_phase(1, Phase.FREE)
+
+    serve(counting, cancel, [Drop(1, *gone.place, 3)], free, *turns(6), death=GROUP)
+    assert other.place in names and held[-1] == set(), "cancelled before its trial"
+    assert len(counting.committed(other)) >= 6
+
+
+@both_ways
+def test_suspects_that_have_gone_or_wait_for_pages_hold_nobody_up(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    poor = counting.place([10] * 16, row=0, max_new_tokens=10)
+    gone, other = placed(counting, 1, 20), placed(counting, 2, 20)
+    counting.table.set_phase(0, Phase.DECODE)
+    names = names_of_steps(counting, monkeypatch)
+
+    def end_and_grant() -> None:
+        counting.table.set_phase(1, Phase.ENDING)
+        counting.table.set_phase(1, Phase.FREE)
+        counting.table.begin(1)
+        counting.grant(poor, 2)
+
+    drop = Drop(1, *gone.place, 3)
+    serve(counting, [drop], [drop], end_and_grant, [], *turns(3), death=GROUP)
+    assert other.place in names and poor.place in names
+    assert len(counting.committed(other)) >= 5 and len(counting.committed(poor)) >= 2
+
+
+@both_ways
+def test_one_that_raises_alone_ends_without_a_death(counting: Bench) -> None:
+    bad, row = counting.place([20], row=0), placed(counting, 1, 6)
+    counting.grant_all(bad)
+    counting.table.set_phase(0, Phase.DECODE)
+    assert isinstance(counting.model, Counting)
+    counting.model.broken = frozenset({20})
+    serve(counting, *turns(7), death=GROUP)
+    assert counting.end(bad) == EndCode.ERROR and counting.end(row) == EndCode.LENGTH

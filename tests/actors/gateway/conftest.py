@@ -1,0 +1,417 @@
+"""The real gateway on a free port, real rings, pools and bus, and a scripted controller and detokenizer beside it in one loop."""
+
+import asyncio
+import random
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx2
+import msgspec
+import openai
+import pytest
+import uvloop
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from mmrt.actors.gateway import serve as serving
+from mmrt.actors.gateway.prompt import PromptBuilder
+from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.host.actor import Actor
+from mmrt.models.architecture import AudioConfig, LanguageConfig, ModelConfig, VisionConfig
+from mmrt.models.text.chat_template import ChatTemplate
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.bus.messages import (
+    Cancel,
+    Definition,
+    Delivered,
+    Delta,
+    Failed,
+    Filled,
+    FinishReason,
+    Granted,
+    PageRun,
+    Prepared,
+    Query,
+    Queued,
+    Released,
+    Submit,
+    ToActor,
+    ToController,
+    Unknown,
+    encode,
+)
+from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.runtime.config import ACTORS, MediaSection, RuntimeConfig, ServerSection, SupervisorSection
+from mmrt.shm.doorbell import Ringer
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.pool import PagePool
+from mmrt.shm.ring import Ring
+from mmrt.shm.run_directory import RoleLock, RunDirectory
+from mmrt.shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+
+MODEL = "tiny"
+MAX_CONTEXT = 2048
+PAGE_BYTES = 4096
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_bos|>", "<|audio_eos|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<|{{ part['type'] }}_pad|>{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    backend.train_from_iterator(["user assistant the quick brown fox"] * 4, trainer)
+    return Tokenizer(backend, eos_ids=[1])
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    return ModelConfig(
+        family="qwen2_5_omni",
+        language=LanguageConfig(
+            vocab_size=400,
+            hidden_size=8,
+            intermediate_size=8,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=8,
+            rms_norm_eps=1e-6,
+            rope_theta=1e4,
+        ),
+        dtype="float32",
+        max_context=MAX_CONTEXT,
+        eos_token_ids=(1,),
+        vision=cast(VisionConfig, object()),
+        audio=cast(AudioConfig, object()),
+        image_token_id=2,
+        video_token_id=3,
+        audio_token_id=4,
+        audio_start_token_id=5,
+        audio_end_token_id=6,
+    )
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Tokenizer, model: ModelConfig) -> PromptBuilder:
+    return PromptBuilder(tokenizer, ChatTemplate(TEMPLATE), model, MAX_CONTEXT)
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits(model_name=MODEL, kinds=("image", "video", "audio"), max_context=MAX_CONTEXT, media=MediaSection())
+
+
+class Play:
+    """One request as a script sees it: what came, and what the controller and the detokenizer do about it."""
+
+    def __init__(self, controller: "Controller", key: int, definition: Definition) -> None:
+        self._controller = controller
+        self.key = key
+        self.definition = definition
+        self.filled = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.delivered = asyncio.Event()
+        self.state: ToActor = Queued(1, key, 0)  # what a Query is answered with
+        self.runs: list[PageRun] = []
+        self.offset = 0
+        self.num_tokens = 0
+
+    def queue(self, position: int = 0) -> None:
+        self._say(Queued(1, self.key, position))
+
+    async def grant(self) -> list[bytes]:
+        """Grant pages, wait until they are filled, and return what stands in them."""
+        sizes = [item.num_bytes for item in self.definition.items]
+        self.runs = [self._controller.allocate(size) for size in sizes]
+        self._say(Granted(1, self.key, self.runs))
+        await self.filled.wait()
+        pool = self._controller.pool
+        return [b"".join(bytes(pool.page(page)) for page in run.pages)[:size] for run, size in zip(self.runs, sizes, strict=True)]
+
+    def prepare(self, num_prompt_tokens: int | None = None) -> None:
+        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.definition.prompt_ids)))
+
+    def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None) -> None:
+        """A delta, as the detokenizer pushes it."""
+        data = text.encode()
+        known = self.num_tokens
+        self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
+        ids = list(range(known, self.num_tokens)) if self.definition.return_token_ids else []
+        self._controller.push(Delta(self.key, 1, self.offset, self.num_tokens, data, finish, ids))
+        self.offset += len(data)
+
+    def fail(self, status: int, message: str, **more: Any) -> None:
+        self._say(Failed(1, self.key, status, message, more.pop("error_type", "invalid_request_error"), **more))
+
+    def _say(self, state: ToActor) -> None:
+        self.state = state
+        self._controller.send(state)
+
+
+Script = Callable[[Play], Awaitable[None]]
+
+
+async def answer_hello(play: Play) -> None:
+    play.queue()
+    await play.grant()
+    play.prepare()
+    play.text("Hello")
+    play.text(", größer 😀")
+    play.text(" world", "stop")
+
+
+class Controller:
+    """Plays a script per request over the real bus. Whatever ends a request releases it."""
+
+    def __init__(self, run: RunDirectory, generation: int) -> None:
+        self.pool = PagePool.attach(run, "media")
+        self.script: Script = answer_hello
+        self.plays: dict[int, Play] = {}
+        self.log: list[ToController] = []
+        self.loses: Callable[[], bool] = lambda: False  # whether the next message gets lost
+        self._run = run
+        self._generation = generation
+        self._deltas = Ring.attach(run, "deltas")
+        self._bell = Ringer(run, "gateway")
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._next_page = 0
+        self._has_play = asyncio.Event()
+        self.start()
+
+    def start(self) -> None:
+        """Come up, as after a restart: the same truth, a new socket."""
+        self._socket = ControllerSocket(self._run.path)
+        self._reader = drain_in_loop(asyncio.get_running_loop(), self._socket, self._receive)
+
+    def stop(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+    async def close(self) -> None:
+        self.stop()
+        self._bell.close()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def count(self, kind: type[Any]) -> int:
+        return sum(isinstance(message, kind) for message in self.log)
+
+    @property
+    def play(self) -> Play:
+        """The only request there is."""
+        (play,) = self.plays.values()
+        return play
+
+    async def first_play(self) -> Play:
+        await self._has_play.wait()
+        return self.play
+
+    def allocate(self, num_bytes: int) -> PageRun:
+        pages = [(self._next_page + i) % self.pool.num_pages for i in range(self.pool.pages_for_bytes(num_bytes))]
+        self._next_page += len(pages)
+        for page in pages:
+            self.pool.generations[page] += 1
+        return PageRun(pages[::-1], [int(self.pool.generations[page]) for page in pages[::-1]])
+
+    def send(self, message: ToActor) -> None:
+        if not self.loses():
+            self._socket.send("gateway", self._generation, message)
+            self._reader.poke()
+
+    def push(self, delta: Delta) -> None:
+        assert self._deltas.try_push(encode(delta))
+        self._bell.ring()
+
+    def _receive(self, received: tuple[str, int, ToController]) -> None:
+        message = received[2]
+        if self.loses():
+            return
+        self.log.append(message)
+        match message:
+            case Submit(_, key, definition):
+                if key not in self.plays:
+                    play = self.plays[key] = Play(self, key, definition)
+                    self._has_play.set()
+                    self._tasks[key] = asyncio.get_running_loop().create_task(self._perform(play))
+                else:
+                    self.send(self.plays[key].state)
+            case Filled(_, key):
+                self.plays[key].filled.set()
+            case Query(_, key):
+                self.send(self.plays[key].state if key in self.plays else Unknown(1, key))
+            case Cancel(_, key) | Delivered(_, key):
+                if key in self.plays:
+                    play = self.plays[key]
+                    (play.cancelled if isinstance(message, Cancel) else play.delivered).set()
+                    play.state = Released(1, key)
+                    if isinstance(message, Cancel):
+                        self._tasks[key].cancel()
+                self.send(Released(1, key))
+            case _:
+                pass
+
+    async def _perform(self, play: Play) -> None:
+        await self.script(play)
+
+
+class Scene:
+    """A running gateway with its surroundings."""
+
+    def __init__(
+        self,
+        url: str,
+        controller: Controller,
+        actor: SimpleNamespace,
+        stats: ControllerStats,
+        table: ActorTable,
+        locks: list[RoleLock],
+    ) -> None:
+        self.url = url
+        self.locks = locks
+        self.controller = controller
+        self.actor = actor
+        self.stats = stats
+        self.table = table
+        self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+        self.http = httpx2.AsyncClient(base_url=url, timeout=20)
+
+    async def connect(self, receive_bytes: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        connection = socket.socket()
+        if receive_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+        return await asyncio.open_connection(sock=connection)
+
+    def chat(self, content: Any = "hi", **more: Any) -> dict[str, Any]:
+        return {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
+
+    async def post(self, body: Any, **more: Any) -> httpx2.Response:
+        return await self.http.post("/v1/chat/completions", json=body, **more)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110  (conditions on what other processes would own)
+                await asyncio.sleep(0.002)
+
+
+class Stage:
+    """Sets the scene, runs a test in it, and strikes it."""
+
+    def __init__(self, run: RunDirectory, text: serving.TextStack) -> None:
+        self._run = run
+        self._text = text
+        self.config = RuntimeConfig(
+            server=ServerSection(port=0, keep_alive_s=5.0, max_body_mib=1), supervisor=SupervisorSection(drain_s=5.0)
+        )
+
+    def configure(self, section: str, **fields: Any) -> None:
+        changed = msgspec.structs.replace(getattr(self.config, section), **fields)
+        self.config = msgspec.structs.replace(self.config, **{section: changed})
+
+    def run(self, test: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._perform(test))
+
+    async def _perform(self, test: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        run = self._run
+        serves = asyncio.Event()
+        ended = asyncio.Event()
+        controller = Controller(run, generation=1)
+        bus = ActorSocket(run.path, "gateway", 1)
+        actor = SimpleNamespace(
+            name="gateway",
+            run=run,
+            config=self.config,
+            generation=1,
+            bus=bus,
+            send=bus.send,
+            heartbeat=lambda: None,
+            ending=False,
+            lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
+            status=None,
+            listen_fds=(),
+            flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
+            serving=serves.set,
+            watch_ending=lambda loop, on_ending: None,
+        )
+        locks = [RoleLock(run, name) for name in ACTORS]
+        table = ActorTable.attach(run)
+        for lock in locks:
+            assert lock.try_acquire()
+            table.writer(lock.actor, 1).set_state(ActorState.ACTIVE)
+
+        async def serve() -> None:
+            try:
+                await serving.serve(cast(Actor, actor), self._text)
+            finally:
+                ended.set()
+
+        task = asyncio.create_task(serve())
+        await asyncio.wait([asyncio.create_task(serves.wait()), task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await controller.close()
+            bus.close()
+            for lock in locks:
+                lock.release()
+            task.result()
+        url = (run.path / serving.ENDPOINT_NAME).read_text().strip()
+        scene = Scene(url, controller, actor, ControllerStats.attach(run), table, locks)
+        try:
+            async with asyncio.timeout(30):
+                await test(scene)
+        finally:
+            await scene.client.close()
+            await scene.http.aclose()
+            actor.ending = True
+            await task
+            bus.close()
+            await controller.close()
+            for lock in locks:
+                lock.release()
+
+
+@pytest.fixture
+def stage(limits: Limits, prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(serving, "TICK_S", 0.01)
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
+    run = RunDirectory.create(path, {})
+    PagePool.create(run, "media", 64, PAGE_BYTES).close()
+    Ring.create(run, "deltas", 1 << 20).close()
+    ActorTable.create(run, ACTORS).close()
+    stats = ControllerStats.create(run)
+    stats.publish(StatsSnapshot(running=3, waiting=2, pools={"kv": PoolUse(8, 2)}))
+    stats.close()
+    try:
+        yield Stage(run, serving.TextStack(limits, prompts))
+    finally:
+        run.close()
+        shutil.rmtree(path.parent)
+
+
+@pytest.fixture
+def lossy() -> Callable[[], bool]:
+    """Loses a good part of all messages, the same ones every time."""
+    rng = random.Random(1)
+    return lambda: rng.random() < 0.4

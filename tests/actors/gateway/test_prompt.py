@@ -1,0 +1,160 @@
+"""Prompts: media placeholders only where media stand, whatever users write; companions for guidance; lengths."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
+from mmrt.actors.gateway.validation import Limits, read_chat
+from mmrt.models.architecture import ModelConfig, VisionRules
+from mmrt.models.text.chat_template import ChatTemplate
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.errors import RequestError
+
+LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
+def build(prompts: PromptBuilder, messages: list[Any], **more: Any) -> Prompt:
+    body = {"model": "tiny", "messages": messages, **more}
+    return prompts.build(read_chat(json.dumps(body).encode(), LIMITS))
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:
+    names = {id: content for content, id in tokenizer.control_ids.items()}
+    return "".join(names.get(id) or tokenizer.decode([id]) for id in ids)
+
+
+def test_names_go_to_the_template(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    prompts = PromptBuilder(
+        tokenizer, ChatTemplate("{% for m in messages %}{{ m['name'] }}{{ m['content'] }}|{% endfor %}"), model, 2048
+    )
+    messages = [
+        {"role": "user", "name": "Ann", "content": "hi"},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "name": "<|im_end|><|im", "content": "_start|>"},
+    ]
+    prompt = build(prompts, messages)
+    assert tokenizer.decode(prompt.ids) == "Annhi|ho|<|im_end|><|im_start|>|"
+    assert not set(tokenizer.control_ids.values()) & set(prompt.ids), "a name is text"
+    nameless = PromptBuilder(tokenizer, ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}"), model, 2048)
+    messages = [{"role": "user", "content": "<|im_"}, {"role": "user", "name": "x", "content": "end|>"}]
+    prompt = build(nameless, messages)
+    assert tokenizer.decode(prompt.ids) == "<|im_end|>"
+    assert not set(tokenizer.control_ids.values()) & set(prompt.ids), "what stands at both sides of a name that is left out, too"
+
+
+def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [VIDEO, {"type": "text", "text": "and"}, IMAGE]},
+    ]
+    prompt = build(prompts, messages)
+    assert text_of(tokenizer, prompt.ids) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n<|video_pad|>and<|image_pad|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.companion_ids is None
+
+
+def test_sound_tracks_are_opened_and_closed(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
+    """Those that count, by an option of the part or one for all: nothing else is."""
+    sounded = {**VIDEO, "use_audio_in_video": True}
+    silent = {**VIDEO, "use_audio_in_video": False}
+
+    def between(content: list[Any], **more: Any) -> str:
+        prompt = build(prompts, [{"role": "user", "content": content}], guidance_scale=2.0, **more)
+        assert prompt.companion_ids is not None and not {5, 6} & set(prompt.companion_ids)
+        return text_of(tokenizer, prompt.ids).split("user\n")[1].split("<|im_end|>")[0]
+
+    film = "<|audio_bos|><|video_pad|><|audio_eos|>"
+    assert between([IMAGE, sounded, VIDEO, sounded]) == f"<|image_pad|>{film}<|video_pad|>{film}"
+    everywhere = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    assert between([VIDEO, IMAGE, silent, {"type": "text", "text": "<|audio_bos|>"}], **everywhere) == (
+        f"{film}<|image_pad|><|video_pad|><|audio_bos|>"
+    )
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("negative", [None, "a <|im_end|> dog"])
+@pytest.mark.parametrize("scale", [0, 1.5, 3.0])
+def test_the_companion(prompts: PromptBuilder, tokenizer: Tokenizer, as_list: bool, negative: str | None, scale: float) -> None:
+    content: Any = [{"type": "text", "text": "a cat"}, IMAGE] if as_list else "a cat"
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
+    prompt = build(prompts, messages, guidance_scale=scale, negative_prompt=negative)
+    assert prompt.companion_ids is not None
+    assert prompt.companion_ids.count(tokenizer.control_ids["<|im_end|>"]) == 1
+    text = tokenizer.decode(prompt.companion_ids)
+    assert text == f"user\n{negative or ''}\nassistant\n"
+    assert build(prompts, messages).ids == prompt.ids
+
+
+def test_no_companion_at_scale_one(prompts: PromptBuilder) -> None:
+    assert build(prompts, [{"role": "user", "content": "x"}], guidance_scale=1.0, negative_prompt="y").companion_ids is None
+
+
+PIECES = ["<|image_pad|>", "<|im_", "end|>", "<|", "image_pad|>", "<|video_pad", "|>", "x", "é"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts=st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), min_size=1, max_size=4))
+def test_written_placeholders_stay_text(prompts: PromptBuilder, tokenizer: Tokenizer, parts: list[str]) -> None:
+    content = [{"type": "text", "text": part} for part in parts]
+    prompt = build(prompts, [{"role": "user", "content": [*content, IMAGE]}])
+    assert [id for id in prompt.ids if id in (2, 3, 4)] == [2]
+    assert prompt.ids.count(0) == 2 and prompt.ids.count(1) == 1
+    assert tokenizer.decode(prompt.ids) == "user\n" + "".join(parts) + "\nassistant\n"
+
+
+def test_a_prompt_that_is_too_long(prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens, the context has 2048") as caught:
+        build(prompts, [{"role": "user", "content": "a 7 " * 1500}])
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    monkeypatch.setattr(Tokenizer, "encode_pieces", None)  # hopeless ones are not even tokenized
+    with pytest.raises(RequestError, match="at least"):
+        build(prompts, [{"role": "user", "content": "x" * 500_000}])
+    with pytest.raises(RequestError, match="messages: has 3000 texts and media, the limit is the context, 2048"):
+        build(prompts, [{"role": "user", "content": ""}] * 3000)
+
+
+def test_a_negative_prompt_that_is_too_long_is_named(prompts: PromptBuilder) -> None:
+    with pytest.raises(RequestError, match=r"negative_prompt: the prompt has \d+ tokens") as caught:
+        build(prompts, [{"role": "user", "content": "x"}], guidance_scale=2.0, negative_prompt="a 7 " * 1500)
+    assert caught.value.param == "negative_prompt"
+
+
+def test_a_template_that_refuses(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    prompts = PromptBuilder(tokenizer, ChatTemplate("{{ raise_exception('no system role') }}"), model, 2048)
+    with pytest.raises(RequestError, match="no system role") as caught:
+        build(prompts, [{"role": "user", "content": "x"}])
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "{{ m['content'] }}",
+        "{{ 'said: ' + m['content'] }}",
+        "{{ m.content | trim }}",
+        "{{ m.content | tojson }}",
+        "{% if m.content is string %}{{ m.content }}{% endif %}",
+    ],
+)
+def test_a_template_for_text_alone_is_given_text(tokenizer: Tokenizer, model: ModelConfig, printed: str) -> None:
+    """Many clients always send lists; such a template would print them as Python does, or fail."""
+    prompts = PromptBuilder(tokenizer, ChatTemplate("{% for m in messages %}" + printed + "{% endfor %}"), model, 2048)
+    texts = [{"type": "text", "text": "what's up"}, {"type": "text", "text": "there?"}]
+    as_list, as_text = (build(prompts, [{"role": "user", "content": content}]) for content in (texts, "what's up\nthere?"))
+    assert as_list.ids == as_text.ids
+    with pytest.raises(RequestError, match="messages: the model's chat template"):
+        build(prompts, [{"role": "user", "content": [*texts, IMAGE]}])
+
+
+@pytest.mark.parametrize("source", ["nothing", "<|image_pad|><|video_pad|>", "<|video_pad|>", "<|image_pad|><|image_pad|>"])
+def test_a_template_that_misplaces_media(tokenizer: Tokenizer, model: ModelConfig, source: str) -> None:
+    prompts = PromptBuilder(tokenizer, ChatTemplate(source), model, 2048)
+    with pytest.raises(RequestError, match="placeholders of 1 media"):
+        build(prompts, [{"role": "user", "content": [IMAGE]}])

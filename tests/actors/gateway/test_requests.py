@@ -1,0 +1,371 @@
+"""The registry's protocol, message by message: what is sent, sent again, and asked; what repeated and late answers do."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mmrt.actors.gateway import requests as module
+from mmrt.actors.gateway.requests import Request, RequestRegistry, Stage
+from mmrt.runtime.bus.messages import (
+    Cancel,
+    Definition,
+    Delivered,
+    Delta,
+    Failed,
+    Filled,
+    FinishReason,
+    Granted,
+    MediaItem,
+    PageRun,
+    Prepared,
+    Query,
+    Queued,
+    Released,
+    Sampling,
+    Submit,
+    ToController,
+    Unknown,
+)
+from mmrt.runtime.errors import RequestError
+from mmrt.shm.errors import StalePage
+
+RUNS = [PageRun([4, 2], [7, 7])]
+
+
+class Pool:
+    """Records what is written where; refuses stale generations."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[list[int], bytes]] = []
+        self.generation = 7
+
+    def check(self, pages: Sequence[int], generations: Sequence[int]) -> None:
+        if set(generations) != {self.generation}:
+            raise StalePage("stale")
+
+    def write_bytes(self, pages: Sequence[int], data: bytes) -> None:
+        if len(data) > 10 * len(pages):
+            raise ValueError("too long")
+        self.written.append((list(pages), data))
+
+
+class Desk:
+    """A registry with everything around it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.sent: list[ToController] = []
+        self.reachable = True
+        self.wakes = 0
+        self.pool = Pool()
+        self.registry = RequestRegistry(3, self._send, self.pool)
+
+    def _send(self, message: ToController) -> bool:
+        if self.reachable:
+            self.sent.append(message)
+        return self.reachable
+
+    def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0) -> Request:
+        items = [MediaItem("image", len(data), "image/png") for data in media]
+        definition = Definition("id", [1, 2, 3], items, Sampling(), 10, deadline_s=deadline_s)
+        return self.registry.submit(definition, media, self._wake, self.now_s)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def pass_time(self, seconds: float) -> list[ToController]:
+        """Tick through the time; what was sent meanwhile."""
+        self.sent.clear()
+        end_s = self.now_s + seconds
+        while self.now_s < end_s - 1e-9:
+            self.now_s += 0.1
+            self.registry.tick(self.now_s)
+        return list(self.sent)
+
+    def answer(self, message: Any) -> list[ToController]:
+        self.sent.clear()
+        self.registry.on_message(message, self.now_s)
+        return list(self.sent)
+
+    def text(self, request: Request, offset: int, data: str, tokens: int, finish: FinishReason | None = None) -> list[ToController]:
+        self.sent.clear()
+        self.registry.on_delta(Delta(request.key, 1, offset, tokens, data.encode(), finish), self.now_s)
+        return list(self.sent)
+
+    def streaming(self) -> Request:
+        request = self.submit()
+        self.answer(Granted(1, request.key, RUNS))
+        self.answer(Prepared(1, request.key, 50))
+        return request
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_the_plain_course(desk: Desk) -> None:
+    request = desk.submit()
+    assert desk.sent == [Submit(3, request.key, request.definition)]
+    assert desk.answer(Queued(1, request.key, 4)) == []
+    assert (request.stage, request.position, request.has_started) == (Stage.QUEUED, 4, False)
+    assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
+    assert desk.pool.written == [([4, 2], b"bytes")]
+    assert request.stage is Stage.WAITING
+    assert desk.answer(Prepared(1, request.key, 50)) == []
+    assert request.has_started and request.prompt_tokens() == 50
+    assert desk.text(request, 0, "héllo", 2) == []
+    assert (request.take(), request.num_tokens, request.is_over) == ("héllo", 2, False)
+    assert desk.text(request, 6, "!", 3, "length") == [Delivered(3, request.key)]
+    assert (request.take(), request.finish, request.stage) == ("!", "length", Stage.DELIVERED)
+    assert len(desk.registry) == 1
+    assert desk.answer(Released(1, request.key)) == []
+    assert len(desk.registry) == 0
+
+
+def test_submit_is_sent_again_at_growing_intervals_until_answered(desk: Desk) -> None:
+    request = desk.submit()
+    first, later = desk.pass_time(2), desk.pass_time(10)
+    assert {type(message) for message in first + later} == {Submit}
+    assert 3 <= len(first) <= 4 and 4 <= len(later) <= 6
+    desk.answer(Queued(1, request.key, 0))
+    assert all(isinstance(message, Query) for message in desk.pass_time(3))
+    assert len(desk.sent) == 3
+
+
+def test_what_could_not_be_sent_is_tried_at_the_first_interval(desk: Desk) -> None:
+    desk.reachable = False
+    request = desk.submit()
+    assert desk.pass_time(5) == []
+    desk.reachable = True
+    assert desk.pass_time(0.2) == [Submit(3, request.key, request.definition)]
+
+
+def test_filled_is_sent_again_until_prepared(desk: Desk) -> None:
+    request = desk.submit()
+    desk.answer(Granted(1, request.key, RUNS))
+    sent = desk.pass_time(1.0)
+    assert sum(isinstance(message, Filled) for message in sent) >= 2
+    desk.answer(Prepared(1, request.key, 9))
+    assert not any(isinstance(message, Filled) for message in desk.pass_time(3))
+
+
+def test_the_same_grant_again_is_answered_without_writing(desk: Desk) -> None:
+    request = desk.submit()
+    desk.answer(Granted(1, request.key, RUNS))
+    assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
+    assert len(desk.pool.written) == 1
+
+
+def test_another_grant_is_filled_too_until_text_has_come(desk: Desk) -> None:
+    """A controller that died between granting and journaling may grant other pages."""
+    request = desk.streaming()
+    moved = [PageRun([9], [7])]
+    assert desk.answer(Granted(2, request.key, moved)) == [Filled(3, request.key)]
+    assert desk.pool.written[-1] == ([9], b"bytes")
+    desk.answer(Prepared(2, request.key, 50))
+    assert not any(isinstance(message, Filled) for message in desk.pass_time(3))
+    desk.text(request, 0, "x", 1)
+    assert desk.answer(Granted(2, request.key, RUNS)) == []
+    assert desk.registry.num_media_bytes == 0
+
+
+def test_an_outdated_grant_is_not_filled_but_asked_about(desk: Desk) -> None:
+    request = desk.submit()
+    assert desk.answer(Granted(1, request.key, [PageRun([4], [6])])) == []
+    assert desk.pool.written == []
+    assert Query(3, request.key) in desk.pass_time(0.3)
+    assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
+
+
+@pytest.mark.parametrize("runs", [[], [RUNS[0], RUNS[0]], [PageRun([], [])]])
+def test_a_grant_that_does_not_fit_fails_the_request(desk: Desk, runs: list[PageRun]) -> None:
+    request = desk.submit(media=[b"x" * 15])
+    desk.pool.check = lambda pages, generations: None  # type: ignore[method-assign]
+    assert desk.answer(Granted(1, request.key, runs)) == [Cancel(3, request.key)]
+    assert request.error is not None and request.error.status == 500
+
+
+def test_without_media_the_grant_is_empty(desk: Desk) -> None:
+    request = desk.submit(media=())
+    assert desk.answer(Granted(1, request.key, [])) == [Filled(3, request.key)]
+
+
+def test_queries_are_frequent_until_text_comes_then_rare(desk: Desk) -> None:
+    request = desk.streaming()
+    assert len(desk.pass_time(5)) == 5
+    desk.text(request, 0, "x", 1)
+    assert len(desk.pass_time(10)) == 2
+    assert all(isinstance(message, Query) for message in desk.sent)
+
+
+def test_a_failure_at_any_time(desk: Desk) -> None:
+    for at in range(4):
+        request = desk.submit()
+        for message in [Queued(1, request.key, 0), Granted(1, request.key, RUNS), Prepared(1, request.key, 5)][:at]:
+            desk.answer(message)
+        assert desk.answer(Failed(1, request.key, 429, "full", "overloaded", "messages", 7)) == [Delivered(3, request.key)]
+        error = request.error
+        assert error is not None
+        assert (error.status, error.message, error.type, error.param, error.retry_after_s) == (
+            429,
+            "full",
+            "overloaded",
+            "messages",
+            7,
+        )
+        assert desk.answer(Failed(1, request.key, 400, "again", "x")) == []
+        assert error.status == 429
+        desk.answer(Unknown(1, request.key))
+    assert len(desk.registry) == 0
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_cancel_is_sent_again_until_released(desk: Desk, at: int) -> None:
+    request = desk.submit()
+    for message in [Queued(1, request.key, 0), Granted(1, request.key, RUNS), Prepared(1, request.key, 5)][:at]:
+        desk.answer(message)
+    desk.sent.clear()
+    desk.registry.cancel(request, desk.now_s)
+    assert desk.sent == [Cancel(3, request.key)]
+    for late in (Queued(1, request.key, 0), Granted(1, request.key, RUNS), Prepared(1, request.key, 5)):
+        assert desk.answer(late) == []
+    assert desk.text(request, 0, "late", 1, "stop") == []
+    assert set(map(type, desk.pass_time(3))) == {Cancel}
+    desk.answer(Released(1, request.key))
+    assert desk.pass_time(3) == [] and len(desk.registry) == 0
+
+
+def test_cancelling_what_is_over_does_nothing(desk: Desk) -> None:
+    request = desk.streaming()
+    desk.text(request, 0, "x", 1, "stop")
+    desk.sent.clear()
+    desk.registry.cancel(request, desk.now_s)
+    assert desk.sent == [] and request.error is None
+
+
+def test_unknown_before_acceptance_submits_again(desk: Desk) -> None:
+    request = desk.submit()
+    assert desk.answer(Unknown(2, request.key)) == [Submit(3, request.key, request.definition)]
+    assert request.error is None
+
+
+@pytest.mark.parametrize("kind", [Unknown, Released])
+def test_unknown_after_acceptance_is_an_error(desk: Desk, kind: type[Unknown] | type[Released]) -> None:
+    request = desk.submit()
+    desk.answer(Queued(1, request.key, 0))
+    desk.answer(kind(2, request.key))
+    assert request.error is not None and request.error.status == 500
+    assert desk.wakes
+
+
+def test_a_new_epoch_changes_nothing(desk: Desk) -> None:
+    request = desk.streaming()
+    desk.text(request, 0, "x", 1)
+    desk.answer(Prepared(9, request.key, 50))
+    assert request.stage is Stage.STREAMING and not request.is_over
+    assert desk.text(request, 1, "y", 2, "stop") == [Delivered(3, request.key)]
+
+
+def test_strangers_are_told_to_end(desk: Desk) -> None:
+    """The controller may still know what this gateway has forgotten."""
+    assert desk.answer(Granted(1, 99, RUNS)) == [Cancel(3, 99)]
+    assert desk.answer(Queued(1, 99, 1)) == [Cancel(3, 99)]
+    assert desk.answer(Prepared(1, 99, 1)) == [Cancel(3, 99)]
+    assert desk.answer(Failed(1, 99, 400, "x", "y")) == [Delivered(3, 99)]
+    assert desk.answer(Released(1, 99)) == desk.answer(Unknown(1, 99)) == []
+    desk.registry.on_delta(Delta(99, 1, 0, 1, b"x", "stop"), 0.0)
+
+
+def test_an_error_in_the_second_that_waits_for_the_prompt_s_tokens_is_the_end(desk: Desk) -> None:
+    request = desk.submit(deadline_s=desk.now_s + 0.5)
+    desk.text(request, 0, "all", 1, "stop")
+    assert not request.is_over
+    desk.pass_time(3)
+    assert request.error is not None and request.error.status == 504
+    assert request.finish is None and request.stage is Stage.DELIVERED
+
+
+def test_the_deadline(desk: Desk) -> None:
+    request = desk.submit(deadline_s=desk.now_s + 2)
+    desk.pass_time(1.8)
+    assert not request.is_over
+    assert Cancel(3, request.key) in desk.pass_time(0.4)
+    assert request.error is not None and request.error.status == 504
+
+
+def test_who_finds_that_time_is_over_makes_no_difference(desk: Desk) -> None:
+    request = desk.submit(deadline_s=desk.now_s + 2)
+    desk.pass_time(1.8)
+    desk.answer(Failed(1, request.key, 504, "late", "timeout_error"))
+    assert str(request.error) == "the request was not finished after 2 s (server.request_timeout_s)"
+
+
+def test_text_before_prepared_asks_at_once_and_settles_with_the_answer(desk: Desk) -> None:
+    request = desk.submit()
+    desk.answer(Granted(1, request.key, RUNS))
+    assert desk.text(request, 0, "x", 1) == [Query(3, request.key)]
+    assert desk.text(request, 1, "y", 2, "stop") == [] and not request.is_over
+    assert desk.answer(Prepared(1, request.key, 77)) == [Delivered(3, request.key)]
+    assert (request.finish, request.prompt_tokens()) == ("stop", 77)
+
+
+def test_a_lost_prepared_delays_the_end_for_a_moment_only(desk: Desk) -> None:
+    request = desk.submit()
+    desk.text(request, 0, "x", 1, "stop")
+    assert not request.is_over
+    assert Delivered(3, request.key) in desk.pass_time(module.SETTLE_S + 0.1)
+    assert request.prompt_tokens() == 3
+    text_only = desk.submit(media=())
+    assert desk.text(text_only, 0, "x", 1, "stop")[-1] == Delivered(3, text_only.key)
+
+
+def test_a_gap_waits_for_the_repetition(desk: Desk) -> None:
+    request = desk.streaming()
+    desk.text(request, 5, "later", 3, "stop")
+    assert request.take() == "" and not request.is_over
+    desk.text(request, 0, "firstlater", 3, "stop")
+    assert (request.take(), request.finish) == ("firstlater", "stop")
+
+
+def test_any_repetition_of_deltas_gives_the_text_once(desk: Desk) -> None:
+    text = "Grüße, 😀 und so weiter"
+    data = text.encode()
+    borders = [len(text[:i].encode()) for i in range(len(text) + 1)]
+    rng = random.Random(5)
+    for _ in range(100):
+        request = desk.streaming()
+        received, shown = 0, ""
+        while not request.is_over:
+            start = rng.choice([border for border in borders if border <= received])
+            end = rng.choice([border for border in borders if border >= start])
+            finish: FinishReason | None = "stop" if end == len(data) else None
+            desk.text(request, start, data[start:end].decode(), end, finish)
+            received = max(received, end)
+            shown += request.take()
+        assert (shown, request.num_tokens) == (text, len(data))
+
+
+def test_a_client_that_does_not_read_is_cancelled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PENDING_BYTES", 10)
+    request = desk.streaming()
+    desk.text(request, 0, "x" * 10, 1)
+    assert not request.is_too_slow
+    assert desk.text(request, 10, "y", 2) == [Cancel(3, request.key)]
+    assert request.is_too_slow and request.is_over
+
+
+def test_an_error_of_decode(desk: Desk) -> None:
+    request = desk.streaming()
+    assert desk.text(request, 0, "x", 1, "error") == [Delivered(3, request.key)]
+    assert request.error is not None and request.error.status == 500
+
+
+def test_fail_all_ends_what_is_running(desk: Desk) -> None:
+    running, over = desk.streaming(), desk.streaming()
+    desk.text(over, 0, "x", 1, "stop")
+    desk.registry.fail_all(RequestError("bye", status=503), desk.now_s)
+    assert running.error is not None and running.error.status == 503
+    assert over.error is None

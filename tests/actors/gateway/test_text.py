@@ -1,0 +1,152 @@
+"""``/v1/completions``: a text goes on without a chat template, as OpenAI's own client sees it."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
+from mmrt.actors.gateway.validation import TEXT_TOKENS, Limits, TextRequest, read_text
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.errors import RequestError
+
+TEXT = "Hello, größer 😀 world"
+
+
+def read(limits: Limits, **fields: Any) -> TextRequest:
+    return read_text(json.dumps({"model": "tiny", **fields}).encode(), limits)
+
+
+def test_an_answer(stage: Any, tokenizer: Tokenizer) -> None:
+    async def test(scene: Any) -> None:
+        answer = await scene.client.completions.create(
+            model="tiny", prompt="the quick", max_tokens=9, extra_body={"return_token_ids": True}
+        )
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason, choice.logprobs) == (TEXT, "stop", None)
+        assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+        assert choice.token_ids == list(range(answer.usage.completion_tokens))
+        definition = scene.controller.play.definition
+        assert definition.prompt_ids == tokenizer.encode("the quick") and definition.max_new_tokens == 9
+        assert answer.usage.prompt_tokens == len(definition.prompt_ids)
+
+    stage.run(test)
+
+
+def test_a_stream(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        stream = await scene.client.completions.create(
+            model="tiny", prompt="the quick", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        assert "".join(choice.text for choice in choices) == TEXT and choices[0].text, "there is no role to begin with"
+        assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+        assert {chunk.object for chunk in chunks} == {"text_completion"}
+        assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 5
+        assert scene.controller.play.definition.max_new_tokens == TEXT_TOKENS
+
+    stage.run(test)
+
+
+def test_token_ids_and_control_tokens_are_taken_as_they_are(prompts: PromptBuilder, limits: Limits, tokenizer: Tokenizer) -> None:
+    text = "<|im_start|>user\nfox<|im_end|>"
+    ids = prompts.build(read(limits, prompt=text)).ids
+    assert ids[0] == tokenizer.control_ids["<|im_start|>"] and ids == tokenizer.encode(text)
+    for prompt in (ids, [ids], [text]):
+        assert prompts.build(read(limits, prompt=prompt)) == Prompt(ids, None)
+
+
+def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Limits, tokenizer: Tokenizer) -> None:
+    prompt = prompts.build(read(limits, prompt="the quick", guidance_scale=2, negative_prompt="brown"))
+    assert prompt.companion_ids == tokenizer.encode("brown")
+    assert prompts.build(read(limits, prompt="the quick", negative_prompt="brown")).companion_ids is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({}, "prompt", "is required"),
+        ({"prompt": ""}, "prompt", "is empty"),
+        ({"prompt": []}, "prompt", "is empty"),
+        ({"prompt": [""]}, "prompt", "is empty"),
+        ({"prompt": 5}, "prompt", "expected a string or an array of token ids, got an integer"),
+        ({"prompt": ["a", "b"]}, "prompt", "has 2 prompts, the limit is 1"),
+        ({"prompt": [[1], [2]]}, "prompt", "has 2 prompts, the limit is 1"),
+        ({"prompt": [1, "a"]}, "prompt", 'expected token ids, got "a"'),
+        ({"prompt": [1, True]}, "prompt", "expected token ids, got true"),
+        ({"prompt": [7, -1]}, "prompt", "has the token id -1, allowed are 0 to 399"),
+        ({"prompt": [7, 400]}, "prompt", "has the token id 400, allowed are 0 to 399"),
+        ({"prompt": "a <|image_pad|>"}, "prompt", "has placeholders of media, which go to /v1/chat/completions"),
+        ({"prompt": "a " * 3000}, "prompt", "tokens, the context has 2048"),
+        ({"prompt": [7] * 2048}, "prompt", "the prompt has 2048 tokens, the context has 2048"),
+        ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required for guidance"),
+        ({"prompt": "a", "guidance_scale": 2, "negative_prompt": "a " * 3000}, "negative_prompt", "tokens, the context has 2048"),
+        ({"prompt": [7, 10**300]}, "prompt", "has the token id an integer of 997 bits, allowed are 0 to 399"),
+        ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs", "is not supported"),
+        ({"prompt": "a", "messages": []}, "messages", "is not supported"),
+        ({"prompt": "a", "echo": True}, "echo", "is true, only false is supported"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", 'is "b", only "" is supported'),
+        ({"prompt": "a", "logprobs": 0}, "logprobs", "is 0, only false is supported"),
+        ({"prompt": "a", "n": 2}, "n", "is 2, only 1 is supported"),
+    ],
+)
+def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompts.build(read(limits, **fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert caught.value.message.startswith(f"{param}: ") and says in caught.value.message
+
+
+def test_placeholders_as_ids_are_refused(prompts: PromptBuilder, limits: Limits, model: ModelConfig) -> None:
+    assert model.image_token_id is not None
+    with pytest.raises(RequestError, match="prompt: has placeholders of media"):
+        prompts.build(read(limits, prompt=[7, model.image_token_id]))
+
+
+@pytest.mark.parametrize(("num_ids", "most"), [(9, TEXT_TOKENS), (2040, 8)])
+def test_without_a_number_of_tokens_there_are_sixteen_or_what_fits(stage: Any, num_ids: int, most: int) -> None:
+    async def test(scene: Any) -> None:
+        await scene.client.completions.create(model="tiny", prompt=[7] * num_ids)
+        assert scene.controller.play.definition.max_new_tokens == most
+
+    stage.run(test)
+
+
+def test_errors_of_the_controller_name_the_prompt(stage: Any) -> None:
+    async def script(play: Any) -> None:
+        play.fail(400, "messages: needs more than there is", param="messages")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="prompt: needs more than there is") as caught:
+                await scene.client.completions.create(model="tiny", prompt="a", stream=stream)
+            assert caught.value.param == "prompt"
+
+    stage.run(test)
+
+
+def test_errors_behind_the_headers_name_the_field_that_was_sent(stage: Any) -> None:
+    stage.configure("server", keep_alive_s=0.05)
+    waited = asyncio.Event()
+
+    async def script(play: Any) -> None:
+        play.queue()
+        await waited.wait()
+        play.fail(400, "max_tokens: is 2000", param="max_tokens")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        body = {"prompt": "a", "max_completion_tokens": 2000, "stream": True}
+        async with scene.http.stream("POST", "/v1/completions", json=body) as response:
+            received = ""
+            async for text in response.aiter_text():
+                received += text
+                waited.set()
+        assert '"message":"max_completion_tokens: is 2000"' in received and '"param":"max_completion_tokens"' in received
+
+    stage.run(test)

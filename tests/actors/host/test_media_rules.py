@@ -1,0 +1,99 @@
+"""One medium's options narrow the rules of the run, and give what transformers' processors give with the same numbers."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
+from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
+from mmrt.models.families import qwen2_5, qwen2_5_omni
+from mmrt.runtime.bus.messages import MediaOptions
+from mmrt.runtime.config import MediaSection
+from mmrt.tests.models.test_items import function_of_transformers
+
+LANGUAGE = LanguageConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
+    rms_norm_eps=1e-6, rope_theta=1e6,
+)  # fmt: skip
+TEXT = ModelConfig(family="qwen2_5_omni", language=LANGUAGE, dtype="float32", max_context=4096, eos_token_ids=(0,))
+MODEL = replace(TEXT, vision_rules=VisionRules(), audio_rules=AudioRules())
+RUN = for_run(MODEL, MediaSection())
+
+
+def rules(options: MediaOptions) -> VisionRules:
+    found = for_medium(RUN, options).vision_rules
+    assert found is not None
+    return found
+
+
+def test_the_run_sets_the_rate_and_lowers_the_number_of_frames() -> None:
+    narrowed = for_run(MODEL, MediaSection(fps=3.0, max_frames=10)).vision_rules
+    assert narrowed == VisionRules(fps=3.0, max_frames=10)
+    assert for_run(MODEL, MediaSection(max_frames=1000)).vision_rules == VisionRules(max_frames=768)
+    assert for_run(TEXT, MediaSection()) == TEXT == for_medium(TEXT, MediaOptions(fps=1.0))
+
+
+def test_without_options_nothing_changes() -> None:
+    assert for_medium(RUN, MediaOptions()) == RUN
+
+
+NUMBERS = st.none() | st.integers(1, 2_000_000)
+
+
+@given(st.builds(MediaOptions, st.none() | st.floats(0.01, 100), NUMBERS, NUMBERS, NUMBERS, NUMBERS))
+def test_no_option_raises_what_a_medium_may_cost(options: MediaOptions) -> None:
+    run, narrowed = RUN.vision_rules, rules(options)
+    assert run is not None
+    for name in ("fps", "max_frames", "max_pixels", "video_max_pixels"):
+        assert getattr(narrowed, name) <= getattr(run, name)
+    for low, high in (("min_frames", "max_frames"), ("min_pixels", "max_pixels"), ("video_min_pixels", "video_max_pixels")):
+        assert getattr(narrowed, low) <= getattr(narrowed, high)
+
+
+def test_a_lower_bound_gives_way() -> None:
+    narrowed = rules(MediaOptions(max_pixels=50_000, max_frames=2))
+    assert (narrowed.min_frames, narrowed.video_min_pixels, narrowed.video_max_pixels) == (2, 50_000, 50_000)
+    assert narrowed.min_pixels == VisionRules().min_pixels
+
+
+@pytest.mark.parametrize("options", [MediaOptions(fps=0.5), MediaOptions(max_frames=7), MediaOptions(fps=0.25, min_frames=2)])
+def test_frames_equal_transformers(options: MediaOptions) -> None:
+    reference = function_of_transformers("video_processing_qwen2_vl", "sample_frames")
+    processor = SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=256)
+    given = {name: value for name in ("fps", "min_frames", "max_frames") if (value := getattr(options, name)) is not None}
+    for total, fps in ((600, 30.0), (301, 24.0), (50, 12.5)):
+        expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps), **given).numpy()
+        found = qwen2_5.sample_frames(for_medium(RUN, options), total, fps)
+        np.testing.assert_array_equal(found, expected[expected < total])
+
+
+def test_sizes_equal_transformers() -> None:
+    reference = function_of_transformers("image_processing_qwen2_vl", "smart_resize")
+    model = for_medium(RUN, MediaOptions(min_pixels=2000, max_pixels=60_000))
+    for height, width in ((480, 640), (1000, 30), (20, 20), (224, 224)):
+        _, h, w = qwen2_5.image_item(model, height, width).grid
+        assert (14 * h, 14 * w) == reference(height, width, 28, 2000, 60_000)
+        _, h, w = qwen2_5_omni.video_item(model, 8, height, width, 2.0).grid
+        assert (14 * h, 14 * w) == reference(height, width, 28, 2000, 60_000)
+
+
+def test_positions_follow_the_rate_asked_for() -> None:
+    assert qwen2_5_omni.video_item(for_medium(RUN, MediaOptions(fps=0.5)), 8, 100, 100, 0.5).second_per_grid_s == 4.0
+
+
+def test_ranges_end_at_the_rules() -> None:
+    assert option_ranges(VisionRules(fps=1.5, max_pixels=100)) == {
+        "image": {"min_pixels": (100, 100), "max_pixels": (100, 100)},
+        "video": {
+            "fps": (0.01, 1.5),
+            "min_frames": (1, 768),
+            "max_frames": (2, 768),
+            "min_pixels": (784, 602_112),
+            "max_pixels": (784, 602_112),
+        },
+        "audio": {},
+    }

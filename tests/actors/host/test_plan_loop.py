@@ -1,0 +1,215 @@
+"""The loop around plans: each is done once and answered as often as it is asked for."""
+
+import pytest
+
+from mmrt.actors.host.plan_checks import still_wanted
+from mmrt.actors.host.plan_loop import KEPT_RESULTS, serve_plans
+from mmrt.runtime.bus.messages import (
+    Died,
+    Done,
+    ItemError,
+    Plan,
+    PlanDone,
+    Prefill,
+    PrefillChunk,
+    Result,
+    Run,
+    Skipped,
+    ToController,
+    Welcome,
+    encode,
+)
+from mmrt.runtime.process.crash_cause import Death
+from mmrt.schema.rows import Phase
+from mmrt.shm.errors import StalePage
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.actors.host.fake_actor import FakeActor
+
+PREFILL = 5  # the actor's index
+
+
+def chunk(row: int, row_generation: int = 1) -> PrefillChunk:
+    return PrefillChunk(row, row_generation, 0, 0, 4, [])
+
+
+class Work:
+    """A plan table, and what has been executed by a loop over a script."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.table = PlanTable.create(run, 4, 4096)
+        self.rows = SequenceTable.create(run, 4, 64, 4)
+        for row in range(3):
+            self.rows.begin(row)
+            self.rows.set_phase(row, Phase.PREPARE)
+        self.num_executed = 0
+        self.error: Exception | None = None
+        self.plan = Prefill([chunk(0)])
+        self.seen: list[Plan] = []
+
+    def write(self, slot: int, plan_id: int) -> Run:
+        self.table.write(slot, plan_id, PREFILL, encode(self.plan))
+        return Run(1, slot, plan_id)
+
+    def execute(self, plan: Plan) -> Result:
+        self.seen.append(plan)
+        self.num_executed += 1
+        if self.error is not None:
+            raise self.error
+        return Done()
+
+    def serve(self, *script: object, death: Death | None = None) -> list[ToController]:
+        self.actor = FakeActor(self.run, "prefill", script)  # type: ignore[arg-type]
+        self.actor.death = death
+        serve_plans(self.actor, self.execute, self.rows)  # type: ignore[arg-type]
+        assert self.actor.is_serving
+        return self.actor.sent
+
+
+@pytest.fixture
+def work(run: RunDirectory) -> Work:
+    return Work(run)
+
+
+def answers(sent: list[ToController]) -> list[tuple[int, Result]]:
+    assert all(isinstance(done, PlanDone) and (done.actor, done.generation) == ("prefill", 1) for done in sent)
+    return [(done.plan_id, done.result) for done in sent if isinstance(done, PlanDone)]
+
+
+def test_plans_are_done_in_order_one_per_turn(work: Work) -> None:
+    sent = work.serve([work.write(0, 7), work.write(1, 8)], [], [])
+    assert answers(sent) == [(7, Done()), (8, Done())]
+    assert work.num_executed == 2
+    assert work.actor.num_waits == 1
+
+
+def test_a_repeated_command_is_answered_with_the_stored_result(work: Work) -> None:
+    command = work.write(0, 7)
+    sent = work.serve([command, command], [command], [command])
+    assert answers(sent) == [(7, Done())] * 3
+    assert work.num_executed == 1
+
+
+def test_the_result_is_kept_when_the_slot_holds_another_plan(work: Work) -> None:
+    first = work.write(0, 7)
+    second = Run(1, 0, 8)
+    sent = work.serve([first], lambda: work.write(0, 8), [first, second], [])
+    assert answers(sent) == [(7, Done()), (7, Done()), (8, Done())]
+    assert work.num_executed == 2
+
+
+def test_an_obsolete_command_is_dropped(work: Work) -> None:
+    work.write(0, 8)
+    assert work.serve([Run(1, 0, 7), Run(1, 3, 9), Welcome(1)], [], []) == []
+    assert work.num_executed == 0
+
+
+def test_a_plan_that_raises_fails_its_request_and_not_the_actor(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    command = work.write(0, 7)
+    work.error = StalePage("page 3 has generation 2, not 1")
+
+    def repair() -> None:
+        work.error = None
+
+    sent = work.serve([command], [command], repair, [work.write(1, 8)])
+    (plan_id, error), again, after = answers(sent)
+    assert plan_id == 7 and isinstance(error, ItemError) and error.status == 500
+    assert "page" not in error.message, "details are for the log"
+    assert again == (7, error) and after == (8, Done())
+    assert "page 3 has generation 2, not 1" in caplog.text
+
+
+def test_the_last_results_are_kept(work: Work) -> None:
+    turns = []
+    for plan_id in range(1, KEPT_RESULTS + 2):
+        turns += [lambda plan_id=plan_id: work.write(0, plan_id), [Run(1, 0, plan_id)]]
+    sent = work.serve(*turns, [Run(1, 0, 2), Run(1, 0, 1)], [])
+    assert answers(sent)[KEPT_RESULTS + 1 :] == [(2, Done())]
+    assert work.num_executed == KEPT_RESULTS + 1
+
+
+def test_each_plan_is_a_step_in_the_status_words(work: Work) -> None:
+    seen = []
+
+    def execute(plan: Plan) -> Result:
+        seen.append(work.actor._actors.read("prefill"))
+        return Done()
+
+    work.execute = execute  # type: ignore[method-assign]
+    work.serve([work.write(0, 7)])
+    assert seen[0].step_plan == 7 and seen[0].step_deadline_ns > seen[0].step_start_ns
+    after = work.actor._actors.read("prefill")
+    assert (after.steps, after.step_deadline_ns) == (1, 0)
+
+
+def test_what_the_generation_before_died_in_is_not_begun(work: Work) -> None:
+    commands = [work.write(0, 7), work.write(1, 8)]
+    sent = work.serve(commands, [commands[0]], [], death=Death(7, True, "died of SIGSEGV", 1))
+    assert answers(sent) == [(7, Died(True)), (8, Done()), (7, Died(True))]
+    assert work.num_executed == 1
+
+
+def test_what_a_debugger_was_left_in_is_done_again(work: Work) -> None:
+    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "ended in a debugger", excused=True))
+    assert answers(sent) == [(7, Done())]
+
+
+def test_late_plans_are_skipped(work: Work) -> None:
+    late = work.write(0, 7)
+    sent = work.serve([Run(1, late.slot, 7, 1.0)], [Run(1, work.write(1, 8).slot, 8, 1e12)], [])
+    assert answers(sent) == [(7, Skipped()), (8, Done())]
+
+
+def test_rows_that_have_ended_are_left_out(work: Work) -> None:
+    work.rows.set_phase(1, Phase.ENDING)
+    work.plan = Prefill([chunk(0), chunk(1), chunk(2, row_generation=9)])
+    assert answers(work.serve([work.write(0, 7)], [])) == [(7, Done())]
+    assert work.seen == [Prefill([chunk(0)])]
+
+
+def test_a_plan_whose_rows_have_all_ended_is_skipped(work: Work) -> None:
+    work.rows.set_phase(1, Phase.ENDING)
+    work.plan = Prefill([chunk(1), chunk(2, row_generation=9)])
+    assert answers(work.serve([work.write(0, 7)], [])) == [(7, Skipped())]
+    assert not work.seen
+
+
+def test_a_free_row_wants_nothing(work: Work) -> None:
+    """A video's worker asks about plans that it has done, too: their rows may have been freed since, and not be anybody's yet."""
+    assert still_wanted(Prefill([chunk(1)]), work.rows) is not None
+    work.rows.set_phase(1, Phase.ENDING)
+    work.rows.set_phase(1, Phase.FREE)
+    assert still_wanted(Prefill([chunk(1)]), work.rows) is None
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")])
+def test_where_memory_runs_out_the_process_ends_in_its_step(work: Work, error: Exception) -> None:
+    work.error = error
+    with pytest.raises(MemoryError):
+        work.serve([work.write(0, 7)], [])
+    words = work.actor._actors.read("prefill")
+    assert words.raised and words.step_plan == 7 and words.step_deadline_ns > 0
+
+
+def test_where_the_device_is_lost_the_process_ends_in_its_step(work: Work) -> None:
+    work.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        work.serve([work.write(0, 7)], [])
+    assert work.actor._actors.read("prefill").raised
+
+
+def test_deadlines_of_steps_follow_from_their_cost(work: Work) -> None:
+    limits_s: list[float] = []
+
+    def execute(plan: Plan) -> Result:
+        words = work.actor._actors.read("prefill")
+        limits_s.append((words.step_deadline_ns - words.step_start_ns) / 1e9)
+        return Done()
+
+    work.execute = execute  # type: ignore[method-assign]
+    work.serve([work.write(0, 7)], [work.write(1, 8)], [])
+    supervisor = work.actor.config.supervisor
+    assert limits_s == [300.0, supervisor.watchdog_s], "all the time while nothing is known, then what is measured"
+    assert work.actor._actors.read("prefill").step_cost_ns > 0

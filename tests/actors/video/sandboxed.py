@@ -1,0 +1,191 @@
+"""Run in a process of its own: enter the sandbox, try what is forbidden and what is not, print what came of it as JSON.
+
+usage: sandboxed.py RUN LOGS ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that echoes, VIDEO a file to decode.
+"""
+
+import base64
+import errno
+import fcntl
+import importlib
+import io
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from mmrt.actors.video import sandbox, seccomp
+from mmrt.actors.video.sandbox import enter_sandbox, memory_left
+from mmrt.media.limits import MediaLimits
+from mmrt.media.video import decode_frames
+from mmrt.media.video_info import analyse
+
+MEMORY_BYTES = 512 << 20
+FILE_BYTES = 1 << 20
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
+
+
+def attempt(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    except (MemoryError, ValueError) as error:  # resource's word for EPERM
+        return type(error).__name__
+    return "done"
+
+
+def write(path: Path, num_bytes: int = 10) -> None:
+    with open(path, "wb", buffering=0) as file:
+        left = num_bytes
+        while left:
+            left -= file.write(bytes(left))
+
+
+def echo(endpoint: str) -> None:
+    """What the actor's bus does, with a context and threads that begin only now."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(endpoint)
+        dealer.send(b"are you there?")
+        assert dealer.poll(10_000) and dealer.recv() == b"are you there?"
+
+
+def in_a_thread(action: Callable[[], object]) -> str:
+    outcome: list[str] = []
+    thread = threading.Thread(target=lambda: outcome.append(attempt(action)))
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+def connect() -> None:
+    with socket.socket() as tcp:
+        tcp.connect(("127.0.0.1", 9))
+
+
+def decode(data: bytes) -> None:
+    info = analyse(io.BytesIO(data), MediaLimits())
+    assert len(list(decode_frames(io.BytesIO(data), info, range(info.num_frames)))) == info.num_frames
+
+
+def decode_picture() -> None:
+    assert "PIL.PpmImagePlugin" not in sys.modules  # one of those that Pillow loads when it opens its first picture
+    image = importlib.import_module("mmrt.media.image")
+    assert image.decode_image(io.BytesIO(PNG), MediaLimits()).shape == (1, 1, 3)
+
+
+def target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def landlock_version() -> int:
+    try:
+        return sandbox._syscall(sandbox._CREATE_RULESET, None, 0, sandbox._VERSION)
+    except OSError:
+        return 0
+
+
+def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None:
+    theirs = os.getppid()
+    readable, _ = os.pipe()
+    given = socket.socket()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("")  # Linux gives it a name
+    abstract.listen()
+    enter_sandbox(run, logs, memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=[elsewhere / "given"])
+    forbidden: dict[str, Callable[[], object]] = {
+        "connect": connect,
+        "udp": lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
+        "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+        "execve": lambda: os.execv(sys.executable, [sys.executable, "-c", "print('executed')"]),
+        "fork": os.fork,
+        "subprocess": lambda: subprocess.run(["true"], check=False),
+        "posix_spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        "kill": lambda: os.kill(theirs, 0),
+        "pidfd": lambda: os.pidfd_open(theirs),
+        "limits of others": lambda: resource.prlimit(theirs, resource.RLIMIT_CORE),
+        "bind": lambda: socket.socket(socket.AF_UNIX).bind(""),
+        "accept": listener.accept,
+        "connect what was open": lambda: given.connect(listener.getsockname()),
+        "abstract": lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname()),
+        "rmdir": (elsewhere / "empty").rmdir,
+        "niceness of others": lambda: os.setpriority(os.PRIO_PROCESS, theirs, 19),
+        "owner of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, theirs),
+        "signal of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETSIG, signal.SIGKILL),
+        "owner of a socket": lambda: fcntl.ioctl(given, 0x8901, theirs.to_bytes(4, sys.byteorder)),
+        "type": lambda: fcntl.ioctl(readable, termios.TIOCSTI, b"x"),
+        "memory of others": lambda: Path(f"/proc/{theirs}/mem").open("rb").close(),
+        "environment of others": Path(f"/proc/{theirs}/environ").read_bytes,
+        "chmod": lambda: (elsewhere / "old").chmod(0o777),
+        "utime": lambda: os.utime(elsewhere / "old"),
+        "attribute": lambda: os.setxattr(elsewhere / "old", "user.mmrt", b"x"),
+        "chown": lambda: os.chown(run, 1, 1),
+        "read": (elsewhere / "old").read_bytes,
+        "list": lambda: os.listdir(elsewhere),
+        "home": lambda: os.listdir(Path.home()),
+        "terminals": lambda: os.listdir("/dev/pts"),
+        "other processes": Path(f"/proc/{theirs}/cmdline").read_bytes,
+        "working directory": lambda: os.listdir(os.curdir),
+        "write": lambda: write(elsewhere / "new"),
+        "overwrite": lambda: write(elsewhere / "old"),
+        "remove": (elsewhere / "old").unlink,
+        "truncate": lambda: os.truncate(elsewhere / "old", 0),
+        "link": lambda: os.symlink("/etc/passwd", run / "link"),
+        "large file": lambda: write(run / "large", 2 * FILE_BYTES),
+        "memory": lambda: bytearray(2 * MEMORY_BYTES),
+        "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
+    }
+    allowed: dict[str, Callable[[], object]] = {
+        "read what was given": (elsewhere / "given").read_bytes,
+        "decode a picture by what was not loaded": decode_picture,
+        "import": lambda: importlib.import_module("colorsys"),
+        "read a source": Path(sandbox.__file__).read_bytes,
+        "what the time is here": lambda: time.strftime("%Z"),
+        "read in the run": lambda: (write(run / "part"), (run / "part").read_bytes(), os.listdir(run)),
+        "write in the run": lambda: (write(run / "part"), os.replace(run / "part", run / "whole")),
+        "write in the logs": lambda: write(logs / "capture"),
+        "mkdir in the logs": (logs / "captures").mkdir,
+        "null": lambda: write(Path(os.devnull)),
+        "bus": lambda: echo(bus),
+        "kill itself": lambda: os.kill(os.getpid(), 0),
+        "decode": lambda: decode(video),
+        "leave": lambda: ([file.unlink() for file in run.iterdir()], run.rmdir(), run.parent.rmdir()),
+    }
+    outcome = {
+        "system calls": {
+            name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in seccomp._NUMBERS.items()
+        },
+        "forbidden": {what: attempt(action) for what, action in forbidden.items()},
+        "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "execve", "write")},
+        "allowed": {what: attempt(action) for what, action in allowed.items()},
+        "status": Path("/proc/self/status").read_text(),
+        "core": resource.getrlimit(resource.RLIMIT_CORE),
+        "memory left": memory_left(),
+        "kept": [name for fd in os.listdir("/proc/self/fd") if (name := target(fd)).startswith("/proc/")],
+        "landlock": landlock_version(),
+    }
+    print(json.dumps(outcome), flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    arguments = sys.argv[1:]
+    main(*(Path(path) for path in arguments[:3]), arguments[3], Path(arguments[4]).read_bytes())

@@ -1,0 +1,305 @@
+"""What the video process cannot do any more, tried in a real process, and what it still can."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import zmq
+
+from mmrt.actors.host.actor import Ending
+from mmrt.actors.video import worker
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.media.conftest import encode_video
+
+SCRIPT = Path(__file__).with_name("sandboxed.py")
+
+
+class Outcome(NamedTuple):
+    status: int
+    warnings: str
+    found: dict[str, Any]
+    left: list[str]  # files where it ran
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """One process that enters the sandbox, tries everything and ends in a crash."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    own = f"mmrt-{os.getuid()}"  # as a run's own folder is called, which goes with its last run
+    for name in (f"runs/{own}/run", "logs", "elsewhere/empty", "cwd"):
+        (folder / name).mkdir(parents=True)
+    for name in ("old", "given"):
+        (folder / "elsewhere" / name).write_text(name)
+    (folder / "video.mp4").write_bytes(encode_video(options={"bf": "2"}))
+    with tempfile.TemporaryDirectory() as short, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        bus = f"ipc://{short}/bus"
+        router.bind(bus)
+        arguments = [folder / "runs" / own / "run", folder / "logs", folder / "elsewhere", bus, folder / "video.mp4"]
+        child = subprocess.Popen(
+            [sys.executable, SCRIPT, *map(str, arguments)],
+            cwd=folder / "cwd",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if router.poll(30_000):
+            router.send_multipart(router.recv_multipart())
+        output, errors = child.communicate(timeout=30)
+    assert output, errors
+    yield Outcome(child.returncode, errors, json.loads(output), [file.name for file in (folder / "cwd").iterdir()])
+
+
+def needs(outcome: Outcome, what: str) -> None:
+    if what in outcome.warnings:
+        pytest.skip(f"not restricted here: {outcome.warnings}")
+
+
+def forbidden(outcome: Outcome, *names: str) -> set[str]:
+    return {outcome.found["forbidden"][name] for name in names}
+
+
+def test_no_network_no_programs_no_other_processes(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    network = ("connect", "udp", "netlink", "bind", "accept")
+    programs = ("execve", "fork", "subprocess", "posix_spawn", "type")
+    others = ("niceness of others", "kill", "pidfd", "limits of others", "owner of a file", "signal of a file", "owner of a socket")
+    assert forbidden(outcome, *network, *programs, *others) == {"EPERM"}
+
+
+def test_every_system_call_of_the_list_is_refused(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    assert {name for name, error in outcome.found["system calls"].items() if error != "EPERM"} == set()
+
+
+@pytest.mark.parametrize(
+    ("what", "since", "error"),
+    [("memory of others", 1, "EACCES"), ("environment of others", 1, "EACCES"), ("connect what was open", 4, "EACCES")]
+    + [("abstract", 6, "EPERM")],
+)
+def test_landlock_keeps_what_belongs_to_others(outcome: Outcome, what: str, since: int, error: str) -> None:
+    if outcome.found["landlock"] < since:
+        pytest.skip(f"Landlock is of version {outcome.found['landlock']} here, and this needs {since}")
+    assert outcome.found["forbidden"][what] == error
+
+
+def test_files_are_read_where_code_is(outcome: Outcome) -> None:
+    needs(outcome, "what it reads and writes")
+    assert forbidden(outcome, "read", "list", "home", "working directory", "terminals", "other processes") == {"EACCES"}
+
+
+def test_what_the_kernel_tells_stays_readable(outcome: Outcome) -> None:
+    """A rule is for an inode. Those of /proc are made anew when memory is short, unless somebody has them open."""
+    needs(outcome, "what it reads and writes")
+    assert {"/proc/vmstat", "/proc/meminfo"} <= set(outcome.found["kept"])
+
+
+def test_a_working_directory_that_is_gone_opens_nothing(outcome: Outcome, tmp_path: Path) -> None:
+    needs(outcome, "what it reads and writes")
+    code = f"""
+import errno, os
+from pathlib import Path
+from mmrt.actors.video.sandbox import enter_sandbox
+here = Path({str(tmp_path)!r})
+for name in ("gone", "run", "logs"):
+    (here / name).mkdir()
+os.chdir(here / "gone")
+(here / "gone").rmdir()
+enter_sandbox(here / "run", here / "logs", memory_bytes=1 << 28, file_bytes=100)
+try:
+    os.listdir(here)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    assert child(code).stdout == "EACCES\n"
+
+
+CUDA_DRIVER = """
+import errno, socket, sys
+from pathlib import Path
+from mmrt.actors.video.sandbox import enter_sandbox
+run = Path(sys.argv[1])
+enter_sandbox(run, run, memory_bytes=1 << 28, file_bytes=100, cuda=sys.argv[2] == "cuda")
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+abstract, named = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), socket.socket(socket.AF_UNIX)
+print(attempt(lambda: abstract.bind(chr(0) + "mmrt-test-" + run.name)), attempt(abstract.listen), attempt(abstract.accept))
+print(attempt(lambda: named.bind(str(run / "socket"))), attempt(Path("/proc/modules").read_bytes))
+"""
+
+
+def test_cuda_may_listen_on_an_abstract_socket_and_accepts_nobody(outcome: Outcome, tmp_path: Path) -> None:
+    """As libcuda does when it starts; where bind or listen is refused it does not."""
+    needs(outcome, "system calls")
+    needs(outcome, "what it reads and writes")
+    modules = "done" if Path("/proc/modules").exists() else "ENOENT"
+    assert child(CUDA_DRIVER, str(tmp_path), "cuda").stdout == f"done done EPERM\nEACCES {modules}\n"
+    assert child(CUDA_DRIVER, str(tmp_path), "cpu").stdout == f"EPERM EPERM EPERM\nEPERM {modules}\n"
+
+
+@pytest.mark.gpu
+def test_cuda_starts_in_it(tmp_path: Path) -> None:
+    code = f"""
+import torch
+from pathlib import Path
+from mmrt.actors.video.sandbox import enter_sandbox
+here = Path({str(tmp_path)!r})
+enter_sandbox(here, here, memory_bytes=8 << 30, file_bytes=100, cuda=True)
+torch.cuda.init()
+print(float(torch.ones(4, device="cuda").sum()))
+"""
+    assert child(code).stdout == "4.0\n"
+
+
+def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
+    needs(outcome, "what it reads and writes")
+    assert forbidden(outcome, "write", "overwrite", "remove", "rmdir", "link") == {"EACCES"}
+    needs(outcome, "system calls")
+    assert forbidden(outcome, "truncate", "chmod", "chown", "utime", "attribute") == {"EPERM"}
+
+
+def test_limits(outcome: Outcome) -> None:
+    found = outcome.found["forbidden"]
+    assert (found["large file"], found["memory"], found["core"]) == ("EFBIG", "MemoryError", "ValueError")
+    assert 0 < outcome.found["memory left"] <= 512 << 20
+
+
+def test_threads_that_begin_later_are_restricted_too(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    found = outcome.found["in a thread"]
+    assert (found["connect"], found["execve"]) == ("EPERM", "EPERM")
+    needs(outcome, "what it reads and writes")
+    assert found["write"] == "EACCES"
+
+
+def test_what_the_actor_needs_goes_on(outcome: Outcome) -> None:
+    assert outcome.found["allowed"] == dict.fromkeys(outcome.found["allowed"], "done")
+
+
+def test_no_privileges_are_left(outcome: Outcome) -> None:
+    status = dict(line.split(":\t", 1) for line in outcome.found["status"].splitlines() if ":\t" in line)
+    assert status["NoNewPrivs"] == "1"
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+
+
+def test_a_crash_leaves_no_core(outcome: Outcome) -> None:
+    assert outcome.status == -signal.SIGSEGV
+    assert outcome.found["core"] in ([1, 1], [0, 0])
+    assert not outcome.left
+
+
+def child(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30)
+
+
+def test_cpu_time_ends_the_process_unless_it_is_granted_again() -> None:
+    code = """
+from mmrt.actors.video.sandbox import allow_cpu_time
+import time
+allow_cpu_time(0.1)
+allow_cpu_time(1.1)
+def compute(until_s):
+    while time.process_time() < until_s: pass
+compute(1.5)
+print("granted", flush=True)
+allow_cpu_time(0)
+compute(9)
+"""
+    done = child(code)
+    assert (done.returncode, done.stdout) == (-signal.SIGXCPU, "granted\n")
+
+
+def test_where_the_kernel_refuses_one_line_says_so_and_the_rest_holds(tmp_path: Path) -> None:
+    code = f"""
+import errno, logging, os, platform, sys
+from pathlib import Path
+from mmrt.actors import sandbox
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+platform.machine = lambda: "pdp11"
+def refuse(*paths): raise OSError(errno.EOPNOTSUPP, "no Landlock")
+sandbox._confine_to_directories = refuse
+sandbox.enter_sandbox(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), memory_bytes=1 << 28, file_bytes=100)
+try:
+    (Path({str(tmp_path)!r}) / "file").write_bytes(bytes(101))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    said = "media are decoded with more rights than needed: this system does not restrict"
+    expected = [f"{said} what it reads and writes (no Landlock), system calls (there is no filter for pdp11)", "EFBIG"]
+    assert child(code).stdout.splitlines() == expected
+
+
+class Actor:
+    """As much of an actor as ``main`` uses before it serves."""
+
+    name = "video"
+    config = RuntimeConfig()
+    model = None
+
+    def __init__(self, run: RunDirectory, follows_a_death: bool) -> None:
+        self.run = run
+        self.follows_a_death = follows_a_death
+
+    def wait_for_layout(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("follows_a_death", [False, True])
+def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows_a_death: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("MMRT_FAULTS", str(tmp_path / "faults"))
+    run = RunDirectory.create(tmp_path / "run", {})
+    for name in ("media", "patch"):
+        PagePool.create(run, name, 2, 4096)
+    calls: list[tuple[object, ...]] = []
+
+    class Worker:
+        def __init__(self, media: PagePool, patches: PagePool, *_: object) -> None:
+            assert (media.data.flags.writeable, patches.data.flags.writeable) == (False, True)
+
+        def close_unwanted(self, is_unwanted: object) -> None:
+            calls.append(("close unwanted",))
+
+        def execute(self, plan: object, alone: bool) -> object:
+            calls.append(("execute", plan, alone))
+            return "result"
+
+        def close(self) -> None:
+            calls.append(("close",))
+
+    def serve(actor: Actor, execute: Callable[[object], object], rows: object) -> None:
+        assert [execute("first"), execute("second")] == ["result", "result"]
+        raise Ending
+
+    monkeypatch.setattr(worker, "CAUTIOUS_PLANS", 1)
+    monkeypatch.setattr(worker, "VideoWorker", Worker)
+    monkeypatch.setattr(worker, "serve_plans", serve)
+    monkeypatch.setattr(worker.SequenceTable, "attach", lambda *_, **__: None)
+    monkeypatch.setattr(worker, "enter_sandbox", lambda *paths, **limits: calls.append(("sandbox", *paths, limits)))
+    monkeypatch.setattr(worker, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
+    monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(Ending):
+        worker.main(Actor(run, follows_a_death))  # type: ignore[arg-type]
+    run.destroy()
+    entered, *rest = calls
+    assert entered[:3] == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run")
+    limits: dict[str, Any] = entered[3]  # type: ignore[assignment]
+    assert limits["readable"] == [tmp_path / "faults"] and not limits["cuda"]
+    assert limits["memory_bytes"] > 2 * worker.CACHE_BYTES and limits["file_bytes"] > 3 * 2 * 4096
+    each = [("cpu", 270.0), ("close unwanted",)]
+    assert rest == [*each, ("execute", "first", follows_a_death), *each, ("execute", "second", False), ("close",)]

@@ -1,0 +1,371 @@
+"""The command line: what it prints, what it refuses in one line, its exit statuses, and that it is quick."""
+
+import http.server
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mmrt.cli.main import run
+from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
+from mmrt.runtime.process.run import run_info
+from mmrt.shm.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ..runtime.supervisor.conftest import ToyRun
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the user's own runs, logs or configuration."""
+    monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("MMRT_CONFIG", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 36))
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+
+
+def refused(capsys: Captured, *arguments: str) -> tuple[int, str]:
+    """(exit status, what stands on stderr)."""
+    status = run(arguments)
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" not in error
+    return status, error
+
+
+def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("up", "down", "status", "restart", "debug", "logs", "ask", "model", "config", "units", "bench", "version"):
+        assert f"\n  {command} " in text
+    assert "Exit status: 0" in text
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "restart", "debug", "logs", "ask", "units", "version", "actor"])
+def test_every_command_has_help(command: str, capsys: Captured) -> None:
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"mmrt {command}" in text
+    assert run([command, "-h"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_version(capsys: Captured) -> None:
+    assert run(["version"]) == 0
+    assert capsys.readouterr().out.startswith("mmrt 0.")
+
+
+def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nport = 1234\n")
+    assert run(["config", "check", str(file)]) == 0
+    assert run(["config", "show", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out.partition("ok\n")[2]
+    assert parse_config(shown).server.port == 1234
+    monkeypatch.setenv("MMRT_CONFIG", str(file))
+    assert run(["config", "show"]) == 0
+    assert capsys.readouterr().out == shown
+    file.write_text("[server]\nprot = 1234\n")
+    status, error = refused(capsys, "config", "check", str(file))
+    assert status == 2
+    assert error.startswith(f"error: {file}: unknown key 'server.prot': did you mean 'port'?") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["up", "--port", "70000"], 2, "error: server.port = 70000: expected `int` <= 65535"),
+        (["up", "--model", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["up", "--model", "~nosuchuser/x"], 2, "error: model.path = '~nosuchuser/x': Could not determine home directory"),
+        (["up", "--host", "a..b"], 1, "error: cannot serve on a..b:8000 (server.host, server.port): "),
+        (["ask", "x", "--url", "http://[::1"], 1, "error: cannot reach http://[::1: "),
+        (["up", "--model", "/tmp"], 2, "has no config.json: expected a Hugging Face checkpoint directory"),
+        (["up", "--config", "/no/such.toml"], 2, "error: cannot read the configuration /no/such.toml: No such file"),
+        (["up", "--run", "a/b"], 2, "'a/b' is not a name"),
+        (["status"], 1, "error: no run is up in"),
+        (["restart", "decode"], 1, "error: no supervisor answers in"),
+        (["restart"], 2, "name actors, or say --all"),
+        (["debug"], 2, "Missing argument 'ACTOR'"),
+        (["logs"], 1, "error: no logs in"),
+        (["logs", "decoed"], 2, "no actor 'decoed'; there are memory"),
+        (["actor", "decoed"], 2, "error: no actor 'decoed'; there are memory"),
+        (["ask", "hello"], 1, "error: no run is up in"),
+        (["ask", "x", "--url", "http://127.0.0.1:1"], 1, "error: cannot reach http://127.0.0.1:1: [Errno 111] Connection refused"),
+        (["ask", "x", "--url", "http://x", "--image", "/dev/null"], 2, "error: /dev/null is empty"),
+        (["ask", "x", "--url", "http://x", "--image", "/no/such.png"], 2, "error: cannot read /no/such.png: No such file"),
+        (["ask", "x", "--url", "file:///etc/passwd"], 2, "error: --url 'file:///etc/passwd' is not an http:// or https:// address"),
+        (["model", "make", "huge", "x"], 2, "Invalid value for"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+)
+def test_refusals(arguments: list[str], status: int, message: str, capsys: Captured) -> None:
+    found, error = refused(capsys, *arguments)
+    assert found == status
+    assert message in " ".join(error.split())
+
+
+def test_down_with_nothing_up_is_no_error(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["down"]) == 0
+    RunDirectory.create(tmp_path / "run", {}).close()
+    assert run(["down"]) == 0
+    assert not (tmp_path / "run").exists(), "what a dead run left is swept"
+
+
+def test_up_refuses_a_busy_directory_and_a_port_in_use(tmp_path: Path, capsys: Captured) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        status, error = refused(capsys, "up", "--port", str(port))
+        assert status == 1
+        assert f"error: cannot serve on 127.0.0.1:{port} (server.host, server.port): Address already in use" in error
+    with RunDirectory.create(tmp_path / "run", {}) as other:
+        status, error = refused(capsys, "up", "--port", "0")
+        assert status == 1 and f"error: a run is already up in {tmp_path}/run" in error and "mmrt down" in error
+        other.destroy()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_up_refuses_what_cannot_run_before_it_starts_anything(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, dry: bool
+) -> None:
+    file = tmp_path / "c.toml"
+    arguments = ["up", "--port", "0", "--config", str(file), *(["--dry-run"] if dry else [])]
+    file.write_text("[model]\nmax_context = 100000")
+    status, error = refused(capsys, *arguments)
+    assert status == 2 and "max_context" in error and error.count("\n") == 1
+    file.write_text("[memory]\nkv_tokens = 100000000")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 30))
+    assert run(arguments) == 1
+    captured = capsys.readouterr()
+    assert re.match(r"error: pools and tables need 39\d{4} MiB of shared memory, .* has 1024 MiB available", captured.err)
+    assert ("kv pool" in captured.out) == dry
+    assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
+
+
+def test_what_a_dead_run_has_left_counts_as_room(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(["up", "--dry-run", "--port", "0"]) == 0
+    needed = int(re.findall(r"shared memory +(\d+) MiB", capsys.readouterr().out)[0]) << 20
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=needed - (1 << 20)))
+    assert refused(capsys, "up", "--dry-run", "--port", "0")[0] == 1
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pool-kv.left").write_bytes(bytes(3 << 20))
+    assert run(["up", "--dry-run", "--port", "0"]) == 0
+
+
+def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["up", "--dry-run", "--port", "0"]) == 0
+    plan = capsys.readouterr().out
+    assert f"run directory  {tmp_path}/run" in plan and "shared memory" in plan and "models/demo" in plan
+    assert all(name in plan for name in ACTORS)
+    assert sorted(tmp_path.iterdir()) == []
+
+
+def test_units(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["units", "--out", str(tmp_path / "units")]) == 0
+    names = sorted(path.name for path in (tmp_path / "units").iterdir())
+    assert names == sorted(["mmrt.target", "mmrt-gateway.socket", *(f"mmrt-{actor}.service" for actor in ACTORS)])
+    text = (tmp_path / "units" / "mmrt-decode.service").read_text()
+    assert f'Environment="MMRT_RUN_DIR={tmp_path}/run"' in text
+
+
+def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("MMRT_RUN_DIR", str(toy.run))
+    toy.start()
+    toy.wait_for("ready")
+    assert run(["status", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is True
+    for actor in report["actors"]:
+        assert {"name", "pid", "state", "generation", "restarts", "last_exit", "memory_bytes", "cpu_percent"} <= set(actor)
+    assert set(report["pools"]) == {"media", "patch", "embedding", "kv"}
+    assert set(report["pools"]["kv"]) == {"pages", "used"}
+    assert run(["status"]) == 0
+    assert "decode" in capsys.readouterr().out
+    assert run(["restart", "decode"]) == 0
+    assert "generation 2 serves" in capsys.readouterr().out
+    toy.behave("decode", "crash")
+    status, error = refused(capsys, "restart", "decode")
+    assert status == 1
+    assert "decode | Traceback: the toy is broken\n" in error and "the old one keeps serving" in error
+    assert run(["down"]) == 0
+    assert "the run is down" in capsys.readouterr().out
+    assert toy.end() == 0
+    toy.assert_nothing_left()
+
+
+def test_status_without_a_supervisor(tmp_path: Path, capsys: Captured) -> None:
+    with RunDirectory.create(tmp_path / "run", run_info(RuntimeConfig(), Path("/m"), 8000)) as alive:
+        assert run(["status", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["ready"], report["state"], report["supervisor_pid"]) == (False, "unsupervised", None)
+        assert [actor["state"] for actor in report["actors"]] == ["absent"] * len(ACTORS)
+        assert report["endpoint"] == "http://127.0.0.1:8000"
+        alive.destroy()
+
+
+def test_logs(tmp_path: Path, capsys: Captured) -> None:
+    directory = tmp_path / "state" / "mmrt" / "run"
+    directory.mkdir(parents=True)
+    (directory / "decode.log").write_text("2026-01-01T00:00:00.000000Z hello\n")
+    (directory / "memory.log").write_text("2026-01-01T00:00:01.000000Z world\n")
+    assert run(["logs"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["hello", "world"]
+    assert run(["logs", "-f", "-n", "5", "memory"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["     memory | 2026-01-01T00:00:01.000000Z world"]
+
+
+def test_status_is_quick_and_light() -> None:
+    """No torch, numpy, asyncio or transformers for the commands that people type all the time."""
+    program = (
+        "import sys\nfrom mmrt.cli.main import run\nstatus = run(['status'])\n"
+        "heavy = {'torch', 'numpy', 'asyncio', 'transformers', 'zmq', 'aiohttp'} & set(sys.modules)\n"
+        "sys.exit(f'{status} {heavy}')"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ.copy())
+    assert result.stderr.splitlines()[-1] == "1 set()"
+
+
+class _Endpoint(http.server.BaseHTTPRequestHandler):
+    """A server that answers what the test has put into it and remembers what it was asked."""
+
+    frames: list[str] = []
+    asked: list[dict[str, Any]] = []
+    keys: list[str | None] = []
+
+    def do_GET(self) -> None:
+        self._answer(200, "application/json", json.dumps({"data": [{"id": "toy"}]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        self.keys.append(self.headers["Authorization"])
+        if body["model"] != "toy":
+            self._answer(404, "application/json", json.dumps({"error": {"message": f"no model {body['model']}"}}))
+            return
+        self._answer(200, "text/event-stream", "".join(f"data: {frame}\n\n" for frame in self.frames))
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    _Endpoint.asked.clear()
+    _Endpoint.keys.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), _Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def delta(text: str) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+
+
+def test_ask_streams_an_answer_about_files(endpoint: str, tmp_path: Path, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A "), delta("cät"), json.dumps({"choices": []}), "[DONE]"]
+    (tmp_path / "i.png").write_bytes(b"png")
+    (tmp_path / "v.mp4").write_bytes(b"mp4")
+    (tmp_path / "a.mp3").write_bytes(b"mp3")
+    (tmp_path / "v.ts").write_bytes(b"mp4")
+    files = ["--image", f"{tmp_path}/i.png", "--video", f"{tmp_path}/v.mp4", "--audio", f"{tmp_path}/a.mp3"]
+    files += ["--video", f"{tmp_path}/v.ts"]
+    options = ["--max-tokens", "7", "--temperature", "0", "--guidance-scale", "1.5", "--negative-prompt", "dog", "--system", "s"]
+    assert run(["ask", "What?", "--url", f"{endpoint}/v1", "--api-key", "k", *files, *options]) == 0
+    assert capsys.readouterr().out == "A cät\n"
+    asked = _Endpoint.asked[0]
+    assert _Endpoint.keys == ["Bearer k"]
+    assert (asked["model"], asked["max_tokens"], asked["temperature"], asked["guidance_scale"]) == ("toy", 7, 0.0, 1.5)
+    assert asked["negative_prompt"] == "dog" and asked["stream"] is True and "seed" not in asked
+    assert asked["messages"][0] == {"role": "system", "content": "s"}
+    image, video, other, audio, text = asked["messages"][1]["content"]
+    assert image == {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}
+    assert video == {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,bXA0"}}
+    assert other["video_url"]["url"] == "data:video/*;base64,bXA0", "to mimetypes .ts is a translation"
+    assert audio == {"type": "input_audio", "input_audio": {"data": "bXAz", "format": "mp3"}}
+    assert text == {"type": "text", "text": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([delta("A")], "error: the server closed the stream before the answer was complete"),
+        ([delta("A"), json.dumps({"error": {"message": "decode died"}}), "[DONE]"], "error: decode died"),
+    ],
+)
+def test_ask_never_takes_a_broken_stream_for_an_answer(endpoint: str, frames: list[str], message: str, capsys: Captured) -> None:
+    _Endpoint.frames = frames
+    status, error = refused(capsys, "ask", "x", "--url", endpoint)
+    assert (status, error) == (1, f"{message}\n")
+
+
+def test_ask_ends_the_line_of_an_answer_that_breaks_off_and_says_when_it_is_cut_off(endpoint: str, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A")]
+    assert run(["ask", "x", "--url", endpoint]) == 1
+    assert capsys.readouterr().out == "A\n"
+    _Endpoint.frames = [delta("A"), json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}), "[DONE]"]
+    assert run(["ask", "x", "--url", endpoint]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "A\n" and captured.err.startswith("(cut off at the limit of its length")
+
+
+def test_ask_takes_the_key_from_the_environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk")
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    assert run(["ask", "x", "--url", endpoint]) == 0
+    assert _Endpoint.keys == ["Bearer sk"]
+
+
+def test_a_full_disk_is_one_line(endpoint: str) -> None:
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mmrt", "ask", "x", "--url", endpoint], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_is_no_failure(unbuffered: str) -> None:
+    """What is printed last goes out when the interpreter ends, or at once."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmrt", "config", "show"], stdout=write_end, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_ask_takes_a_question_from_what_is_no_utf8(endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What\xff?"), "utf-8"))
+    assert run(["ask", "-", "--url", endpoint]) == 0
+    assert capsys.readouterr().out == "A\n" and _Endpoint.asked[0]["messages"][0]["content"] == "What\N{REPLACEMENT CHARACTER}?"
+
+
+def test_ask_shows_the_servers_reason(endpoint: str, capsys: Captured) -> None:
+    assert refused(capsys, "ask", "x", "--url", endpoint, "--model", "gpt") == (1, "error: 404: no model gpt\n")

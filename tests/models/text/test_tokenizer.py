@@ -1,0 +1,155 @@
+"""Encoding equals transformers'; text of a user never becomes a control token; decoding in pieces equals decoding at once."""
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrt.models.errors import CheckpointError
+from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.load(checkpoint)
+
+
+def control_texts(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    """Text made of whole and broken control tokens and ordinary characters."""
+    tokens = sorted(tokenizer.control_ids)
+    pieces = [token[i:j] for token in tokens for i in (0, 1, 3) for j in (2, 5, len(token)) if i < j]
+    return st.lists(st.sampled_from([*pieces, *tokens, " ", "a", "é", "\n"]), max_size=6).map("".join)
+
+
+def test_encoding_equals_transformers(checkpoint: Path, tokenizer: Tokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    for text in ["", "Hello, world!", "<|im_start|>user\nZwölf 😀<|im_end|>\n", "é<tool_call>12 345", "e\u0301 \u212b \x00"]:
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text())
+def test_encoding_equals_transformers_for_any_text(checkpoint: Path, text: str) -> None:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(checkpoint / "tokenizer.json"))
+    ours = Tokenizer(backend)
+    assert PromptGuard(ours).encode(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_special_tokens_are_those_of_the_configuration(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_text_of_a_user_never_becomes_a_control_token(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    texts = data.draw(st.lists(control_texts(tokenizer), min_size=1, max_size=4))
+    guard = PromptGuard(tokenizer)
+    ids = guard.encode("<|im_start|>" + "".join(guard.hide(texts)) + "<|im_end|>")
+    control = set(tokenizer.control_ids.values())
+    assert [id for id in ids if id in control] == [1, 2]
+    assert b"".join(tokenizer.token_bytes[id] for id in ids).decode() == "".join(texts)
+
+
+def test_a_control_token_written_by_a_user_is_its_characters(tokenizer: Tokenizer) -> None:
+    guard = PromptGuard(tokenizer)
+    (hidden,) = guard.hide(["see <|image_pad|> there"])
+    assert "<|image_pad|>" not in hidden
+    ids = guard.encode(hidden)
+    assert tokenizer.control_ids["<|image_pad|>"] not in ids
+    assert tokenizer.decode(ids) == "see <|image_pad|> there"
+
+
+def test_a_control_token_cut_over_parts_stays_text(tokenizer: Tokenizer) -> None:
+    guard = PromptGuard(tokenizer)
+    ids = guard.encode("".join(guard.hide(["a<|ima", "ge_", "pad|>", "b"])))
+    assert not set(tokenizer.control_ids.values()) & set(ids)
+    assert tokenizer.decode(ids) == "a<|image_pad|>b"
+
+
+def test_ordinary_text_is_not_touched(tokenizer: Tokenizer) -> None:
+    texts = ["plain", " text", "<not a token>", "<|"]
+    assert PromptGuard(tokenizer).hide(texts) == texts
+
+
+def test_placeholders_that_the_file_does_not_call_special_are_control_tokens_too(checkpoint: Path) -> None:
+    plain = Tokenizer.load(checkpoint)
+    (id,) = plain.encode("<tool_call>")
+    tokenizer = Tokenizer.load(checkpoint, control_ids=[id])
+    guard = PromptGuard(tokenizer)
+    ids = guard.encode("<tool_call>" + guard.hide(["<tool_call>"])[0])
+    assert ids.count(id) == 1
+    assert tokenizer.decode(ids) == "<tool_call><tool_call>"
+
+
+def cuts(ids: list[int], data: st.DataObject) -> list[list[int]]:
+    at = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    return [ids[a:b] for a, b in pairwise([0, *at, len(ids)])]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_joined_pieces_equal_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Any ids at all, so also broken UTF-8 and special tokens, cut anywhere."""
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
+    decoder = IncrementalDecoder(tokenizer)
+    pieces = [decoder.push(piece) for piece in cuts(ids, data)]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30), data=st.data())
+def test_deltas_of_real_text_never_show_broken_characters(tokenizer: Tokenizer, text: str, data: st.DataObject) -> None:
+    ids = tokenizer.encode(text)
+    decoder = IncrementalDecoder(tokenizer)
+    whole = tokenizer.decode(ids)
+    shown = ""
+    for piece in cuts(ids, data):
+        shown += decoder.push(piece)
+        assert whole.startswith(shown)
+
+
+def broken_copy(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    path = broken_copy(checkpoint, tmp_path)
+    (path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(path)
+
+
+def test_another_decoder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    path = broken_copy(checkpoint, tmp_path)
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="only ByteLevel is supported"):
+        Tokenizer.load(path)
+
+
+def test_tokens_of_the_configuration_alone_are_added(checkpoint: Path, tmp_path: Path) -> None:
+    path = broken_copy(checkpoint, tmp_path)
+    next_id = Tokenizer.load(path).vocab_size
+    config = {"added_tokens_decoder": {str(next_id): {"content": "<|extra|>", "special": True}}}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.encode("<|extra|>") == [next_id]
+    assert tokenizer.control_ids["<|extra|>"] == next_id
+    config["added_tokens_decoder"] = {str(next_id + 5): {"content": "<|extra|>", "special": True}}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="should have id"):
+        Tokenizer.load(path)

@@ -1,0 +1,788 @@
+"""A whole run in one thread: the real machine, journal and tables; simulated actors; a network that loses, repeats and
+reorders; a clock of our own; crashes of every actor anywhere and of the controller between any two effects; requests that kill
+the actor that works on them.
+
+What must hold: nothing reads what was not written for it, nobody writes a page that was given away meanwhile, a sequence
+decodes only over its own complete KV, every request ends as it would have ended without all that, only those that kill are given
+up, and nothing is held at the end. ``test_recovery_world`` lives through it by random seeds, ``test_protocol_machine`` step by step.
+"""
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mmrt.actors.controller.journal import Journal
+from mmrt.actors.controller.serve import ControllerIO, perform_all
+from mmrt.actors.host.plan_checks import still_wanted
+from mmrt.actors.host.solo_trials import Probation, solo_step
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.controller.intake import check_segments, expand
+from mmrt.runtime.controller.lifecycle import preempt, reset_media
+from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.scheduling.admission import check_lengths
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.controller.state import owner
+from mmrt.runtime.errors import RequestError
+from mmrt.runtime.process.crash_cause import Death
+from mmrt.schema.outage import Outage
+from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+
+IMAGE, VIDEO, AUDIO = 901, 902, 903
+CALM_S = 60.0
+
+
+class Crashed(Exception):
+    """The controller was killed before its next effect."""
+
+
+@dataclass
+class Wanted:
+    """A request and what must come of it."""
+
+    key: int
+    definition: m.Definition
+    shapes: list[m.ItemShape]
+    broken: int | None  # an item that analysis refuses
+    eos_at: int | None
+    stop_at: int | None  # the detokenizer finds a stop string after so many tokens
+    cancel_s: float | None
+    poison: str = ""  # "video", "segment", "encoder", "prefill" or "decode": who dies of it
+
+    def token(self, index: int) -> int:
+        return (self.key * 31 + index * 7) % 50 + 100
+
+    def length(self, max_new_tokens: int) -> int:
+        return min(max_new_tokens, self.eos_at or max_new_tokens)
+
+
+@dataclass
+class AtGateway:
+    wanted: Wanted
+    state: str = "new"  # new, granted, waiting, done
+    sent_s: float = -9.0
+    filled: bool = False
+    runs: list | None = None  # granted pages that are being filled
+    outcome: str = ""
+    cancelled: bool = False
+    began_s: float = 0.0
+
+
+@dataclass
+class Process:
+    """One actor: ``generation`` 0 while it is down."""
+
+    generation: int = 0
+    last_generation: int = 0
+    up_s: float = 0.0
+    hello_s: float = -9.0
+    queue: list = field(default_factory=list)
+    done: OrderedDict = field(default_factory=OrderedDict)
+    step: object = None  # work begun and not finished
+    step_name: int = 0  # decode: what its status words would say
+    death: Death | None = None  # of the generation before
+    probation: Probation | None = None  # decode's
+    broken_until_s: float = 0.0  # the supervisor has given it up until then
+
+
+class World:
+    def __init__(self, rng: random.Random, place: Path, crowded: bool, faults: bool = True) -> None:
+        """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them."""
+        self.random = rng
+        self.now = 1000.0
+        self.crowded = crowded
+        self.limits = Limits(
+            num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
+            max_context=64,
+            kv_page_tokens=4,
+            num_kv_pages=rng.choice((10, 12, 14)) if self.crowded else rng.choice((8, 12, 20, 40)),
+            media_page_bytes=8,
+            num_media_pages=rng.randint(3, 14),
+            patch_page_bytes=16,
+            num_patch_pages=rng.choice((4, 5, 8, 12)),
+            embedding_page_tokens=4,
+            num_embedding_pages=rng.choice((3, 4)) if self.crowded else rng.choice((3, 6, 10)),
+            placeholder_ids={"image": IMAGE, "video": VIDEO, "audio": AUDIO},
+            max_waiting=rng.choice((2, 50)),
+            num_plan_slots=8,
+            prefill_budget=rng.choice((0, 1, 3, 16)),
+            encode_budget=rng.choice((0, 1, 8)),
+            exclusive=rng.random() < 0.5,
+            ahead_s=rng.choice((0.0, 2.0)),
+            ahead_pages=rng.choice((0, 2)),
+            patience_s=rng.choice((0.05, 0.5)),
+        )
+        limits = self.limits
+        self.run = RunDirectory.create(place / "run", {})
+        self.table = SequenceTable.create(
+            self.run, limits.num_rows, limits.max_context, limits.max_context // 4, max_definition_bytes=8192, max_state_bytes=16384
+        )
+        self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
+        sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
+        self.pools = {
+            name: PagePool.create(self.run, name, count, 8)
+            for name, count in zip(("media", "patch", "embedding", "kv"), sizes, strict=True)
+        }
+        self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
+        self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
+        self.storm = True
+        self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
+        self.crash_rate = rng.choice((0.0, 0.1, 0.5)) if faults else 0.0  # per second and actor
+        self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
+        self.has_been_broken = False
+        self.controller_crash_rate = rng.choice((0.0, 0.003, 0.02)) if faults else 0.0  # per effect
+        self.crash_at = -1  # the controller dies before this effect of those that it does next; -1: it does not
+        self.processes = {name: Process() for name in ("video", "encoder", "prefill", "decode", "gateway")}
+        for process in self.processes.values():
+            self.start(process)
+        self.io: ControllerIO | None = None
+        self.epoch = 0
+        self.controller_up_s = 0.0
+        self.tick_s = 0.0
+        self.members: dict[int, int] = {}
+        self.scan_s = 0.0
+        self.wanted: dict[int, Wanted] = {}
+        self.gateway: dict[int, AtGateway] = {}
+        self.outcomes: dict[int, str] = {}
+        self.num_crashes = self.num_preempted = self.num_evicted = 0
+
+    # ------------------------------------------------------------------------------------------------ plumbing
+
+    def close(self) -> None:
+        self.lose_controller()
+        for part in (self.table, self.plans, *self.pools.values()):
+            part.close()
+        self.run.destroy()
+
+    def start(self, process: Process) -> None:
+        process.broken_until_s = 0.0
+        process.last_generation += 1
+        process.generation = process.last_generation
+        process.hello_s = -9.0
+
+    def to_controller(self, name: str, message: m.ToController) -> None:
+        process = self.processes[name]
+        self.post("controller", process.generation, m.encode((name, m.encode(message))))
+
+    def to_actor(self, name: str, generation: int, message: m.ToActor) -> None:
+        self.post(name, generation, m.encode(message))
+
+    def post(self, to: str, generation: int, data: bytes) -> None:
+        copies = 1
+        if self.storm:
+            copies = 0 if self.random.random() < self.loss else 2 if self.random.random() < self.loss else 1
+        for _ in range(copies):
+            late_s = self.random.expovariate(1.0) if self.storm and self.random.random() < self.loss / 2 else 0.0
+            self.network.append((self.now + late_s, to, generation, data))
+
+    def deliver(self) -> None:
+        due = [sent for sent in self.network if sent[0] <= self.now]
+        if self.storm and self.loss:
+            self.random.shuffle(due)
+        due = due[: self.random.randint(0, len(due))] if self.storm else due
+        self.network = [sent for sent in self.network if sent not in due]
+        for _, to, generation, data in due:
+            if to == "controller":
+                self.controller_receives(generation, data)
+            elif self.processes[to].generation == generation:
+                message = m.decode_to_actor(data)
+                if to == "gateway":
+                    self.gateway_receives(message)
+                elif to == "decode":
+                    self.decode_receives(message)
+                elif isinstance(message, m.Run):
+                    self.worker_receives(to, message)
+
+    # ---------------------------------------------------------------------------------------------- controller
+
+    def lose_controller(self) -> None:
+        self.crash_at = -1
+        if self.io is not None:
+            self.num_preempted += self.controller.core.totals.preempted
+            self.num_evicted += self.controller.core.totals.evicted
+            self.io.close()
+            self.journal.close()
+            self.io = None
+            self.controller_up_s = self.now + self.random.random()
+
+    def start_controller(self) -> None:
+        self.epoch += 1
+        self.io = ControllerIO(self.run)
+        self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
+        known = {name: p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
+        self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
+        for pool in self.controller.core.pools.values():
+            pool.check()
+        self.perform(self.controller._take_effects(), 5 * self.controller_crash_rate)
+
+    def perform(self, effects: list, crash_rate: float | None = None) -> None:
+        rate = self.controller_crash_rate if crash_rate is None else crash_rate
+
+        def crashing():
+            for effect in effects:
+                if self.crash_at == 0 or self.storm and self.random.random() < rate:
+                    raise Crashed
+                self.crash_at = max(-1, self.crash_at - 1)
+                yield effect
+
+        try:
+            perform_all(crashing(), self.io, self.journal, self.to_actor)
+        except Crashed:
+            self.num_crashes += 1
+            self.lose_controller()
+
+    def controller_receives(self, generation: int, data: bytes) -> None:
+        if self.io is None:
+            return
+        name, inner = m.msgspec.msgpack.decode(data, type=tuple[str, bytes])
+        self.perform(self.controller.on_message(name, generation, m.decode_to_controller(inner), self.now))
+
+    def controller_turn(self) -> None:
+        if self.io is None:
+            if self.now >= self.controller_up_s:
+                self.start_controller()
+            return
+        if self.storm and self.crowded and self.random.random() < 0.02:
+            self.take_pages()
+            if self.io is None:
+                return
+        if self.now >= self.tick_s or self.random.random() < 0.5:
+            self.controller.set_outages(self.outages())
+            self.perform(self.controller.tick(self.now, self.io.progress(self.controller.watched())))
+            if self.io is not None:
+                wait_s = self.controller.next_tick_s()
+                assert 0 < wait_s <= 1.0
+                self.tick_s = self.now + wait_s
+                for pool in self.controller.core.pools.values():
+                    pool.check()
+                self.check_media_pages()
+
+    def check_media_pages(self) -> None:
+        """Rows own the patch and embedding pages that their segments name, and none in decode."""
+        core = self.controller.core
+        for request in core.rows:
+            if request is None or request.ending:
+                continue
+            patch: set[int] = set()
+            embedding: set[int] = set()
+            for index, item in enumerate(request.record.items):
+                for number, segment in enumerate(item.segments):
+                    patch.update(segment.patch.pages if segment.patch is not None else ())
+                    if segment.embedding is not None:
+                        embedding.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
+            assert core.pools["patch"].owned_by(owner(request)) == patch
+            assert core.pools["embedding"].owned_by(owner(request)) == embedding
+            assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding
+
+    def outages(self) -> list[Outage]:
+        """What the supervisor says: a broken actor is that until its next generation serves."""
+        broken = [name for name, process in self.processes.items() if process.broken_until_s and not process.generation]
+        return [Outage(name, "it crashes", self.processes[name].broken_until_s) for name in broken]
+
+    def break_actor(self, name: str, for_s: float) -> None:
+        """It dies, and does not come back for a while."""
+        process = self.processes[name]
+        if process.generation:
+            self.crash(name, process)
+        process.up_s = process.broken_until_s = self.now + for_s
+        self.has_been_broken = True
+
+    def take_pages(self) -> None:
+        """Preemption and eviction are harmless at any time to any row, so here they come far more often than policy has them."""
+        core = self.controller.core
+        rows = [r for r in core.rows if r is not None and r.has_kv and not r.ending and not r.is_finished]
+        if rows:
+            victim = self.random.choice(rows)
+            if self.random.random() < 0.5:
+                preempt(core, victim)
+            else:
+                reset_media(core, victim, consumed_too=False)
+                core.save(victim)
+            self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
+
+    # ------------------------------------------------------------------------------------------------- workers
+
+    def processes_turn(self, dt: float) -> None:
+        for name, process in self.processes.items():
+            rate = self.crash_rate * (0.0 if self.crowded else 0.1) if name == "gateway" else self.crash_rate
+            if process.generation and self.storm and self.random.random() < rate * dt:
+                self.num_crashes += 1
+                if name != "gateway" and self.random.random() < self.break_share:
+                    self.break_actor(name, 5 * self.random.random())
+                else:
+                    self.crash(name, process)
+            if not process.generation:
+                if self.now >= process.up_s:
+                    self.start(process)
+                continue
+            if self.now - process.hello_s >= 1.0:
+                process.hello_s = self.now
+                if self.random.random() < 0.3:
+                    self.to_controller(name, m.Hello(name, process.generation + 1, 1, False))  # of a standby
+                self.to_controller(name, m.Hello(name, process.generation, 1, True))
+            if name == "gateway":
+                self.gateway_turn()
+            elif name == "decode":
+                self.decode_turn(process)
+            else:
+                self.worker_turn(name, process)
+
+    def crash(self, name: str, process: Process, crashed: bool = False) -> None:
+        """``crashed``: it died of what it was doing; else somebody has killed it."""
+        process.death = None
+        if name != "gateway" and process.step is not None:
+            step = process.step_name if name == "decode" else process.step[0].plan_id
+            process.death = Death(step, crashed, "", 0)
+        if name in ("video", "encoder") and process.step is not None:
+            self.finish_writes(process.step, self.random.random())  # some of it was written
+        process.generation = 0
+        process.queue, process.done, process.step = [], OrderedDict(), None
+        process.up_s = self.now + self.random.random()
+        process.probation = None
+        if name == "decode":
+            self.members = {}
+        if name == "gateway":
+            for key, request in self.gateway.items():
+                self.outcomes[key] = request.outcome or "lost with its gateway"
+            self.gateway = {}
+
+    def worker_receives(self, name: str, command: m.Run) -> None:
+        process = self.processes[name]
+        death = process.death
+        if death is not None and death.step == command.plan_id and command.plan_id not in process.done:
+            done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Died(death.crashed))
+            process.done[command.plan_id] = done
+        if command.plan_id in process.done:
+            self.to_controller(name, process.done[command.plan_id])
+        elif command not in process.queue and (process.step is None or process.step[0].plan_id != command.plan_id):
+            process.queue.append(command)
+
+    def worker_turn(self, name: str, process: Process) -> None:
+        if process.step is not None:
+            if self.random.random() < 0.5:
+                command, *_ = process.step
+                if process.step[3]:
+                    self.crash(name, process, crashed=True)
+                    return
+                result = self.finish_writes(process.step, 1.0)
+                process.step = None
+                done = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
+                process.done[command.plan_id] = done
+                while len(process.done) > 256:
+                    process.done.popitem(last=False)
+                self.to_controller(name, done)
+            return
+        while process.queue:
+            command = process.queue.pop(0)
+            payload = self.plans.read(command.slot, command.plan_id)
+            if payload is None or command.plan_id in process.done:
+                continue
+            plan = still_wanted(m.decode_plan(payload), self.table)
+            if plan is None or 0 < command.deadline_s <= self.now:
+                done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Skipped())
+                process.done[command.plan_id] = done
+                self.to_controller(name, done)
+                continue
+            process.step = (command, *self.begin(plan), self.is_poisonous(plan))
+            return
+
+    def is_poisonous(self, plan: m.Plan) -> bool:
+        """Whether the worker dies of this plan."""
+        if isinstance(plan, m.Analyse | m.DecodeSegment):
+            poison = self.read_media(plan.source, plan.item).poison
+            return poison == "video" or poison == "segment" and isinstance(plan, m.DecodeSegment) and plan.segment > 0
+        if isinstance(plan, m.Encode):
+            keys = {self.content["patch"][part.source.pages[0]][0][0] for part in plan.parts}
+            return any(self.wanted[key].poison == "encoder" for key in keys)
+        definitions = (m.decode_sequence_definition(self.table.read_definition(chunk.row)) for chunk in plan.chunks)
+        return any(self.wanted[definition.key].poison == "prefill" for definition in definitions)
+
+    def check_run(self, pool: str, run: m.PageRun) -> None:
+        self.pools[pool].check(run.pages, run.generations)
+
+    def begin(self, plan: m.Plan) -> tuple[list, m.Result]:
+        """Check what a plan reads. Returns what it will write, as (pool, page, generation, slot, value), and its result."""
+        writes: list = []
+        if isinstance(plan, m.Analyse):
+            wanted = self.read_media(plan.source, plan.item)
+            if wanted.broken == plan.item:
+                return writes, m.ItemError(422, "broken")
+            return writes, m.Analysed(wanted.shapes[plan.item])
+        if isinstance(plan, m.DecodeSegment):
+            wanted = self.read_media(plan.source, plan.item)
+            assert plan.shape == wanted.shapes[plan.item]
+            self.check_run("patch", plan.target)
+            for index, (page, generation) in enumerate(zip(plan.target.pages, plan.target.generations, strict=True)):
+                writes.append(("patch", page, generation, 0, (wanted.key, plan.item, plan.segment, index)))
+        elif isinstance(plan, m.Encode):
+            for part in plan.parts:
+                self.check_run("patch", part.source)
+                self.check_run("embedding", part.target)
+                key, item, segment, _ = self.content["patch"][part.source.pages[0]][0]
+                for index, page in enumerate(part.source.pages):
+                    assert self.content["patch"][page][0] == (key, item, segment, index), "encoder reads foreign patches"
+                shape = self.wanted[key].shapes[item].segments[segment]
+                assert shape == part.shape
+                for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
+                    writes.append(("embedding", page, generation, 0, (key, item, segment, index)))
+        else:
+            assert isinstance(plan, m.Prefill)
+            if self.limits.prefill_budget:
+                assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
+            for chunk in plan.chunks:
+                self.begin_chunk(chunk, writes)
+        return writes, m.Done()
+
+    def read_media(self, run: m.PageRun, item: int) -> Wanted:
+        self.check_run("media", run)
+        key = self.content["media"][run.pages[0]][0][0]
+        for index, page in enumerate(run.pages):
+            assert self.content["media"][page][0] == (key, item, index), "video reads foreign media"
+        return self.wanted[key]
+
+    def tokens_of(self, row: int, definition: m.SequenceDefinition, member: int) -> list[int]:
+        length = definition.num_companion_tokens if member else definition.num_prompt_tokens
+        generation = int(self.table.generation[row])
+        return self.table.prompt_ids(row, member, length).tolist() + self.table.new_ids(row, generation).tolist()
+
+    def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
+        generation, phase = self.table.phase(chunk.row)
+        assert generation == chunk.row_generation, "a chunk of a row that is gone"
+        definition = m.decode_sequence_definition(self.table.read_definition(chunk.row, generation))
+        tokens = self.tokens_of(chunk.row, definition, chunk.member)
+        pages = self.table.pages(chunk.row, chunk.member).tolist()
+        assert chunk.end <= len(tokens) - 1, "the last token is decode's"
+        media = {}
+        for span in chunk.spans:
+            self.check_run("embedding", span.source)
+            for offset in range(span.num_tokens):
+                page, slot = divmod(span.first_row + offset, 4)
+                media[span.start + offset] = (self.content["embedding"][span.source.pages[page]][0], slot)
+        for position in range(chunk.start):
+            self.check_kv(pages, position, (definition.key, chunk.member, position, tokens[position]))
+        for position in range(chunk.start, chunk.end):
+            place = self.media_place(definition, position) if chunk.member == 0 else None
+            assert (position in media) == (place is not None), "spans do not cover the chunk's media"
+            if place is not None:
+                item, segment, row = place
+                found, slot = media[position]
+                assert (found, slot) == ((definition.key, item, segment, row // 4), row % 4), "prefill reads foreign embeddings"
+            page = pages[position // 4]
+            value = (definition.key, chunk.member, position, tokens[position])
+            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
+
+    @staticmethod
+    def media_place(definition: m.SequenceDefinition, position: int) -> tuple[int, int, int] | None:
+        for item, span in enumerate(definition.spans):
+            start = span.start
+            for segment, shape in enumerate(span.shape.segments):
+                if start <= position < start + shape.num_tokens:
+                    return item, segment, position - start
+                start += shape.num_tokens
+        return None
+
+    def check_kv(self, pages: list[int], position: int, value: tuple) -> None:
+        found = self.content["kv"][pages[position // 4]].get(position % 4)
+        assert found == value, f"KV holds {found} where {value} should be"
+
+    def finish_writes(self, step: tuple, share: float) -> m.Result:
+        _, writes, result, _ = step
+        for pool, page, generation, slot, value in writes[: int(len(writes) * share)]:
+            assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan wrote it"
+            self.content[pool][page][slot] = value
+        return result
+
+    # -------------------------------------------------------------------------------------------------- decode
+
+    def decode_receives(self, message: m.ToActor) -> None:
+        process = self.processes["decode"]
+        if isinstance(message, m.Admit):
+            if self.table.phase(message.row) == (message.row_generation, Phase.DECODE):
+                self.join(message.row, message.row_generation)
+        elif isinstance(message, m.Drop):
+            process.queue.append(message)
+
+    def join(self, row: int, generation: int) -> None:
+        if self.table.end(row, generation) == EndCode.NONE:
+            self.members[row] = generation
+
+    def decode_turn(self, process: Process) -> None:
+        if process.probation is None:
+            process.probation = Probation(process.death, self.table.rows_in(Phase.DECODE))
+            if (guilty := process.probation.guilty) is not None and self.table.end(*guilty) == EndCode.NONE:
+                self.table.set_end(*guilty, EndCode.ERROR)
+        if process.step is not None:
+            if any(self.wanted[key].poison == "decode" for *_, key in process.step):
+                self.crash("decode", process, crashed=True)
+                return
+        if process.step is not None:  # the forward pass that has begun is written, then everything else comes
+            for row, generation, writes, token, code, _ in process.step:
+                for _, page, page_generation, slot, value in writes:
+                    assert int(self.pools["kv"].generations[page]) == page_generation, "decode writes a page that was given away"
+                    self.content["kv"][page][slot] = value
+                counts = self.table.commit(np.array([row]), np.array([generation]), np.array([token]))
+                assert counts[0] > 0, "decode commits to a row that is gone"
+                if code is not None:
+                    self.table.set_end(row, generation, code)
+                    del self.members[row]
+                    self.to_controller("decode", m.SequenceEnded(process.generation, row, generation))
+            process.step = None
+        for drop in process.queue:
+            if self.members.get(drop.row) == drop.row_generation:
+                del self.members[drop.row]
+            self.to_controller("decode", m.Dropped(process.generation, drop.row, drop.row_generation, drop.ticket))
+        process.queue = []
+        if self.now >= self.scan_s or not self.members:
+            self.scan_s = self.now + 0.5
+            for row, generation in self.table.rows_in(Phase.DECODE):
+                self.join(row, generation)
+        self.begin_step(process)
+
+    def begin_step(self, process: Process) -> None:
+        """One suspect alone, or all that are none, in turn."""
+        probation = process.probation
+        assert probation is not None
+        probation.suspects = [place for place in probation.suspects if self.members.get(place[0]) == place[1]]
+        for place in probation.suspects if self.random.random() < 0.5 else ():
+            if (made := self.begin_token(*place)) is not None:
+                process.step, process.step_name = [made], solo_step(place)
+                probation.passed(place)
+                return
+        held = probation.held
+        step = [made for row, at in self.members.items() if row not in held and (made := self.begin_token(row, at)) is not None]
+        process.step, process.step_name = step or None, 1
+
+    def begin_token(self, row: int, generation: int) -> tuple | None:
+        definition = m.decode_sequence_definition(self.table.read_definition(row, generation))
+        wanted = self.wanted[definition.key]
+        writes = []
+        for member in range(2 if definition.num_companion_tokens else 1):
+            tokens = self.tokens_of(row, definition, member)
+            pages = self.table.pages(row, member).tolist()
+            if len(pages) * 4 < len(tokens):
+                return None  # out of pages: both members leave the batch
+            for position in range(len(tokens) - 1):
+                self.check_kv(pages, position, (definition.key, member, position, tokens[position]))
+            position = len(tokens) - 1
+            page = pages[position // 4]
+            value = (definition.key, member, position, tokens[-1])
+            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
+        count = self.table.committed(row, generation)
+        code = None
+        if wanted.eos_at == count + 1:
+            code = EndCode.STOP
+        elif count + 1 == definition.max_new_tokens:
+            code = EndCode.LENGTH
+        return row, generation, writes, wanted.token(count), code, wanted.key
+
+    # ------------------------------------------------------------------------------------------------- gateway
+
+    def submit(self, wanted: Wanted) -> None:
+        self.wanted[wanted.key] = wanted
+        self.gateway[wanted.key] = AtGateway(wanted, began_s=self.now)
+
+    def gateway_turn(self) -> None:
+        generation = self.processes["gateway"].generation
+        for key, request in list(self.gateway.items()):
+            cancel_s = request.wanted.cancel_s
+            if cancel_s is not None and self.now - request.began_s > cancel_s and not request.outcome:
+                request.outcome, request.cancelled, request.sent_s = "cancelled", True, -9.0
+            if not request.outcome:
+                self.detokenize(key, request)
+            if request.runs is not None and not request.outcome and self.random.random() < 0.3:
+                self.fill(key, request)
+            if self.now - request.sent_s < 1.0:
+                continue
+            request.sent_s = self.now
+            if request.outcome:
+                self.to_controller("gateway", (m.Cancel if request.cancelled else m.Delivered)(generation, key))
+            elif request.state == "new":
+                self.to_controller("gateway", m.Submit(generation, key, request.wanted.definition))
+            elif request.state == "granted" and request.filled:
+                self.to_controller("gateway", m.Filled(generation, key))
+            else:
+                self.to_controller("gateway", m.Query(generation, key))
+
+    def gateway_receives(self, message: m.ToActor) -> None:
+        request = self.gateway.get(getattr(message, "key", -1))
+        if request is None:
+            if not isinstance(message, m.Welcome | m.Released | m.Unknown):
+                self.to_controller("gateway", m.Cancel(self.processes["gateway"].generation, message.key))
+            return
+        key = request.wanted.key
+        if isinstance(message, m.Released):
+            assert request.outcome, f"request {key} was released before it was delivered"
+            self.outcomes[key] = request.outcome
+            del self.gateway[key]
+        elif request.outcome:
+            return
+        elif isinstance(message, m.Failed):
+            request.outcome, request.sent_s = f"failed {message.status}", -9.0
+        elif isinstance(message, m.Unknown):
+            assert request.state == "new", "the controller has forgotten a request that it acknowledged"
+        elif isinstance(message, m.Queued):
+            request.state = "waiting" if request.state == "new" else request.state
+        elif isinstance(message, m.Granted):
+            if not request.filled:
+                request.runs = message.runs
+            if request.state != "prepared":
+                request.state = "granted"
+        elif isinstance(message, m.Prepared):
+            request.state = "prepared"
+
+    def fill(self, key: int, request: AtGateway) -> None:
+        """Nobody takes pages from the gateway before it has answered Delivered or Cancel."""
+        for item, run in enumerate(request.runs or ()):
+            self.check_run("media", run)
+            for index, page in enumerate(run.pages):
+                self.content["media"][page][0] = (key, item, index)
+        request.filled, request.runs, request.sent_s = True, None, -9.0
+
+    def detokenize(self, key: int, request: AtGateway) -> None:
+        """What the detokenizer does, as far as it matters here: it looks at the table and tells the gateway of the end."""
+        for row in range(self.limits.num_rows):
+            generation, phase = self.table.phase(row)
+            if phase not in (Phase.DECODE, Phase.PREPARE):
+                continue
+            if not self.table.committed(row, generation) and self.table.end(row, generation) == EndCode.NONE:
+                continue
+            definition = m.decode_sequence_definition(self.table.read_definition(row, generation))
+            if definition.key != key:
+                continue
+            ended = phase == Phase.DECODE and self.table.end(row, generation) != EndCode.NONE
+            ids = self.table.new_ids(row, generation).tolist()
+            assert ids == [request.wanted.token(index) for index in range(len(ids))]
+            if ended and self.table.end(row, generation) == EndCode.ERROR:
+                request.outcome, request.sent_s = "failed 500", -9.0
+                return
+            stopped = request.wanted.stop_at is not None and len(ids) >= request.wanted.stop_at
+            if ended and not stopped:
+                assert len(ids) == request.wanted.length(definition.max_new_tokens), "a text has the wrong length"
+            if ended or stopped:
+                request.outcome, request.sent_s = "stopped" if stopped else "finished", -9.0
+
+    # ---------------------------------------------------------------------------------------------------- time
+
+    def turn(self) -> None:
+        dt = self.random.choice((0.002, 0.01, 0.05))
+        self.now += dt
+        self.deliver()
+        self.processes_turn(dt)
+        self.controller_turn()
+
+    def calm_down(self) -> None:
+        """No faults any more: everything must end well, and nothing be held."""
+        self.storm, self.crash_at = False, -1
+        end_s = self.now + CALM_S
+        while not self.is_idle():
+            self.turn()
+            assert self.now < end_s, f"not done after {CALM_S} calm seconds: {describe(self)}"
+        for wanted in self.wanted.values():
+            check_outcome(self, wanted)
+        assert not self.plans.live()
+        assert all(self.table.phase(row)[1] == Phase.FREE for row in range(self.limits.num_rows))
+
+    def is_idle(self) -> bool:
+        if self.io is None or self.gateway:
+            return False
+        core = self.controller.core
+        free = all(pool.num_used == 0 for pool in core.pools.values())
+        return free and not core.requests and not core.plans and all(row is None for row in core.rows)
+
+
+def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wanted:
+    ids: list[int] = [rng.randint(1, 99) for _ in range(rng.choice((0, 1, 5, 12)))]
+    items, shapes = [], []
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
+        kind = rng.choice(("image", "video"))
+        segments = []
+        for _ in range(1 if kind == "image" else rng.randint(1, 5)):
+            part = "audio" if kind == "video" and rng.random() < 0.3 else kind
+            segments.append(m.SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
+        items.append(m.MediaItem(kind, rng.randint(1, 24)))
+        shapes.append(m.ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
+        ids += [IMAGE if kind == "image" else VIDEO, rng.randint(1, 99)]
+    ids = ids or [rng.randint(1, 99)]
+    companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None
+    max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
+    deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
+    definition = m.Definition(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s)
+    return Wanted(
+        key,
+        definition,
+        shapes,
+        broken=rng.randrange(len(items)) if items and rng.random() < 0.05 else None,
+        eos_at=rng.randint(1, 25 if crowded else 12) if rng.random() < 0.5 else None,
+        stop_at=rng.randint(1, 8) if rng.random() < 0.1 else None,
+        cancel_s=rng.uniform(0, 4) if not crowded and rng.random() < 0.15 else None,
+        poison=rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else "",
+    )
+
+
+def refusal(wanted: Wanted, limits: Limits) -> int | None:
+    """The status with which the request must be refused, if it must."""
+    definition = wanted.definition
+    pages = sum(-(-item.num_bytes // limits.media_page_bytes) for item in definition.items)
+    if pages > limits.num_media_pages:
+        return 413
+    try:
+        short = tuple(map(len, filter(None, (definition.prompt_ids, definition.companion_ids))))
+        check_lengths(definition, short, limits)
+        if wanted.broken is not None:
+            return 422
+        prompt, _ = expand(definition, wanted.shapes, limits)
+        check_lengths(definition, (len(prompt), *short[1:]), limits)
+        check_segments(wanted.shapes, limits)
+    except RequestError as error:
+        return error.status
+    return None
+
+
+def kills(wanted: Wanted) -> bool:
+    """Whether some actor comes to the poison, if nothing else ends the request before."""
+    lengths = [len(ids) for ids in (wanted.definition.prompt_ids, wanted.definition.companion_ids) if ids]
+    match wanted.poison:
+        case "video" | "encoder":
+            return bool(wanted.shapes)
+        case "segment":
+            return any(len(shape.segments) > 1 for shape in wanted.shapes)
+        case "prefill":
+            return bool(wanted.shapes) or max(lengths) > 1
+    return wanted.poison == "decode"
+
+
+def check_outcome(world: World, wanted: Wanted) -> None:
+    outcome = world.outcomes[wanted.key]
+    allowed = {"lost with its gateway"}
+    if (status := refusal(wanted, world.limits)) is not None:
+        allowed.add(f"failed {status}")
+        if wanted.poison == "video":
+            allowed.add("failed 500")  # what it would be refused for is found by the video actor
+    else:
+        allowed.add("failed 500" if kills(wanted) else "finished")
+        if wanted.poison == "prefill":
+            allowed.add("failed 500")  # a prompt of one token is prefilled after a preemption only
+    if wanted.stop_at is not None:
+        allowed.add("stopped")
+    if wanted.cancel_s is not None:
+        allowed.add("cancelled")
+    if wanted.definition.deadline_s:
+        allowed.add("failed 504")
+    if world.limits.max_waiting == 2 or world.has_been_broken:
+        allowed.add("failed 503")
+    assert outcome in allowed, f"request {wanted.key} {outcome}, not one of {allowed}"
+
+
+def describe(world: World) -> str:
+    core = world.controller.core
+    lines = [f"limits {world.limits}", f"waiting {list(core.waiting)}", f"plans {[(p.actor, p.plan) for p in core.plans.values()]}"]
+    lines += [f"{name}: {pool.num_used} of {pool.num_pages}" for name, pool in core.pools.items()]
+    lines += [f"row: {row}" for row in core.rows if row is not None]
+    lines += [f"gateway {key}: {request}" for key, request in world.gateway.items()]
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Embedding tracker against a per-token model (RS2, RS4)."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from mmrt.runtime.bus.messages import ItemShape, PageRun, SegmentShape
+from mmrt.runtime.controller.embedding_tracker import EmbeddingTracker, lay_out
+
+PAGE = 4
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[list[int], list[ItemShape], int]:
+    """(starts, shapes, tokens of the prompt)."""
+    starts, shapes, position = [], [], 0
+    for _ in range(draw(st.integers(0, 3))):
+        position += draw(st.integers(0, 4))
+        segments = [SegmentShape("image", (1, 1, 1), n, 4, n) for n in draw(st.lists(st.integers(1, 10), min_size=1, max_size=3))]
+        starts.append(position)
+        shapes.append(ItemShape("image", (1, 1, 1), sum(s.num_tokens for s in segments), segments))
+        position += shapes[-1].num_tokens
+    return starts, shapes, position + draw(st.integers(1, 5))
+
+
+@settings(deadline=None)
+@given(prompts(), st.data())
+def test_ready_prefix_is_that_of_the_tokens(prompt: tuple[list[int], list[ItemShape], int], data: st.DataObject) -> None:
+    starts, shapes, length = prompt
+    parts = lay_out(starts, shapes)
+    tracker = EmbeddingTracker(parts, PAGE)
+    ready = [True] * length
+    for part in parts:
+        ready[part.start : part.end] = [False] * part.num_tokens
+    for _ in range(data.draw(st.integers(0, 8))):
+        if not parts:
+            break
+        part = data.draw(st.sampled_from(parts))
+        state = data.draw(st.booleans())
+        (tracker.mark_ready if state else tracker.mark_unready)(part.item, part.segment)
+        ready[part.start : part.end] = [state] * part.num_tokens
+    target = data.draw(st.integers(0, length - 1))
+    prefix = ready.index(False) if False in ready else length
+    assert tracker.ready_prefix(target) == min(prefix, target)
+
+
+@settings(deadline=None)
+@given(prompts(), st.data())
+def test_chunks_take_every_row_once_and_pages_go_when_used_up(
+    prompt: tuple[list[int], list[ItemShape], int], data: st.DataObject
+) -> None:
+    starts, shapes, length = prompt
+    parts = lay_out(starts, shapes)
+    tracker = EmbeddingTracker(parts, PAGE)
+    runs = {}
+    for index, part in enumerate(parts):
+        count = -(-part.num_tokens // PAGE)
+        runs[part.item, part.segment] = PageRun([100 * index + page for page in range(count)], [1] * count)
+    taken: dict[tuple[int, int], list[tuple[int, int]]] = {place: [] for place in runs}
+    position = 0
+    while position < length:
+        end = min(length, position + data.draw(st.integers(1, 9)))
+        for part in tracker.overlapping(position, end):
+            run = runs[part.item, part.segment]
+            gone = tracker.num_consumed_pages(part, position)
+            span = tracker.span(part, run, position, end)
+            assert not set(span.source.pages) & set(run.pages[:gone]), "a chunk names a page that was given back"
+            assert max(position, part.start) == span.start and len(span.source.pages) == len(span.source.generations)
+            for row in range(span.first_row, span.first_row + span.num_tokens):
+                taken[part.item, part.segment].append((span.source.pages[row // PAGE], row % PAGE))
+        position = end
+    for part in parts:
+        run = runs[part.item, part.segment]
+        assert taken[part.item, part.segment] == [(run.pages[row // PAGE], row % PAGE) for row in range(part.num_tokens)]
+        assert tracker.num_consumed_pages(part, part.start) == 0
+        assert tracker.num_consumed_pages(part, length) == len(run.pages)

@@ -1,0 +1,79 @@
+"""Who loses patch and embedding pages to whom, and what prefill is reading to its end is left alone."""
+
+import pytest
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.controller.lifecycle import reset_media
+from mmrt.runtime.controller.planner import _evict_younger
+from mmrt.runtime.controller.scheduling.types import SegmentStage
+from mmrt.runtime.controller.state import owner
+from mmrt.schema.rows import Phase
+from mmrt.tests.runtime.controller.test_machine import KEY, Driver, image, phases
+
+TWO = m.ItemShape("image", (1, 4, 8), 12, 2 * [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)])
+
+
+def reading(budget: int) -> Driver:
+    """Both segments (tokens 2 to 8 and 8 to 14) are encoded, and a chunk from token 2 on is in flight."""
+    driver = Driver(prefill_budget=budget)
+    driver.submit(image())
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    driver.done("video", m.Analysed(TWO))
+    for actor in ("video", "encoder", "video", "encoder", "prefill"):
+        driver.done(actor)
+    return driver
+
+
+def evict(driver: Driver) -> None:
+    request = driver.core.requests[KEY]
+    reset_media(driver.core, request, consumed_too=False)
+    driver.core.save(request)
+    driver.tick()
+
+
+@pytest.mark.parametrize("result", [m.Done(), m.Died(False)])
+def test_an_eviction_leaves_what_the_chunk_in_flight_reads_to_its_end(result: m.Result) -> None:
+    driver = reading(8)  # tokens 2 to 10
+    first, second = driver.core.requests[KEY].record.items[0].segments
+    kept, pool = first.embedding, driver.core.pools["embedding"]
+    evict(driver)
+    assert first.stage == SegmentStage.ENCODED and first.embedding == kept and second.embedding is None
+    assert (pool.num_used, pool.num_retired) == (3, 1), "of the second one the page that the plan reads is still held"
+    _, plan = driver.plan("video")
+    assert isinstance(plan, m.DecodeSegment) and plan.segment == 1
+    driver.done("prefill", result)
+    if isinstance(result, m.Died):
+        _, again = driver.plan("prefill")
+        assert again == m.Prefill([m.PrefillChunk(0, 1, 0, 2, 8, [m.EmbeddingSpan(2, 6, 0, kept)])])
+        return
+    assert pool.num_used == 0 and [plan.actor for plan in driver.core.plans.values()] == ["video"]
+    driver.done("video")
+    driver.done("encoder")
+    _, rest = driver.plan("prefill")
+    assert rest == m.Prefill([m.PrefillChunk(0, 1, 0, 10, 15, [m.EmbeddingSpan(10, 4, 2, second.embedding)])])
+    assert phases(driver.done("prefill")) == [Phase.DECODE] and pool.num_used == 0
+
+
+def test_an_eviction_during_the_last_chunk_keeps_nobody_from_decode() -> None:
+    driver = reading(16)
+    evict(driver)
+    assert [plan.actor for plan in driver.core.plans.values()] == ["prefill"]
+    assert phases(driver.done("prefill")) == [Phase.DECODE]
+    assert driver.core.pools["patch"].num_used == driver.core.pools["embedding"].num_used == 0
+
+
+@pytest.mark.parametrize("need", [5, 6])
+def test_younger_rows_keep_their_pages_where_all_of_them_would_not_do(need: int) -> None:
+    """Of eight pages three are the older row's own and three the younger one's: five can be had, six cannot."""
+    driver = Driver()
+    for key in (1, 2):
+        driver.submit(image(), key=key)
+        driver.receive("gateway", m.Filled(1, key)).tick()
+    old, young = (driver.core.requests[key] for key in (1, 2))
+    pool = driver.core.pools["patch"]
+    driver.core.allocate("patch", old, 3)
+    driver.core.allocate("patch", young, 3)
+    assert pool.num_free == 2
+    _evict_younger(driver.core, old, "patch", need)
+    assert pool.num_owned(owner(young)) == (0 if need == 5 else 3)
+    assert driver.core.totals.evicted == (1 if need == 5 else 0)

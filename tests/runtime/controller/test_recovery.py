@@ -1,0 +1,72 @@
+"""What a new controller makes of what the last one left: single cases; test_recovery_world.py has all interleavings."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
+from mmrt.runtime.controller.machine import Controller, Progress
+from mmrt.runtime.controller.records import JournalState, Submitted
+from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
+from mmrt.runtime.controller.request import encode_record
+from mmrt.schema.rows import Phase
+from mmrt.tests.runtime.controller.test_machine import Driver, encoding_beside_decode, text
+
+
+def remains(driver: Driver) -> RunSnapshot:
+    """What lies in shared memory and in the journal when the driver's controller is killed between two ticks."""
+    core = driver.core
+    rows = [
+        RowSnapshot(
+            r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code,
+            encode_record(r.record),
+        )
+        for r in core.rows
+        if r is not None
+    ]  # fmt: skip
+    live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.definition) for r in core.requests.values()}
+    plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in core.plans.values()]
+    generations = {name: list(pool.generations) for name, pool in core.pools.items()}
+    return RunSnapshot(JournalState(live, {}, [], core.next_arrival), rows, core.row_generations, plans, generations, core.actors)
+
+
+def actors_asked(machine: Controller, now: float, counts: Sequence[Progress]) -> set[str]:
+    """Who is sent a plan by one tick."""
+    effects = machine.tick(now, counts)
+    return {effect.actor for effect in effects if isinstance(effect, Send) and isinstance(effect.message, m.Run)}
+
+
+@pytest.mark.parametrize("committed", [0, 1, 2, 3])
+def test_a_grant_for_all_tokens_is_whole(committed: int) -> None:
+    """The last token is never fed and has no room: a row that has all of its tokens, and nothing that says so, needs no more pages."""
+    driver = Driver()
+    driver.submit(text(6, 3))
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    assert row.phase == Phase.PREPARE and [len(table) for table in row.block_tables] == [2, 0]
+    machine = recover(driver.core.limits, 4, snapshot._replace(rows=[row._replace(committed=committed)]))
+    effects = machine.tick(200.0)
+    assert not [effect for effect in effects if isinstance(effect, ClearPages | AppendPages)]
+    assert machine.core.pools["kv"].num_used == 2, "a plan is writing them"
+    machine.core.pools["kv"].check()
+
+
+def test_a_grant_that_was_cut_short_is_given_back() -> None:
+    driver = Driver()
+    driver.submit(text(6, 3))
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    cut = row._replace(block_tables=(row.block_tables[0][:1], []))
+    machine = recover(driver.core.limits, 4, snapshot._replace(rows=[cut], plans=[]))
+    assert any(isinstance(effect, ClearPages) for effect in machine.tick(200.0))
+
+
+def test_what_the_last_controller_had_begun_counts_as_under_way() -> None:
+    """Beside decode either the encoder or prefill works, whoever sent them to it; and for no longer than usual if it hangs."""
+    driver = encoding_beside_decode()
+    assert [plan.actor for plan in driver.core.plans.values()] == ["encoder"]
+    machine = recover(driver.core.limits, 4, remains(driver))
+    progress = [Progress(row, generation, 0, 0) for row, generation in machine.watched()]
+    assert actors_asked(machine, 200.0, progress) == {"encoder"}
+    assert "prefill" in actors_asked(machine, 206.0, progress)

@@ -1,0 +1,72 @@
+"""Random storms over a whole simulated run: everything ends as it would have ended without them.
+
+``MMRT_TEST_SEED`` repeats one seed, which every failure names.
+"""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmrt.tests.runtime.controller.recovery_world import World, make_request
+
+NUM_SEEDS = 100
+STORM_S = 6.0
+
+
+def live_through(seed: int, place: Path) -> World:
+    world = World(random.Random(seed), place, crowded=seed % 3 == 0)
+    try:
+        rng = world.random
+        num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
+        for key in range(1, num_requests + 1):
+            world.submit(make_request(rng, key, world.now, world.crowded))
+            for _ in range(rng.choice((0, 3, 20))):
+                world.turn()
+        while world.now < end_s and not world.is_idle():
+            world.turn()
+        world.calm_down()
+    finally:
+        world.close()
+    return world
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short path, for sockets; on a tmpfs where there is one."""
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
+        yield Path(name)
+
+
+def test_everything_completes_whatever_dies(place: Path) -> None:
+    if chosen := os.environ.get("MMRT_TEST_SEED"):
+        seeds = [int(chosen)]
+    else:
+        first = time.time_ns() % 1_000_000_000
+        seeds = [*range(20), *range(first, first + NUM_SEEDS)]
+    finished = crashes = preempted = evicted = 0
+    for seed in seeds:
+        try:
+            world = live_through(seed, place)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        finished += sum(outcome == "finished" for outcome in world.outcomes.values())
+        crashes += world.num_crashes
+        preempted += world.num_preempted
+        evicted += world.num_evicted
+    assert finished >= len(seeds) or chosen
+    print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions, {evicted} evictions")
+
+
+@pytest.mark.slow
+def test_everything_completes_whatever_dies_for_long(place: Path) -> None:
+    first = time.time_ns() % 1_000_000_000
+    for seed in range(first, first + 32 * NUM_SEEDS):
+        try:
+            live_through(seed, place)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error

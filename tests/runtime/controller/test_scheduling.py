@@ -1,0 +1,401 @@
+"""Policies as functions of values: US8/US9 invariants, admission, victims, budgets; and fairness by simulation."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from mmrt.runtime.bus.messages import Definition, MediaItem, Sampling
+from mmrt.runtime.config import MAX_STEP_TOKENS
+from mmrt.runtime.controller.scheduling import unified
+from mmrt.runtime.controller.scheduling.admission import (
+    Granter,
+    Holder,
+    Load,
+    check_lengths,
+    check_submission,
+    choose_victims,
+    pages_ahead,
+)
+from mmrt.runtime.controller.scheduling.budgets import (
+    MIN_TOKENS,
+    CostModel,
+    allowance_s,
+    encode_budget,
+    prefill_budget,
+    retarget,
+    search,
+    steer_share,
+    update,
+)
+from mmrt.runtime.controller.scheduling.types import (
+    Limits,
+    MemberView,
+    RequestView,
+    SegmentStage,
+    SegmentView,
+    StepLimits,
+    StepPlan,
+    View,
+)
+from mmrt.runtime.errors import RequestError
+
+LIMITS = Limits(
+    num_rows=4,
+    max_context=128,
+    kv_page_tokens=16,
+    num_kv_pages=16,
+    media_page_bytes=64,
+    num_media_pages=8,
+    patch_page_bytes=64,
+    num_patch_pages=8,
+    embedding_page_tokens=32,
+    num_embedding_pages=8,
+    max_items=2,
+    max_waiting=3,
+    max_waiting_tokens=100,
+)
+
+
+def definition(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = (), companion: int = 0) -> Definition:
+    items = [MediaItem("image", size) for size in media]
+    return Definition("r", [1] * num_tokens, items, Sampling(), max_new, companion_ids=[1] * companion or None)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    requests = []
+    for index in range(draw(st.integers(0, 5))):
+        members = []
+        for _ in range(draw(st.integers(1, 2))):
+            target = draw(st.integers(0, 40))
+            ready = draw(st.integers(0, target))
+            members.append(MemberView(draw(st.integers(0, ready)), ready, target))
+        stages = draw(st.lists(st.integers(SegmentStage.PENDING, SegmentStage.ENCODING), max_size=4))
+        segments = tuple(
+            SegmentView(0, number, stage, draw(st.integers(1, 20)), draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+            for number, stage in enumerate(stages)
+        )
+        requests.append(
+            RequestView(
+                index,
+                index,
+                has_kv=draw(st.booleans()),
+                prefill_in_flight=draw(st.booleans()),
+                members=tuple(members),
+                unanalysed=tuple(range(draw(st.integers(0, 2)))),
+                segments=segments,
+                patch_held=draw(st.integers(0, 4)),
+                embedding_held=draw(st.integers(0, 4)),
+                alone=draw(st.booleans()),
+            )
+        )
+    small = st.integers(0, 8)
+    return View(
+        tuple(requests),
+        video_credit=draw(st.integers(0, 2)),
+        encoder_credit=draw(st.integers(0, 2)),
+        prefill_credit=draw(st.integers(0, 2)),
+        encode_in_flight=draw(st.integers(0, 1)),
+        prefill_in_flight=draw(st.integers(0, 1)),
+        num_decoding=draw(st.integers(0, 2)),
+        num_patch_pages=8,
+        num_free_patch_pages=draw(small),
+        num_embedding_pages=8,
+        num_free_embedding_pages=draw(small),
+        last=draw(st.sampled_from(["encode", "prefill"])),
+    )
+
+
+@settings(deadline=None)
+@given(views(), st.integers(1, 60), st.integers(1, 60), st.booleans())
+def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: int, exclusive: bool) -> None:
+    step = unified.plan(view, StepLimits(tau, alpha, exclusive), 0.0)
+    by_key = {request.key: request for request in view.requests}
+    # prefill: US9, RS4, nothing twice
+    assert sum(chunk.end - chunk.start for chunk in step.prefill) <= tau
+    assert len({(chunk.key, chunk.member) for chunk in step.prefill}) == len(step.prefill), "a member was planned twice (CF3)"
+    for chunk in step.prefill:
+        request = by_key[chunk.key]
+        member = request.members[chunk.member]
+        assert request.has_kv and not request.prefill_in_flight
+        assert member.next == chunk.start < chunk.end <= member.ready
+    # encode: whole segments, decoded ones, in order, n_e < alpha before the last, pages
+    encoded = [_segment(by_key, choice) for choice in step.encode]
+    assert len(set(step.encode)) == len(step.encode)
+    assert all(segment.stage == SegmentStage.DECODED for segment in encoded)
+    assert sum(segment.num_rows for segment in encoded[:-1]) < alpha
+    assert sum(segment.embedding_pages for segment in encoded) <= view.num_free_embedding_pages
+    for choice in step.encode:
+        earlier = by_key[choice.key].segments[: choice.segment]
+        assert all(s.stage >= SegmentStage.ENCODING or (choice.key, s.item, s.segment) in step.encode for s in earlier)
+    # video
+    assert len(step.analyse) + len(step.decode) <= view.video_credit
+    segments = [_segment(by_key, choice) for choice in step.decode]
+    assert all(segment.stage == SegmentStage.PENDING for segment in segments)
+    assert sum(segment.patch_pages for segment in segments) <= view.num_free_patch_pages
+    # credit and exclusion
+    assert not (step.encode and not view.encoder_credit) and not (step.prefill and not view.prefill_credit)
+    if exclusive and view.num_decoding:
+        assert not (step.encode and step.prefill)
+        if view.encode_in_flight or view.prefill_in_flight:
+            assert not step.encode and not step.prefill
+    for choices in (step.encode, step.prefill):
+        keys = {choice.key for choice in choices}
+        assert len(keys) == 1 or not any(by_key[key].alone for key in keys), "a suspect shares a plan"
+
+
+def _segment(by_key: dict[int, RequestView], choice: tuple[int, int, int]) -> SegmentView:
+    key, item, number = choice
+    return next(s for s in by_key[key].segments if (s.item, s.segment) == (item, number))
+
+
+def request(key: int, ready: int = 0, done: int = 0, kv: bool = True, decoded: int = 0, rows: int = 10) -> RequestView:
+    segments = tuple(SegmentView(0, n, SegmentStage.DECODED, rows, 1, 1) for n in range(decoded))
+    return RequestView(key, key, has_kv=kv, members=(MemberView(done, ready, ready),), segments=segments)
+
+
+def plan(*requests: RequestView, tau: int = 16, alpha: int = 16, exclusive: bool = True, **view: object) -> StepPlan:
+    values = {
+        "video_credit": 2, "encoder_credit": 2, "prefill_credit": 2,
+        "num_patch_pages": 8, "num_free_patch_pages": 8, "num_embedding_pages": 8, "num_free_embedding_pages": 8,
+    }  # fmt: skip
+    return unified.plan(View(requests, **(values | view)), StepLimits(tau, alpha, exclusive), 0.0)  # type: ignore[arg-type]
+
+
+def test_partial_prefills_come_first() -> None:
+    """RS5, US8 (a): a request that was begun goes before an older one that was not."""
+    step = plan(request(1, ready=30), request(2, ready=30, done=4))
+    assert [tuple(chunk) for chunk in step.prefill] == [(2, 0, 4, 20)]
+
+
+def test_what_is_left_of_the_budget_goes_to_the_next() -> None:
+    step = plan(request(1, ready=6), request(2, ready=30))
+    assert [tuple(chunk) for chunk in step.prefill] == [(1, 0, 0, 6), (2, 0, 0, 10)]
+
+
+def test_a_request_without_kv_pages_is_passed_over_but_encoded() -> None:
+    """US8 (b), (c), US9: encode proceeds when prefill is KV-blocked; the text's loop never advanced past such a request."""
+    step = plan(request(1, ready=30, kv=False, decoded=1), request(2, ready=5))
+    assert step.encode == ((1, 0, 0),) and [chunk.key for chunk in step.prefill] == [2]
+
+
+def test_encoding_keeps_to_its_budget_but_for_a_larger_image_by_itself() -> None:
+    assert len(plan(request(1, decoded=4, rows=10), alpha=19).encode) == 1
+    assert len(plan(request(1, decoded=4, rows=10), alpha=20).encode) == 2
+    assert len(plan(request(1, decoded=4, rows=10), alpha=1 << 20).encode) == 4
+    assert len(plan(request(1, decoded=4, rows=1000), alpha=1).encode) == 1
+
+
+def test_encode_and_prefill_take_turns_beside_decode() -> None:
+    both = request(1, ready=10, decoded=1)
+    assert plan(both).encode and plan(both).prefill
+    assert plan(both, num_decoding=1, last="prefill").encode and not plan(both, num_decoding=1, last="prefill").prefill
+    assert plan(both, num_decoding=1, last="encode").prefill and not plan(both, num_decoding=1, last="encode").encode
+    assert not plan(both, num_decoding=1, encode_in_flight=1)
+    assert plan(both, num_decoding=1, encode_in_flight=1, exclusive=False).prefill
+
+
+def test_an_older_request_short_of_pages_keeps_younger_ones_from_them() -> None:
+    pending = SegmentView(0, 0, SegmentStage.PENDING, 10, 6, 1)
+    small = SegmentView(0, 0, SegmentStage.PENDING, 10, 1, 1)
+    first, second = (RequestView(key, key, has_kv=True, segments=(s,)) for key, s in ((1, pending), (2, small)))
+    assert not plan(first, second, num_free_patch_pages=4).decode
+    assert plan(second, num_free_patch_pages=4).decode == ((2, 0, 0),)
+
+
+def test_what_is_decoded_ahead_of_kv_pages_leaves_half_of_the_patch_pages() -> None:
+    """Else rows that wait for KV pages would hold the patch pages for which the holder of these waits."""
+    half = (SegmentView(0, 0, SegmentStage.PENDING, 10, 4, 1),)
+    waiting = [RequestView(key, key, segments=half) for key in (1, 2)]
+    assert plan(*waiting, RequestView(3, 3, has_kv=True, segments=half), video_credit=3).decode == ((1, 0, 0), (3, 0, 0))
+
+
+def test_many_pictures_do_not_hold_up_an_older_video() -> None:
+    """FC7: while there are items to analyse, one segment of what came before is in work; without room for it, the items go on."""
+    pending, decoding = (
+        SegmentView(0, number, stage, 10, 2, 1) for number, stage in enumerate((SegmentStage.PENDING, SegmentStage.DECODING))
+    )
+    pictures = RequestView(2, 2, unanalysed=tuple(range(16)))
+    video = RequestView(1, 1, segments=(pending,))
+    step = plan(video, pictures, video_credit=2)
+    assert step.analyse == ((2, 0),) and step.decode == ((1, 0, 0),)
+    assert plan(video, pictures, video_credit=1).decode == ((1, 0, 0),)
+    step = plan(video, pictures, video_credit=2, num_free_patch_pages=1)
+    assert step.analyse == ((2, 0), (2, 1)) and not step.decode
+    begun = RequestView(1, 1, segments=(decoding, pending))
+    assert plan(begun, pictures, video_credit=1).analyse == ((2, 0),)
+    younger = RequestView(3, 3, segments=(pending,))
+    assert plan(pictures, younger, video_credit=2).analyse == ((2, 0), (2, 1)), (
+        "an older request's items go before a younger one's segments"
+    )
+
+
+def test_a_suspect_is_tried_alone() -> None:
+    suspect = RequestView(1, 1, has_kv=True, members=(MemberView(0, 4, 4),), alone=True)
+    assert [chunk.key for chunk in plan(suspect, request(2, ready=4)).prefill] == [1]
+    assert [chunk.key for chunk in plan(request(0, ready=4), suspect).prefill] == [0]
+
+
+def test_nobody_younger_is_begun_before_a_suspect_that_waits() -> None:
+    """What is begun goes first: while long prompts keep coming the suspect would never have its turn."""
+    suspect = RequestView(1, 1, has_kv=True, members=(MemberView(0, 4, 4),), alone=True)
+    assert [chunk.key for chunk in plan(suspect, request(2, ready=20, done=16), request(3, ready=30)).prefill] == [2]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 20)), min_size=1, max_size=12), st.integers(1, 32))
+def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> None:
+    """Prompts that keep coming: each is done after no more rounds than its own and all earlier tokens take."""
+    targets = [size for size, _ in arrivals]
+    done = [0] * len(arrivals)
+    finished: dict[int, int] = {}
+    for now in range(sum(targets) + len(targets) + 1):
+        arrived = [key for key in range(len(targets)) if key * 2 <= now and done[key] < targets[key]]
+        open_requests = [request(key, ready=targets[key], done=done[key]) for key in arrived]
+        for chunk in plan(*open_requests, tau=tau).prefill:
+            done[chunk.key] = chunk.end
+            if chunk.end == targets[chunk.key]:
+                finished[chunk.key] = now
+    for key in range(len(targets)):
+        rounds = -(-sum(targets[: key + 1]) // tau) + 2 * key + 2
+        assert finished[key] <= rounds
+
+
+# admission
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "words"),
+    [
+        (definition(0), 400, "no tokens"),
+        (definition(media=(1, 1, 1)), 400, "3 media items, the limit is 2"),
+        (definition(media=(64 * 9,)), 413, "576 bytes of media, the limit is 512"),
+        (definition(128, None), 400, "128 tokens, with one to generate that is more than the context of 128"),
+        (definition(20, 109), 400, "max_tokens: is 109, the context of 128 tokens has room for 108"),
+        (definition(120, 4, companion=127), 400, "room for"),
+        (definition(127, 1, companion=127), 200, ""),
+    ],
+)
+def test_what_can_never_run_is_refused(bad: Definition, status: int, words: str) -> None:
+    if status == 200:
+        check_submission(bad, LIMITS, Load())
+        return
+    with pytest.raises(RequestError, match=words) as caught:
+        check_submission(bad, LIMITS, Load())
+    assert caught.value.status == status
+
+
+def test_max_tokens_defaults_to_what_fits() -> None:
+    assert check_lengths(definition(max_new=None), (28,), LIMITS) == 100
+    assert check_lengths(definition(max_new=None), (28, 100), LIMITS) == 28
+    tight = Limits(**{field: getattr(LIMITS, field) for field in LIMITS.__slots__} | {"num_kv_pages": 3})
+    assert check_lengths(definition(max_new=None), (28,), tight) == 21
+    with pytest.raises(RequestError, match="60 tokens of KV cache, the whole cache has 48"):
+        check_lengths(definition(), (30, 30), tight)
+    with pytest.raises(RequestError, match="KV cache of 48 tokens has room for 21"):
+        check_lengths(definition(max_new=22), (28,), tight)
+
+
+@pytest.mark.parametrize(
+    "load", [Load(num_waiting=3, num_rows_used=LIMITS.num_rows, service_s=100.0), Load(num_waiting=1, num_waiting_tokens=98)]
+)
+def test_too_much_waiting_is_503_with_retry_after(load: Load) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_submission(definition(), LIMITS, load)
+    assert caught.value.status == 503 and caught.value.retry_after_s is not None and 1 <= caught.value.retry_after_s <= 30
+
+
+def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
+    granter = Granter(rows=3, media=2, kv=4)
+    assert not granter.take(row=1, media=3)  # the oldest lacks media pages
+    assert granter.take(row=1, kv=3)  # text passes
+    assert not granter.take(row=1, media=1)  # younger media does not
+    assert not granter.take(kv=2) and not granter.take(kv=1)  # kv is short now, for all that follow
+    granter.charge("row", 9)
+    assert not granter.take(row=1)
+
+
+def test_who_is_short_of_kv_pages_keeps_the_row_that_it_could_have() -> None:
+    """Else younger ones that need a row alone take it before the pages come free, for ever."""
+    granter = Granter(rows=1, media=1, kv=4)
+    assert not granter.take(row=1, kv=5) and not granter.take(row=1, media=1)
+    granter = Granter(rows=2, media=1, kv=4)
+    assert not granter.take(row=1, kv=5) and not granter.take(row=1, kv=6), "one that follows keeps none"
+    assert granter.take(row=1, media=1)
+
+
+holders = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8).map(
+    lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs]
+)
+
+
+@settings(deadline=None)
+@given(holders, st.integers(0, 20), st.integers(0, 12))
+def test_victims_are_younger_text_first_and_enough_or_none(found: list[Holder], arrival: int, need: int) -> None:
+    victims = choose_victims(found, arrival, need)
+    chosen = [next(h for h in found if h.key == key) for key in victims]
+    assert all(holder.arrival > arrival for holder in chosen)
+    younger = [holder for holder in found if holder.arrival > arrival]
+    if sum(holder.num_pages for holder in younger) < need:
+        assert not chosen
+        return
+    assert sum(holder.num_pages for holder in chosen) >= need
+    assert sum(holder.num_pages for holder in chosen[:-1]) < max(need, 1)
+    spared = [holder for holder in younger if holder not in chosen]
+    for victim in chosen:
+        assert not any(h.media < victim.media for h in spared), "media was taken before text"
+        assert not any(h.media == victim.media and h.arrival > victim.arrival for h in spared), "an older one was taken first"
+
+
+def test_pages_ahead_are_two_pages_and_two_seconds() -> None:
+    assert pages_ahead(0.0, LIMITS) == 2
+    assert pages_ahead(100.0, LIMITS) == -(-201 // 16)
+
+
+# budgets
+
+
+def test_the_model_fits_a_line() -> None:
+    cost = CostModel()
+    for units in (16, 64, 256, 32, 128):
+        cost = cost.observe(units, 0.004 + 0.0001 * units)
+    assert cost.predict(512) == pytest.approx(0.004 + 0.0512)
+    assert search(cost, 0.0296, 16, 4096) in (255, 256)
+    assert search(cost, 0.001, 16, 4096) == 16
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=20), st.floats(0, 5))
+def test_budgets_stay_in_bounds(samples: list[tuple[int, float]], allowance: float) -> None:
+    for budget in (prefill_budget(0), encode_budget(0)):
+        for units, elapsed_s in samples:
+            budget = retarget(update(budget, units, elapsed_s, allowance), allowance)
+            assert budget.low <= budget.units <= budget.high
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10_000), st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=5))
+def test_a_configured_budget_is_not_touched(fixed: int, samples: list[tuple[int, float]]) -> None:
+    budget = prefill_budget(fixed)
+    for units, elapsed_s in samples:
+        budget = update(budget, units, elapsed_s, 0.01)
+    assert budget.units == fixed
+
+
+def test_the_search_finds_what_keeps_to_the_target() -> None:
+    """A device of 0.1 ms per token and 5 ms per step, a target of 50 ms: 450 tokens; decode late, less; idle, more."""
+    budget, share = prefill_budget(0), 1.0
+    for _ in range(50):
+        budget = update(budget, budget.units, 0.005 + 0.0001 * budget.units, allowance_s(share, 1, 0.05))
+    assert 400 <= budget.units <= 450
+    for _ in range(20):
+        share = steer_share(share, 0.09, 0.05)
+    late = retarget(budget, allowance_s(share, 1, 0.05))
+    assert MIN_TOKENS <= late.units < budget.units
+    for _ in range(50):
+        share = steer_share(share, 0.02, 0.05)
+    assert retarget(late, allowance_s(share, 1, 0.05)).units > budget.units
+    idle = budget
+    for _ in range(20):
+        idle = update(idle, idle.units, 0.005 + 0.0001 * idle.units, allowance_s(share, 0, 0.05))
+    assert 1800 <= idle.units <= MAX_STEP_TOKENS

@@ -1,0 +1,157 @@
+"""Who is to blame for a death in the middle of a step: the work, or somebody from outside."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrt.runtime.process.crash_cause import (
+    FIRST_STEP_DEATHS,
+    FORGET_STEPS,
+    Death,
+    ExitNote,
+    judge,
+    leave_notes,
+    oom_kills,
+    outlive,
+    read_exit_note,
+    recent_crashes,
+    write_exit_note,
+)
+from mmrt.shm.status import ActorReading, ActorState
+
+DEADLINE_NS = 10_000
+
+
+def reading(**words: Any) -> ActorReading:
+    fields: dict[str, Any] = {
+        "actor": "video", "state": ActorState.ACTIVE, "generation": 3, "pid": 77, "started_ns": 1, "step_plan": 9, "step_start_ns": 5,
+        "step_deadline_ns": DEADLINE_NS, "steps": 4, "busy_ns": 0, "queue_depth": 0, "extra": (),
+    }  # fmt: skip
+    return ActorReading(**{**fields, **words})
+
+
+def blamed(note: ExitNote | None, now_ns: int = 6_000, kills: int = 0, **words: Any) -> bool:
+    death = judge(reading(**words), note, now_ns, kills)
+    assert death is not None and death.step == 9
+    return death.crashed
+
+
+def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(tmp_path: Path) -> None:
+    note = ExitNote(77, 1, hang=True)
+    actors = ("encoder", "prefill", "decode")
+    assert leave_notes(tmp_path, note, actors, ["prefill"]) == ["prefill"]
+    assert [blamed(read_exit_note(tmp_path, actor, 77), kills=3) for actor in actors] == [False, True, False]
+    death = judge(reading(steps=0, streak=5), read_exit_note(tmp_path, "decode", 77), 6_000, 0)
+    assert death is not None and death.excused and death.streak == 0, "not even in a first step"
+
+
+def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(tmp_path: Path) -> None:
+    write_exit_note(tmp_path, "encoder", ExitNote(77, 1, bystander=True))
+    write_exit_note(tmp_path, "prefill", ExitNote(76, 1, bystander=True))  # of a process before
+    note = ExitNote(77, -signal.SIGSEGV)
+    assert leave_notes(tmp_path, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
+    assert [blamed(read_exit_note(tmp_path, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
+
+
+def test_no_step_no_death() -> None:
+    assert judge(reading(step_deadline_ns=0), ExitNote(77, -11), 6_000, 0) is None
+    assert judge(reading(state=ActorState.ABSENT), None, 6_000, 0) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS])
+def test_signals_that_a_process_raises_in_itself_are_its_works_fault(number: int) -> None:
+    assert blamed(ExitNote(77, -number))
+
+
+def test_who_exits_in_a_step_is_to_blame() -> None:
+    assert blamed(ExitNote(77, 0)) and blamed(ExitNote(77, 3))
+    assert blamed(None, raised=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_kills_from_outside_condemn_nobody(number: int) -> None:
+    assert not blamed(ExitNote(77, -number))
+    assert not blamed(ExitNote(77, -number), now_ns=2 * DEADLINE_NS), "the supervisor knows that it was no hang"
+    assert not blamed(None)
+
+
+def test_hangs_are_to_blame() -> None:
+    assert blamed(ExitNote(77, -signal.SIGKILL, hang=True))
+    assert blamed(None, now_ns=2 * DEADLINE_NS), "nobody tells under systemd: the deadline does"
+
+
+def test_memory_that_ran_out_is_to_blame() -> None:
+    assert blamed(ExitNote(77, -signal.SIGKILL), kills=3, oom_kills=2)
+    assert not blamed(ExitNote(77, -signal.SIGKILL), kills=2, oom_kills=2)
+    assert not blamed(ExitNote(77, -signal.SIGTERM), kills=3, oom_kills=2)
+
+
+def test_a_debugger_is_never_to_blame_on_the_work() -> None:
+    assert not blamed(ExitNote(77, 1, guest=True), raised=True, now_ns=2 * DEADLINE_NS)
+    often = judge(reading(steps=0, streak=FIRST_STEP_DEATHS, crashes=2), ExitNote(77, 0, guest=True), 6_000, 0)
+    assert often == Death(9, False, "ended in a debugger", 0, 2, excused=True), "however often it is left in its first step"
+
+
+def test_whoever_kills_again_and_again_in_the_first_step_it_is_the_work() -> None:
+    """Memory that runs out in a container whose counter we cannot see, for example."""
+    streak, deaths = 0, []
+    for _ in range(FIRST_STEP_DEATHS):
+        death = judge(reading(steps=0, streak=streak), ExitNote(77, -signal.SIGKILL), 6_000, 0)
+        assert death is not None
+        streak = death.streak
+        deaths.append(death.crashed)
+    assert deaths == [False] * (FIRST_STEP_DEATHS - 1) + [True]
+    assert judge(reading(steps=1, streak=streak), ExitNote(77, -9), 6_000, 0) == Death(9, False, "was killed", 0)
+
+
+def test_crashes_are_counted_until_many_steps_went_well() -> None:
+    crash, kill = ExitNote(77, -11), ExitNote(77, -9)
+    first = judge(reading(crashes=0), crash, 6_000, 0)
+    again = judge(reading(crashes=1), crash, 6_000, 0)
+    killed = judge(reading(crashes=2), kill, 6_000, 0)
+    assert first and again and killed and (first.crashes, again.crashes, killed.crashes) == (1, 2, 2)
+    assert recent_crashes(reading(crashes=2, steps=2 * FORGET_STEPS - 1), None) == 1
+    assert recent_crashes(reading(crashes=2, steps=9 * FORGET_STEPS), None) == 0
+
+
+def test_a_note_is_about_one_process(tmp_path: Path) -> None:
+    assert read_exit_note(tmp_path, "video", 5) is None
+    note = ExitNote(5, -11, True, False)
+    write_exit_note(tmp_path, "video", note)
+    assert read_exit_note(tmp_path, "video", 5) == note
+    assert read_exit_note(tmp_path, "video", 6) is None and read_exit_note(tmp_path, "encoder", 5) is None
+    (tmp_path / "video.exit").write_text("torn")
+    assert read_exit_note(tmp_path, "video", 5) is None
+    write_exit_note(tmp_path / "gone", "video", note)
+
+
+def test_the_machine_counts_its_oom_kills() -> None:
+    assert oom_kills() >= 0
+
+
+def test_a_process_is_outlived_and_no_other_with_its_pid() -> None:
+    turns: list[float] = []
+
+    def pause(seconds: float) -> None:
+        turns.append(seconds)
+        if len(turns) == 3:
+            sleeper.kill()
+
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.001)  # between fork and exec it is called as this process is
+        outlive(sleeper.pid, "mmrt-decode", pause)
+        assert turns == []
+        outlive(sleeper.pid, "sleep", pause)
+        assert len(turns) >= 3
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    del turns[:]
+    outlive(sleeper.pid, "sleep", pause)
+    assert turns == []

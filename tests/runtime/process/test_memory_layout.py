@@ -1,0 +1,73 @@
+"""How memory is divided between the host and a device."""
+
+import msgspec
+import pytest
+
+from mmrt.runtime.config import MemorySection, ModelSection, RuntimeConfig, parse_config
+from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.process.device_room import DeviceRoom
+from mmrt.runtime.process.memory_layout import ModelFacts, plan_layout, write_layout
+from mmrt.runtime.supervisor.run_report import ComputeReport
+from mmrt.runtime.supervisor.status_report import compute_of
+from mmrt.shm.run_directory import RunDirectory
+
+FACTS = ModelFacts(kv_page_bytes=16 * 512, embedding_row_bytes=128, max_context=1000)
+
+
+def test_on_cuda_the_pools_of_the_model_leave_shared_memory() -> None:
+    memory = MemorySection(max_sequences=64)
+    host = plan_layout(RuntimeConfig(memory=memory), FACTS, "float32")
+    device = plan_layout(RuntimeConfig(model=ModelSection(device="cuda:1"), memory=memory), FACTS, "float32")
+    assert [name for name, pool in device.pools.items() if pool.on_device] == ["embedding", "kv"]
+    assert not any(pool.on_device for pool in host.pools.values())
+    moved = host.pools["embedding"].num_bytes + host.pools["kv"].num_bytes
+    assert moved > 0 and device.num_bytes == host.num_bytes - moved
+    assert device.plan_slot_bytes == host.plan_slot_bytes
+
+
+GIB = 1 << 30
+QWEN_7B = ModelFacts(
+    kv_page_bytes=16 * 57344, embedding_row_bytes=7168, max_context=32768, prefill_token_bytes=153_600, logits_bytes=912_384
+)
+H200 = DeviceRoom(total_bytes=139 * GIB, free_bytes=123 * GIB)
+
+
+def on_cuda(**memory: object) -> RuntimeConfig:
+    return RuntimeConfig(model=ModelSection(device="cuda"), memory=MemorySection(**memory))  # type: ignore[arg-type]
+
+
+def test_on_cuda_pools_take_what_the_device_has() -> None:
+    layout = plan_layout(on_cuda(), QWEN_7B, "bfloat16", H200)
+    taken = layout.pools["kv"].num_bytes + layout.pools["embedding"].num_bytes
+    used = H200.total_bytes - H200.free_bytes
+    assert 100 * GIB < taken < 0.9 * H200.total_bytes - used, "the rest is for contexts, activations and logits"
+    assert layout.num_rows == 256 and layout.pools["embedding"].num_pages * 32 == 131072
+    half = plan_layout(on_cuda(gpu_memory_utilization=0.45), QWEN_7B, "bfloat16", H200)
+    assert layout.pools["kv"].num_bytes - half.pools["kv"].num_bytes == pytest.approx(0.45 * H200.total_bytes, rel=0.01)
+    assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", H200).pools["kv"].num_pages * 16 == 65536, "a CPU has no such room"
+
+
+def test_what_is_configured_is_taken_on_cuda_too() -> None:
+    layout = plan_layout(on_cuda(kv_tokens=1600, embedding_tokens=320, max_sequences=5), QWEN_7B, "bfloat16", H200)
+    assert (layout.pools["kv"].num_pages, layout.pools["embedding"].num_pages, layout.num_rows) == (100, 10, 5)
+
+
+def test_a_device_without_room_for_one_context_is_refused() -> None:
+    small = DeviceRoom(total_bytes=24 * GIB, free_bytes=5 * GIB)
+    with pytest.raises(ConfigError, match=r"cuda has 5120 of 24576 MiB free .* 0 tokens of KV cache, one context has 32768"):
+        plan_layout(on_cuda(), QWEN_7B, "bfloat16", small)
+
+
+def test_status_says_what_the_model_is_computed_on(run: RunDirectory) -> None:
+    assert compute_of(run) is None
+    config = RuntimeConfig(model=ModelSection(device="cuda:1"), memory=MemorySection(kv_dtype="int8"))
+    write_layout(run.path, plan_layout(RuntimeConfig(), FACTS, "float32"))
+    assert compute_of(run) == ComputeReport("cpu", "float32", "float32")
+    write_layout(run.path, msgspec.structs.replace(plan_layout(config, FACTS, "bfloat16"), sharing="MPS"))
+    assert compute_of(run) == ComputeReport("cuda:1", "bfloat16", "int8", "MPS")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "CUDA", "cpu:0", ""])
+def test_other_devices_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.device = \"{name}\""):
+        parse_config(f'[model]\ndevice = "{name}"')

@@ -1,0 +1,103 @@
+"""What a run is made of before its first actor, and how processes join it without a supervisor."""
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import mmrt
+from mmrt.runtime.config import RuntimeConfig, convert_config, parse_config
+from mmrt.runtime.environment import Environment
+from mmrt.runtime.errors import ConfigError, RunError
+from mmrt.runtime.process.run import free_port, join_run, model_family, model_path, run_info
+from mmrt.runtime.supervisor.run_report import endpoint
+from mmrt.shm.run_directory import RunDirectory
+
+
+def with_port(port: int, host: str = "127.0.0.1") -> RuntimeConfig:
+    return convert_config({"server": {"port": port, "host": host}})
+
+
+def with_model(path: Path | str) -> RuntimeConfig:
+    return convert_config({"model": {"path": str(path)}})
+
+
+def test_port_zero_is_some_free_port_and_a_used_one_is_refused() -> None:
+    port = free_port(with_port(0))
+    assert 1024 <= port <= 65535
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(RunError, match=r"cannot serve on 127.0.0.1:\d+ .*Address already in use; another port: --port"):
+            free_port(with_port(other.getsockname()[1]))
+    with pytest.raises(RunError, match="cannot serve on no.such.host.invalid:0"):
+        free_port(with_port(0, "no.such.host.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1:8"), ("0.0.0.0", "http://127.0.0.1:8"), ("::", "http://[::1]:8")]
+)
+def test_the_endpoint_is_one_that_clients_can_reach(host: str, url: str) -> None:
+    assert endpoint(run_info(with_port(8, host), Path("/m"), 8)) == url
+
+
+def test_the_default_model_comes_with_the_package() -> None:
+    found = model_path(RuntimeConfig())
+    assert found.parents[1] == Path(mmrt.__file__).parent and model_family(found) == "qwen2_5_omni"
+
+
+def test_a_configured_model_must_be_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a directory: expected a Hugging Face checkpoint directory"):
+        model_path(with_model("/no/such"))
+    with pytest.raises(ConfigError, match="has no config.json"):
+        model_path(with_model(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')
+    assert model_path(with_model(tmp_path)) == tmp_path
+    assert model_family(tmp_path) == "qwen2_5_omni"
+    (tmp_path / "config.json").write_text("[1]")
+    assert model_family(tmp_path) == "", "whoever loads it will complain"
+
+
+@pytest.fixture
+def run_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmrt-join-") as root:
+        yield Path(root) / "run"
+
+
+@pytest.fixture
+def environment(run_path: Path, tmp_path: Path) -> Environment:
+    """As a systemd unit would set it: a run directory, a configuration, no lifeline."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    file = tmp_path / "c.toml"
+    file.write_text(f'[model]\npath = "{tmp_path}/model"\n[server]\nport = 0\n')
+    return Environment(run_dir=run_path, config_file=file)
+
+
+def test_without_a_supervisor_memory_makes_the_run_and_the_others_wait(environment: Environment, tmp_path: Path) -> None:
+    joined: list[RunDirectory] = []
+    waiting = threading.Thread(target=lambda: joined.append(join_run("decode", environment)))
+    waiting.start()
+    run = join_run("memory", environment)
+    waiting.join()
+    assert joined[0].run_id == run.run_id
+    assert run.info["model_path"] == str(tmp_path / "model") and run.info["port"] > 0
+    config = convert_config(run.info["config"])
+    assert config.model == parse_config((tmp_path / "c.toml").read_text()).model
+    assert config.server.port == run.info["port"], "the port that was picked, for every actor to read"
+    again = join_run("memory", environment)
+    assert again.run_id == run.run_id, "a memory that starts again joins the live run"
+    assert [directory.leave() for directory in (again, joined[0], run)] == [False, False, True]
+    assert not run.path.exists()
+
+
+def test_joining_ends_with_a_reason(environment: Environment) -> None:
+    with pytest.raises(RunError, match="no run in .* after 0 s: is the memory actor up"):
+        join_run("decode", environment, timeout_s=0)
+    supervised = msgspec.structs.replace(environment, lifeline_fd=3)
+    with pytest.raises(RunError, match="the run in .* is gone"):
+        join_run("memory", supervised)
