@@ -42,7 +42,8 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """One connection. Its header is half-sent while bytes have come and the handler still waits for a request."""
+    """One connection. Its header is half-sent while bytes have come and the handler still waits for a request. One that began in the
+    same piece as the request before it counts once more of it comes: until then the connection looks idle."""
 
     def __init__(self, server: _Server, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(server, loop=loop, **kwargs)
