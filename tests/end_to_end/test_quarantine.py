@@ -206,8 +206,7 @@ def test_pictures_that_kill(poisoned: Server, width: int, actor: str) -> None:
 
 
 def test_an_error_of_ours_is_no_fault_of_the_picture(poisoned: Server) -> None:
-    """500 with the request's id, by which the log has the traceback, though Pillow raises ValueError for broken files; the process lives
-    on."""
+    """500 with the request's id, by which the log has the traceback; the process lives on. Pillow has the same errors."""
     before = starts(poisoned)
     with pytest.raises(openai.InternalServerError, match="plan [0-9a-f]+ of video failed, and the log says why") as caught:
         poisoned.chat([image_part(picture(3, BUG_HEIGHT, 56)), text("And this?")])
