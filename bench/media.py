@@ -38,7 +38,7 @@ _JPEG_SIZE = (3000, 4000)
 _TRIAL_TIMEOUT_S = 1800.0
 _EPILOGUE = (
     "The corpus is FlashCodec's workload at a size that fits: the speed on each file beside PyAV and torchcodec, and whether all "
-    "frames are those of PyAV in sequence. Two minutes to make, five to decode."
+    "frames are those of PyAV in sequence. It takes minutes to make and to decode; --longest makes it smaller."
 )
 
 
