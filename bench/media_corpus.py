@@ -99,12 +99,15 @@ def make_corpus(directory: Path, wanted: list[Recipe], tell: Tell) -> list[Path]
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / recipe.file_name for recipe in wanted]
     missing = [(recipe, path) for recipe, path in zip(wanted, paths, strict=True) if not path.exists()]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
+    executor = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
         tasks = [executor.submit(_make, recipe, path) for recipe, path in missing]
         tell(f"making videos in {directory}")
         for done, task in enumerate(as_completed(tasks), 1):
             task.result()
             tell(f"making videos in {directory}: {done} of {len(missing)}")
+    finally:
+        executor.shutdown(cancel_futures=True)
     return paths
 
 

@@ -78,6 +78,18 @@ def test_the_whole_corpus_at_a_small_size(tmp_path: Path, capsys: pytest.Capture
     assert "torchcodec" not in bench.absent or f"torchcodec {bench.absent['torchcodec']}; it is not compared with" in printed
 
 
+def test_what_cannot_be_made_or_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    options = ["--corpus", "--files", "1", "--longest", "2", "--clips"]
+    assert main([*options, str(tmp_path / "file")]) == 1
+    (recipe,) = recipes(0, 1, 2.0)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / recipe.file_name).write_bytes(b"no video")
+    assert main([*options, str(tmp_path / "corpus")]) == 1
+    first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmrt bench media: ")]
+    assert "File exists" in first and recipe.file_name in second
+
+
 def test_what_is_wrong_is_named() -> None:
     right = FileResult(
         name="a.mp4", codec="h264", num_wanted=9, num_frames=90, num_sequential=90, num_different=0,
