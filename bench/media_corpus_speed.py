@@ -64,7 +64,7 @@ class CorpusBench(msgspec.Struct, frozen=True, kw_only=True):
 def measure_corpus(console: Console, directory: Path, seed: int, num_files: int, longest_s: float, rounds: int) -> CorpusBench:
     """Make the corpus, as far as it is not there, and decode it. Raises: OSError."""
     wanted = recipes(seed, num_files, longest_s)
-    absent = {peer: why for peer in PEERS if (why := _why_absent(peer))}
+    absent = {peer: why for peer in PEERS if (why := why_absent(peer))}
     ways = ["mmrt", *(peer for peer in PEERS if peer not in absent)]
     with progress(console) as tell:
         paths = make_corpus(directory, wanted, tell)
@@ -78,7 +78,7 @@ def _told(tell: Tell, recipe: Recipe, path: Path, ways: list[str], rounds: int, 
     return _measure(recipe, path, ways, rounds)
 
 
-def _why_absent(peer: str) -> str:
+def why_absent(peer: str) -> str:
     """Why the peer cannot be tried, "" if it can: torchcodec may be installed without what it loads."""
     try:
         importlib.import_module({"pyav": "av", "torchcodec": "torchcodec.decoders"}[peer])

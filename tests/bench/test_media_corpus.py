@@ -1,6 +1,7 @@
 """The corpus follows from its seed, holds what it promises, and every frame that is sampled from it is that of PyAV in sequence."""
 
 import io
+import sys
 from pathlib import Path
 
 import av
@@ -11,7 +12,7 @@ from rich.console import Console
 from mmrt.bench.environment import read_environment
 from mmrt.bench.media import main
 from mmrt.bench.media_corpus import LONGEST_S, Recipe, make_corpus, recipes
-from mmrt.bench.media_corpus_speed import CorpusBench, FileResult, show_corpus
+from mmrt.bench.media_corpus_speed import CorpusBench, FileResult, show_corpus, why_absent
 
 
 def short(recipe: Recipe) -> Recipe:
@@ -88,6 +89,16 @@ def test_what_cannot_be_made_or_read_is_one_line(tmp_path: Path, capsys: pytest.
     assert main([*options, str(tmp_path / "corpus")]) == 1
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmrt bench media: ")]
     assert "File exists" in first and recipe.file_name in second
+
+
+def test_a_peer_that_cannot_be_imported_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchcodec where FFmpeg's libraries are missing."""
+    (tmp_path / "torchcodec.py").write_text("raise RuntimeError('Could not load libtorchcodec.\\nMore lines')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert why_absent("torchcodec") == "cannot be imported: Could not load libtorchcodec."
+    assert why_absent("pyav") == ""
 
 
 def test_what_is_wrong_is_named() -> None:
