@@ -1,5 +1,11 @@
-"""Where the figures of a bench go: tables on the terminal, JSON to a file or to standard output. Called by every ``main`` here."""
+"""Where the figures of a bench go: tables on the terminal, JSON to a file or to standard output; and what it is doing meanwhile.
 
+Called by every ``main`` here.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -7,6 +13,11 @@ from rich.console import Console
 
 STANDARD_OUTPUT = Path("-")
 JSON_HELP = "write the figures; - is standard output"
+_LINE_S = 5.0  # between lines about progress, where they cannot be overwritten
+
+
+Tell = Callable[[str], object]
+"""Takes a few words on what is being done."""
 
 
 def open_console(json: Path | None) -> Console:
@@ -21,3 +32,21 @@ def write_json(json: Path | None, figures: msgspec.Struct) -> None:
         print(encoded, end="")
     elif json is not None:
         json.write_text(encoded)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Tell]:
+    """What shows what is being done: in one line that changes on a terminal; else the first words at once, and more now and then."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield status.update
+        return
+    told_s = -_LINE_S
+
+    def tell(text: str) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _LINE_S:
+            console.print(text, style="dim", highlight=False, soft_wrap=True)
+            told_s = time.monotonic()
+
+    yield tell

@@ -27,10 +27,12 @@ _AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", 
 def register(app: typer.Typer) -> None:
     @app.command()
     def ask(
-        question: Annotated[str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from standard input.')],
-        image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="An image file; may be repeated.")] = None,
-        video: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="A video file; may be repeated.")] = None,
-        audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="An audio file; may be repeated.")] = None,
+        question: Annotated[
+            str | None, typer.Argument(metavar="QUESTION", help='What to ask; "-", or none in a pipe, reads standard input.')
+        ] = None,
+        image: Annotated[list[str] | None, typer.Option(metavar="FILE", help='An image file, or "-"; may be repeated.')] = None,
+        video: Annotated[list[str] | None, typer.Option(metavar="FILE", help='A video file, or "-"; may be repeated.')] = None,
+        audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help='An audio file, or "-"; may be repeated.')] = None,
         url: Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")] = None,
         api_key: Annotated[
             str | None, typer.Option(metavar="KEY", help="Default: the running server's; with --url $OPENAI_API_KEY.")
@@ -44,16 +46,16 @@ def register(app: typer.Typer) -> None:
         negative_prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What to steer away from, with guidance.")] = None,
         run: RunName = None,
     ) -> None:
-        """Ask the model a question, about images, videos and sounds if you like. The answer is streamed.
+        """Ask the model about text, images, videos and sounds.
 
-        The demo model, which is served where no other is named, knows simple shapes, numbers, motion and beeps, nothing else.
+        The answer is streamed. The demo model, which is served where no other is named, knows simple shapes, numbers, motion and beeps,
+        nothing else.
         """
+        files = {"image_url": image or [], "video_url": video or [], "input_audio": audio or []}
+        question = _question(question, [file for some in files.values() for file in some].count("-"))
+        media = [_part(kind, file) for kind, some in files.items() for file in some]
         server = _Server(*_find(url, api_key, run))
-        media = [*_parts("image_url", image), *_parts("video_url", video), *_parts("input_audio", audio)]
-        content: Any = [
-            *media,
-            {"type": "text", "text": sys.stdin.buffer.read().decode(errors="replace") if question == "-" else question},
-        ]
+        content: Any = [*media, {"type": "text", "text": question}]
         messages = [{"role": "system", "content": system}] if system is not None else []
         body: dict[str, Any] = {
             "model": model or server.first_model(),
@@ -93,21 +95,40 @@ def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, s
     return endpoint(info), api_key or str(info["config"]["server"]["api_key"])
 
 
-def _parts(kind: str, files: list[Path] | None) -> Iterator[dict[str, Any]]:
-    """Content parts with the files' bytes in them. Raises UserError for a file that cannot be read."""
-    for file in files or ():
-        try:
-            data = base64.b64encode(file.read_bytes()).decode()
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
-        if not data:
-            raise UserError(f"{file} is empty")
-        if kind == "input_audio":
-            yield {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(file.suffix.lower(), "wav")}}
-        else:
-            guessed = mimetypes.guess_type(file.name)[0] or ""  # by the name alone, to which .ts is a translation
-            mime = guessed if guessed.startswith(("image/", "video/")) else f"{kind.removesuffix('_url')}/*"
-            yield {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
+def _question(given: str | None, num_piped_media: int) -> str:
+    """As given, or what standard input holds. Raises BadParameter where that is asked for twice, is a terminal, or holds nothing."""
+    is_piped = given == "-" or (given is None and not num_piped_media)
+    if num_piped_media + (given == "-") > 1:
+        raise typer.BadParameter("standard input (-) can be read once")
+    if not is_piped and given is None:
+        raise typer.BadParameter("it is missing, and standard input is for the medium", param_hint="QUESTION")
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter('it is missing: mmrt ask "Hello", or echo "Hello" | mmrt ask', param_hint="QUESTION")
+    text = sys.stdin.buffer.read().decode(errors="replace") if is_piped else given or ""
+    if is_piped and not text.strip():
+        raise typer.BadParameter("standard input holds no question", param_hint="QUESTION")
+    return text
+
+
+def _part(kind: str, file: str) -> dict[str, Any]:
+    """A content part with the file's bytes in it. Raises UserError for what cannot be read."""
+    path = Path(file)
+    if file.startswith(("http://", "https://")):
+        option = f"--{kind.removesuffix('_url').removeprefix('input_')}"
+        raise UserError(
+            f"{option} {file}: URLs are not supported; download it first (curl -LO), or pipe it: curl -sL URL | mmrt ask {option} - …"
+        )
+    try:
+        data = base64.b64encode(sys.stdin.buffer.read() if file == "-" else path.read_bytes()).decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not data:
+        raise UserError(f"{'standard input' if file == '-' else path} is empty")
+    if kind == "input_audio":
+        return {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(path.suffix.lower(), "wav")}}
+    guessed = mimetypes.guess_type(path.name)[0] or ""  # by the name alone, to which .ts is a translation
+    mime = guessed if guessed.startswith(("image/", "video/")) else f"{kind.removesuffix('_url')}/*"
+    return {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
 
 
 class _Server:

@@ -1,23 +1,24 @@
 """``mmrt bench NAME …``: hands over to ``mmrt.bench.NAME``, which parses its own options."""
 
 import importlib
+import sys
 from collections.abc import Callable
 
 import typer
 
 BENCHES = {
-    "serve": "Drive an OpenAI-compatible server with a seeded workload; report latencies and throughput.",
-    "bus": "Bus, ring and pools beside ZeroMQ, multiprocessing.Queue and memcpy.",
-    "runtime": "What the runtime itself costs, with a model that computes nothing.",
-    "restart": "What clients notice of restarts, kills and edits of each actor.",
+    "serve": "Latencies and throughput of a server under load.",
+    "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
+    "runtime": "What the runtime costs when a model computes nothing.",
+    "restart": "What clients notice of restarts, kills and edits.",
     "journal": "What it costs to note every request.",
     "recorder": "What the flight recorders cost.",
     "startup": "How long a user waits, and what an idle run takes.",
-    "versus_transformers": "Concurrent image requests beside the same ones in sequence through transformers.",
-    "accuracy": "How far reduced precision is from float32, beside transformers.",
+    "versus_transformers": "Images at once beside transformers in sequence.",
+    "accuracy": "How far reduced precision is from float32.",
     "media": "Decoding beside PyAV, OpenCV and torchcodec.",
-    "video": "The time to the first token of a long video beside its stages alone.",
-    "quality": "How many answers about held-out demo data are right, beside transformers.",
+    "video": "The first token of a long video beside its stages.",
+    "quality": "How many answers about held-out data are right.",
 }
 
 MODULES = {
@@ -42,6 +43,8 @@ def register(app: typer.Typer) -> None:
 
 def _handing_over(name: str) -> Callable[[typer.Context], None]:
     def command(context: typer.Context) -> None:
+        if not {"-h", "--help"} & {*context.args}:
+            print(f"mmrt bench {name} …", file=sys.stderr, flush=True)  # its imports take seconds
         raise typer.Exit(importlib.import_module(f"mmrt.{MODULES.get(name, f'bench.{name}')}").main(context.args))
 
     return command

@@ -8,6 +8,6 @@ import typer
 def register(app: typer.Typer) -> None:
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-    @app.command(context_settings=settings, help="Let a seeded storm of faults loose on a run of its own, and check every promise.")
+    @app.command(context_settings=settings, help="Let faults loose on a run of its own, and check every promise.")
     def chaos(context: typer.Context) -> None:
         raise typer.Exit(importlib.import_module("mmrt.bench.chaos.command").main(context.args))

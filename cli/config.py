@@ -16,11 +16,14 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def show(config: ConfigFile = None) -> None:
-        """Print the whole effective configuration, defaults included, as TOML."""
+        """Print the effective configuration with its defaults as TOML."""
         print(to_toml(configuration(config, read_environment())), end="")
 
     @group.command()
     def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML configuration.")]) -> None:
-        """Exit with 0 if FILE is a valid configuration, with 2 and the reason if it is not."""
+        """Say whether FILE is a valid configuration.
+
+        The exit status is 0 if it is; else 2, with the reason.
+        """
         load_config(file)
         print(f"{file}: ok")

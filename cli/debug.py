@@ -13,7 +13,7 @@ from ..runtime.config import ACTORS
 from ..runtime.environment import CHILD_LISTEN_FD
 from ..runtime.supervisor.control import borrow_role
 from ..runtime.supervisor.processes import CHILD_LIFELINE_FD
-from .options import RunName, run_path
+from .options import RunName, check_actor, completed_from, run_path
 
 _TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "HOME", "LANG", "LC_ALL")
 _HIGH_FD = 64
@@ -22,20 +22,21 @@ _HIGH_FD = 64
 def register(app: typer.Typer) -> None:
     @app.command()
     def debug(
-        actor: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}.")],
+        actor: Annotated[
+            str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}.", autocompletion=completed_from(ACTORS))
+        ],
         command: Annotated[
             list[str] | None, typer.Option("--command", "-c", metavar="CMD", help="A pdb command to begin with; may be repeated.")
         ] = None,
         no_pdb: Annotated[bool, typer.Option("--no-pdb", help="Do not stop at first: only breakpoint() and exceptions do.")] = False,
         run: RunName = None,
     ) -> None:
-        """Give an actor's role to a process in this terminal, under pdb; everything else waits for it.
+        """Be an actor of the run, in this terminal, under pdb.
 
-        It stops before the actor begins: set breakpoints (b actors/decode/loop.py:80) and continue (c). When it ends, however it
-        ends, the supervised process takes over.
+        Everything else waits for it. It stops before the actor begins: set breakpoints (b actors/decode/loop.py:80) and continue (c).
+        When it ends, however it ends, the supervised process takes over.
         """
-        if actor not in ACTORS:
-            raise typer.BadParameter(f"no actor {actor!r}; there are {', '.join(ACTORS)}")
+        check_actor(actor)
         if no_pdb and command:
             raise typer.BadParameter("--command is for pdb, which --no-pdb leaves out")
         path = run_path(run)

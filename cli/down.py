@@ -24,7 +24,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         run: RunName = None,
     ) -> None:
-        """End the run: no new requests, running ones finish, every process ends, nothing is left behind."""
+        """End the run after its requests; nothing of it is left.
+
+        New requests are refused meanwhile.
+        """
         path = run_path(run)
         if not RunDirectory.is_alive(path):
             sweep(str(path))

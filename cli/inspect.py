@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
         run: RunName = None,
     ) -> None:
-        """Show live requests: where each is, what it holds, what is being done for it, and how long its stages took."""
+        """Show live requests, and how long their stages took.
+
+        Also where each is, what it holds, and what is being done for it.
+        """
         view, ended = look(run)
         if request is None:
             print(msgspec.json.encode(view).decode()) if json else _print_table(view)

@@ -11,24 +11,30 @@ from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
 from ..runtime.supervisor.logs import LogReader, read_layout_of_logs
 from ..shm.run_directory import RunDirectory
-from .options import RunName, log_directory, run_path
+from .options import RunName, check_actor, completed_from, log_directory, run_path
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
-_ALSO = ("supervisor", "zygote")
+_NAMES = (*ACTORS, "supervisor", "zygote")
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def logs(
-        actor: Annotated[str | None, typer.Argument(metavar="ACTOR", help="Only this actor's; also supervisor, zygote.")] = None,
+        actor: Annotated[
+            str | None,
+            typer.Argument(metavar="ACTOR", help="Only this actor's; also supervisor, zygote.", autocompletion=completed_from(_NAMES)),
+        ] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
         lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many to begin with.")] = 50,
         run: RunName = None,
     ) -> None:
-        """Print the logs of the run in $XDG_STATE_HOME/mmrt/RUN, all actors in the order of time."""
-        if actor is not None and actor not in (*ACTORS, *_ALSO):
-            raise typer.BadParameter(f"no actor {actor!r}; there are {', '.join((*ACTORS, *_ALSO))}", param_hint="ACTOR")
+        """Print what the actors have logged, in the order of time.
+
+        The logs lie in $XDG_STATE_HOME/mmrt/RUN, and stay there after the run.
+        """
+        if actor is not None:
+            check_actor(actor, _NAMES)
         path = run_path(run)
         environment = read_environment()
         directory = log_directory(path, environment)
@@ -36,8 +42,11 @@ def register(app: typer.Typer) -> None:
             raise RunError(f"no logs in {directory}")
         reader = LogReader(directory, () if actor is None else [process_in(read_layout_of_logs(directory), actor)])
         palette = Palette(sys.stdout, environment)
-        for name, line in reader.last(lines):
+        found = reader.last(lines)
+        for name, line in found:
             print(palette.line(name, line))
+        if not found and lines:
+            print(f"{actor or 'nobody'} has logged nothing in {directory}", file=sys.stderr)
         while follow:
             alive = RunDirectory.is_alive(path)
             for name, line in reader.new():

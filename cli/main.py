@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 from ..runtime.errors import UserError
 
@@ -103,18 +104,22 @@ def _run_app(arguments: Sequence[str]) -> int:
         help="Serve multimodal language models as a handful of small processes.",
         epilog=_EPILOGUE,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
 
+    def tell_version(asked: bool) -> None:
+        if asked:
+            importlib.import_module(".version", __package__).print_versions()
+            raise typer.Exit
+
     @app.callback()
-    def root() -> None:
+    def root(
+        version: Annotated[bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Print versions.")] = False,
+    ) -> None:
         pass
 
-    if list(arguments) == ["--version"]:
-        arguments = ["version"]
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for command in COMMANDS if chosen is None else (chosen,):
         importlib.import_module(f".{command}", __package__).register(app)

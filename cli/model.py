@@ -37,7 +37,10 @@ def register(app: typer.Typer) -> None:
         ] = Family.qwen2_5_omni,
         seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the weights.")] = 0,
     ) -> None:
-        """Write a random-weight Hugging Face checkpoint with its own tokenizer and chat template; downloads nothing."""
+        """Write a Hugging Face checkpoint with random weights.
+
+        It has a tokenizer and a chat template of its own. Nothing is downloaded.
+        """
         from rich.progress import Progress
 
         with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:

@@ -1,11 +1,13 @@
-"""What several commands share: which run is meant, and which configuration."""
+"""What several commands share: which run is meant, which configuration, and which actor."""
 
+import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..runtime.config import RuntimeConfig, load_config
+from ..runtime.config import ACTORS, RuntimeConfig, load_config
 from ..runtime.environment import Environment
 from ..shm.run_directory import RunDirectory
 
@@ -18,6 +20,19 @@ def run_path(name: str | None) -> Path:
     if name is not None and (not name or "/" in name or name in (".", "..")):
         raise typer.BadParameter(f"{name!r} is not a name", param_hint="--run")
     return RunDirectory.default_path(name)
+
+
+def check_actor(name: str, actors: Sequence[str] = ACTORS) -> None:
+    """Raise BadParameter for a name that is none of ``actors``, with the one that comes nearest."""
+    if name not in actors:
+        near = difflib.get_close_matches(name, actors, n=1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        raise typer.BadParameter(f"no actor {name!r}; {meant} are {', '.join(actors)}")
+
+
+def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for an argument that is one of ``names``."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:

@@ -19,19 +19,34 @@ from ..runtime.observe.capture import SUFFIX, Capture, captures_in
 from ..runtime.observe.replay_capture import CAPTURING_ACTORS, NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, log_directory, run_path
+from .options import RunName, completed_from, log_directory, run_path
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
+_HAVE_PLANS = f"{', '.join(CAPTURING_ACTORS[:-1])} or {CAPTURING_ACTORS[-1]}"
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def replay(
         plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="A captured plan: its file, or its id.")] = None,
-        last: Annotated[str | None, typer.Option("--last", metavar="ACTOR", help="The plan of this actor captured last.")] = None,
+        last: Annotated[
+            str | None,
+            typer.Option(
+                "--last",
+                metavar="ACTOR",
+                help=f"The plan captured last of {_HAVE_PLANS}.",
+                autocompletion=completed_from(CAPTURING_ACTORS),
+            ),
+        ] = None,
         capture: Annotated[
-            str | None, typer.Option("--capture", metavar="ACTOR", help="Capture the next plans of a live run instead.")
+            str | None,
+            typer.Option(
+                "--capture",
+                metavar="ACTOR",
+                help=f"Capture the next plans of {_HAVE_PLANS} in a live run instead.",
+                autocompletion=completed_from(CAPTURING_ACTORS),
+            ),
         ] = None,
         count: Annotated[int, typer.Option("--count", "-n", metavar="N", help=f"How many to capture, at most {NUM_KEPT}.")] = 1,
         out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where the captured plan goes.")] = None,

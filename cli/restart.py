@@ -15,7 +15,7 @@ from ..runtime.errors import RunError
 from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, run_path
+from .options import RunName, check_actor, completed_from, run_path
 
 # A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
 ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
@@ -25,7 +25,10 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def restart(
         actors: Annotated[
-            list[str] | None, typer.Argument(metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.")
+            list[str] | None,
+            typer.Argument(
+                metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.", autocompletion=completed_from(ACTORS)
+            ),
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,
         run: RunName = None,
@@ -48,8 +51,7 @@ def check_names(actors: Sequence[str], everything: bool) -> list[str]:
     if everything == bool(actors):
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
-        if name not in ACTORS:
-            raise typer.BadParameter(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+        check_actor(name)
     return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
 
 

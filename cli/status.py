@@ -52,13 +52,13 @@ def register(app: typer.Typer) -> None:
 
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
         if not watch:
-            console.print(_render(read_report(path)))
+            console.print(_render(read_report(path), console.width))
             return
         from rich.live import Live
 
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
-                live.update(_render(read_report(path)), refresh=True)
+                live.update(_render(read_report(path), console.width), refresh=True)
                 time.sleep(_WATCH_S)
 
 
@@ -81,7 +81,7 @@ def read_report(path: "Path") -> RunReport:
         raise supervisor_error from None
 
 
-def _render(report: RunReport) -> "Group":
+def _render(report: RunReport, width: int) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -100,8 +100,9 @@ def _render(report: RunReport) -> "Group":
     parts: list[RenderableType] = [
         Text.assemble(
             (report.state, "bold green" if report.ready else "bold yellow"),
-            f"  {report.endpoint}/v1  {report.model}  up {_duration(report.uptime_s)}",
+            f"  {report.endpoint}/v1  up {_duration(report.uptime_s)}",
         ),
+        Text(_shortened(f"model: {report.model}", width)),
         actors,
         *remarks,
         *([] if report.compute is None else [Text(_computes(report.compute))]),
@@ -110,6 +111,13 @@ def _render(report: RunReport) -> "Group":
         Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
     ]
     return Group(*parts)
+
+
+def _shortened(text: str, width: int) -> str:
+    """The text in one line: of a long path the end counts, and its label."""
+    label, _, path = text.partition(": ")
+    room = max(0, width - len(label) - 3)
+    return text if len(text) <= width else f"{label}: …{path[len(path) - room :]}"
 
 
 def _computes(compute: ComputeReport) -> str:

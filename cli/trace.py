@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
         crashes: Annotated[bool, typer.Option("--crashes", help="List what was saved.")] = False,
         run: RunName = None,
     ) -> None:
-        """Write requests, steps, waits and pools of a run as a trace: open it in https://ui.perfetto.dev."""
+        """Write what a run has done lately as a trace for Perfetto.
+
+        Requests, steps, waits and pools: open it in https://ui.perfetto.dev.
+        """
         if last is not None and not 0 < last <= 1e9:
             raise typer.BadParameter(f"{last:g} is not a number of seconds above 0", param_hint="--last")
         path = run_path(run)

@@ -22,7 +22,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigFile = None,
         run: RunName = None,
     ) -> None:
-        """Write mmrt.target and one mmrt-PROCESS.service for each process (for systemctl --user)."""
+        """Write units for systemctl --user.
+
+        They are mmrt.target and one mmrt-PROCESS.service for each process.
+        """
         environment = read_environment()
         effective = configuration(config, environment)
         model_path(effective)

@@ -12,7 +12,11 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def version() -> None:
         """Print the version of mmrt and of what it computes with."""
-        print(f"mmrt {__version__}")
-        print(f"python {platform.python_version()}")
-        for package in ("torch", "transformers"):
-            print(f"{package} {metadata.version(package)}")
+        print_versions()
+
+
+def print_versions() -> None:
+    print(f"mmrt {__version__}")
+    print(f"python {platform.python_version()}")
+    for package in ("torch", "transformers"):
+        print(f"{package} {metadata.version(package)}")

@@ -96,18 +96,23 @@ def decode_image(
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
-            try:
-                pixels = _decode_jpeg(guarded, image, limits, budget, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
-                if pixels is None:
-                    image.load()
-                    pixels = np.array(on_white(image))
-                return _turned_upright(pixels, image)
-            except MediaError:
-                raise
-            except MemoryError:
-                raise MediaMemoryError from None
-            except BROKEN_IMAGE:
-                raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
+            # Pillow's errors are taken for the file's, ours never: they are of the same kinds.
+            pixels = _decode_jpeg(guarded, image, limits, budget, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
+            if pixels is None:
+                pixels = _decode_by_pillow(image)
+            return _turned_upright(pixels, image)
+
+
+def _decode_by_pillow(image: Image.Image) -> Pixels:
+    try:
+        image.load()
+        return np.array(on_white(image))
+    except MediaError:
+        raise
+    except MemoryError:
+        raise MediaMemoryError from None
+    except BROKEN_IMAGE:
+        raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
 
 
 def _decode_jpeg(

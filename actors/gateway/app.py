@@ -50,18 +50,18 @@ def build_app(
         middlewares=[_measure(metrics), _shape_errors, _check_host(names), _authenticate(api_key, names)],
         client_max_size=max_body_bytes,
     )
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", completions.chat),
-            web.post("/v1/completions", completions.text),
-            web.get("/v1/models", endpoints.models),
-            web.get("/v1/models/{model:.+}", endpoints.model),
-            web.get("/health", endpoints.health),
-            web.get("/ready", endpoints.ready),
-            web.get("/version", endpoints.version),
-            web.get("/metrics", endpoints.metrics),
-        ]
-    )
+    for add, path, handler in (
+        (app.router.add_post, "/v1/chat/completions", completions.chat),
+        (app.router.add_post, "/v1/completions", completions.text),
+        (app.router.add_get, "/v1/models", endpoints.models),
+        (app.router.add_get, "/v1/models/{model:.+}", endpoints.model),
+        (app.router.add_get, "/health", endpoints.health),
+        (app.router.add_get, "/ready", endpoints.ready),
+        (app.router.add_get, "/version", endpoints.version),
+        (app.router.add_get, "/metrics", endpoints.metrics),
+    ):
+        add(path, handler)
+        add(f"{path}/", handler)
 
     async def on_prepare(_: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
@@ -102,7 +102,7 @@ class _Endpoints:
         return _json({"object": "list", "data": [self._model]})
 
     async def model(self, http: web.Request) -> web.Response:
-        name = http.match_info["model"]
+        name = http.match_info["model"].rstrip("/")
         if name != self._model["id"]:
             raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
         return _json(self._model)
@@ -160,11 +160,12 @@ def _measure(metrics: Metrics) -> Middleware:
             log_answer(request, CLIENT_GONE, time.monotonic() - began_s)
             raise
         resource = request.match_info.route.resource
-        metrics.on_http(resource.canonical if resource is not None else "none", request.method, response.status)
+        metrics.on_http(resource.canonical.rstrip("/") if resource is not None else "none", request.method, response.status)
         if request.method == "POST" or response.status >= 400:
+            level = logging.DEBUG if _is_open(request) and response.status == 503 else logging.INFO  # somebody who waits asks often
             if not response.prepared:
                 response.headers["X-Request-Id"] = request.setdefault(REQUEST_ID, f"req-{secrets.token_hex(12)}")
-            log_answer(request, response.status, time.monotonic() - began_s)
+            log_answer(request, response.status, time.monotonic() - began_s, level)
         return response
 
     return measure
@@ -196,8 +197,8 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 def _routes(app: web.Application) -> list[str]:
     """'POST /v1/chat/completions', …"""
-    routes = [(route.method, route.resource) for route in app.router.routes()]
-    return [f"{method} {resource.canonical}" for method, resource in routes if method != "HEAD" and resource is not None]
+    routes = [(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None]
+    return [f"{method} {path}" for method, path in routes if method != "HEAD" and not path.endswith("/")]
 
 
 def _check_host(names: frozenset[str]) -> Middleware:
@@ -215,6 +216,11 @@ def _check_host(names: frozenset[str]) -> Middleware:
     return check_host
 
 
+def _is_open(request: web.Request) -> bool:
+    """Whether everybody may ask for it, as probes do."""
+    return request.path.removesuffix("/") in OPEN_ROUTES
+
+
 def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
 
@@ -225,7 +231,7 @@ def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if api_key and request.path not in OPEN_ROUTES:
+        if api_key and not _is_open(request):
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             given = f"{scheme.lower()} {key}".encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):

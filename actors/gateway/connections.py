@@ -42,12 +42,14 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """One connection. Its header is half-sent while bytes have come and the handler still waits for a request."""
+    """One connection. Its header is half-sent while bytes have come and the handler still waits for a request. One that began in the
+    same piece as the request before it counts once more of it comes: until then the connection looks idle."""
 
     def __init__(self, server: _Server, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(server, loop=loop, **kwargs)
         self._num_half_sent = server.num_half_sent
         self._address = ""
+        self._has_asked = False
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,7 +62,10 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._waiter is None or self._waiter.done():
+        self._has_asked |= bool(self._messages)
+        # The first bytes may come before the handler has begun to wait.
+        is_waiting = not self._has_asked if self._waiter is None else not self._waiter.done()
+        if not is_waiting:
             self._end_header()
         elif self._header_timer is None:
             self._begin_header()

@@ -1,4 +1,5 @@
-"""One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and what went wrong.
+"""One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and what went wrong. That
+the run is not ready is only there for debugging.
 
 Neither prompts nor answers stand in it, but a refusal quotes up to 60 characters of the value that it is about. Used by
 app and completions.
@@ -15,11 +16,13 @@ PROBLEM = web.RequestKey("problem", str)  # why it was refused, or did not end w
 _SHOWN_CHARS = 100
 
 
-def log_answer(request: web.Request, status: int, seconds: float) -> None:
+def log_answer(request: web.Request, status: int, seconds: float, level: int = logging.INFO) -> None:
     """To be called once, when the last of the answer is out or nobody takes it any more."""
     problem = f": {one_line(request[PROBLEM])}" if PROBLEM in request else ""
     path = one_line(request.path[:_SHOWN_CHARS])
-    log.info("%s %s: %d after %.2f s, %s%s", request.method, path, status, seconds, request.get(REQUEST_ID, "without an id"), problem)
+    log.log(
+        level, "%s %s: %d after %.2f s, %s%s", request.method, path, status, seconds, request.get(REQUEST_ID, "without an id"), problem
+    )
 
 
 def one_line(text: str) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from ..output import Tell
+
 RATE = 30
 Pixels = npt.NDArray[np.uint8]
 
@@ -44,13 +46,13 @@ CODECS = {
 }
 
 
-def moving_picture(num_frames: int, height: int, width: int) -> Iterator[Pixels]:
-    """RGB uint8 [height, width, 3] each."""
+def moving_picture(num_frames: int, height: int, width: int, first: int = 0) -> Iterator[Pixels]:
+    """RGB uint8 [height, width, 3] each; ``first`` is the number of the first frame."""
     random = np.random.default_rng(0)
     texture = sum(_clouds(random, 2 * height, 2 * width, size) * strength for size, strength in ((8, 40), (24, 40), (96, 50)))
     world = np.clip(np.asarray(texture) + 120, 0, 255).astype(np.int16)
     noise = random.normal(0, 3, (height, 2 * width, 1)).astype(np.int16)
-    for number in range(num_frames):
+    for number in range(first, first + num_frames):
         time_s = number / RATE
         x = int((0.5 + 0.48 * np.sin(0.35 * time_s)) * width)
         y = int((0.5 + 0.48 * np.sin(0.27 * time_s + 1)) * height)
@@ -73,17 +75,17 @@ def _clouds(random: np.random.Generator, height: int, width: int, size: int) -> 
     return np.stack([np.asarray(plane, np.float32) for plane in planes], axis=-1)
 
 
-def make_clips(directory: Path, codecs: list[str], num_seconds: int, height: int, width: int) -> dict[str, Path]:
-    """Files of this directory by codec; those that are there already are taken as they are."""
+def make_clips(directory: Path, codecs: list[str], num_seconds: int, height: int, width: int, tell: Tell = str) -> dict[str, Path]:
+    """Files of this directory by codec; those that are there already are taken as they are. ``tell`` hears how far it is."""
     paths = {name: directory / f"{name}-{num_seconds}s-{width}x{height}.{CODECS[name].container}" for name in codecs}
     missing = {name: path for name, path in paths.items() if not path.exists()}
     if missing:
         directory.mkdir(parents=True, exist_ok=True)
-        _encode(missing, num_seconds * RATE, height, width)
+        _encode(missing, num_seconds * RATE, height, width, tell)
     return paths
 
 
-def _encode(paths: dict[str, Path], num_frames: int, height: int, width: int) -> None:
+def _encode(paths: dict[str, Path], num_frames: int, height: int, width: int, tell: Tell) -> None:
     partial = {name: path.with_name(f"partial-{path.name}") for name, path in paths.items()}
     outputs: list[tuple[Any, Any]] = []
     for name, path in partial.items():
@@ -94,6 +96,7 @@ def _encode(paths: dict[str, Path], num_frames: int, height: int, width: int) ->
         stream.codec_context.gop_size = codec.gop
         outputs.append((output, stream))
     for number, pixels in enumerate(moving_picture(num_frames, height, width)):
+        tell(f"making clips: frame {number + 1} of {num_frames}, {', '.join(paths)}")
         frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuv420p")
         frame.pts, frame.time_base = number, Fraction(1, RATE)
         for output, stream in outputs:

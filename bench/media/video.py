@@ -24,7 +24,7 @@ from rich.console import Console
 from ...runtime.config import ModelSection, RuntimeConfig, ServerSection
 from ...runtime.supervisor.processes import cpu_seconds
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, open_console, write_json
+from ..output import JSON_HELP, Tell, open_console, progress, write_json
 from ..own_run import OwnRun, OwnRunError, own_run, processes_of
 from ..render import show_environment, show_table
 from ..serve.client import BenchError, find_model, open_session, stream_chat
@@ -102,13 +102,13 @@ def measure(console: Console, options: argparse.Namespace, directory: Path) -> t
     """The bench and its last answer. Raises: BenchError, OwnRunError, OSError, ValueError."""
     checkpoint = options.checkpoint.absolute()
     environment = read_environment()
-    with console.status("making the clip"):
-        clip = make_clips(directory, ["h264"], options.seconds, options.height, options.height * 16 // 9 // 2 * 2)["h264"]
-    with console.status("asking"), own_run() as run:
-        run.up(RuntimeConfig(model=ModelSection(path=str(checkpoint), dtype=options.dtype), server=ServerSection(port=0)))
-        answers = uvloop.run(_ask_again_and_again(run, clip, _limits(options), options.rounds))
-    with console.status("each stage alone"):
-        alone = {stage: _alone(stage, checkpoint, clip, options) for stage in STAGES}
+    with progress(console) as tell:
+        clip = make_clips(directory, ["h264"], options.seconds, options.height, options.height * 16 // 9 // 2 * 2, tell)["h264"]
+        with own_run() as run:
+            tell("starting a run")
+            run.up(RuntimeConfig(model=ModelSection(path=str(checkpoint), dtype=options.dtype), server=ServerSection(port=0)))
+            answers = uvloop.run(_ask_again_and_again(run, clip, _limits(options), options.rounds, tell))
+        alone = {stage: _alone(stage, checkpoint, clip, options, tell) for stage in STAGES}
     ttft_s, cpu_s = (statistics.median(values) for values in zip(*((a.ttft_s, a.cpu_s) for a in answers), strict=True))
     floor_s = max(*(stage.wall_s for stage in alone.values()), cpu_s / environment.num_cpus)
     return (
@@ -134,13 +134,14 @@ def _limits(options: argparse.Namespace) -> dict[str, float]:
     return {"fps": options.fps, "max_pixels": options.max_pixels}
 
 
-async def _ask_again_and_again(run: OwnRun, clip: Path, limits: dict[str, float], rounds: int) -> list[Answer]:
+async def _ask_again_and_again(run: OwnRun, clip: Path, limits: dict[str, float], rounds: int, tell: Tell) -> list[Answer]:
     """The first answer warms everything up, budgets included, and does not count."""
     url = run.report().endpoint
     async with open_session(_TIMEOUT_S) as session:
         body = _body(await find_model(session, url), clip, limits)
         answers = []
         for number in range(rounds + 1):
+            tell(f"asking: {number} of {rounds}" if number else "asking, to warm up")
             pids = processes_of(run.report())
             before_s = _cpu_s(pids)
             record = Record(index=number, group="video", scheduled_s=time.monotonic())
@@ -165,12 +166,13 @@ def _cpu_s(pids: dict[int, str]) -> float:
     return sum(cpu_seconds(pid) or 0.0 for pid in pids)
 
 
-def _alone(stage: str, checkpoint: Path, clip: Path, options: argparse.Namespace) -> StageAlone:
+def _alone(stage: str, checkpoint: Path, clip: Path, options: argparse.Namespace, tell: Tell) -> StageAlone:
     """The median of so many processes. Raises: BenchError."""
     command = [sys.executable, "-m", "mmrt.bench.media.video_stages", stage, str(checkpoint), options.dtype, str(clip)]
     command += ["--fps", str(options.fps), "--max-pixels", str(options.max_pixels)]
     trials = []
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
+        tell(f"{stage} alone: {number + 1} of {options.rounds}")
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()

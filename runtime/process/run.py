@@ -5,6 +5,7 @@ directory, and the others wait until it has.
 """
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .listening import open_listeners
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
 _JOIN_POLL_S = 0.05
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def model_path(config: RuntimeConfig) -> Path:
@@ -37,9 +39,19 @@ def model_path(config: RuntimeConfig) -> Path:
     except OSError as error:
         raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
     if not has_config:
-        what = "has no config.json" if is_directory else "is not a directory"
-        raise ConfigError(f"model.path = {config.model.path!r} {what}: expected a Hugging Face checkpoint directory")
+        raise ConfigError(f"model.path = {config.model.path!r} {_why_no_checkpoint(config.model.path, path, is_directory)}")
     return path
+
+
+def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
+    """What is wrong with a path without a config.json, and what to do."""
+    what = "has no config.json" if is_directory else "is not a directory"
+    name = given.removeprefix("https://huggingface.co/").rstrip("/")
+    if given.lower().endswith((".gguf", "-gguf")) or (is_directory and any(path.glob("*.gguf"))):
+        return "is GGUF, which mmrt does not read: give it the model's Hugging Face checkpoint directory, with safetensors"
+    if not path.exists() and _HUB_NAME.fullmatch(name):
+        return f"{what}, and mmrt downloads nothing: hf download {name} --local-dir DIR, then mmrt up --model DIR"
+    return f"{what}: expected a Hugging Face checkpoint directory"
 
 
 def model_family(path: Path) -> str:

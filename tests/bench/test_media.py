@@ -1,14 +1,17 @@
 """The media bench makes its clips, compares what is there, and says what it misses."""
 
+import io
 from pathlib import Path
 
 import av
 import msgspec
 import pytest
+from rich.console import Console
 
 from mmrt.bench.media.clips import CODECS, make_clips, repeat_clip
 from mmrt.bench.media.command import MediaBench, MediaBenchError, main, run_apart
 from mmrt.bench.media.methods import METHODS, is_available, run_trial, sample
+from mmrt.bench.output import progress
 from mmrt.cli.main import run
 
 
@@ -64,11 +67,26 @@ def test_only_what_is_installed_is_tried() -> None:
     assert set(METHODS) >= {"opencv", "torchcodec", "ffmpeg"} and set(CODECS) == {"h264", "hevc", "vp9"}
 
 
-@pytest.mark.parametrize("option", ["--seconds", "--rounds", "--long", "--height"])
+@pytest.mark.parametrize("option", ["--seconds", "--rounds", "--long", "--height", "--files"])
 def test_bad_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([option, "0"])
     assert stopped.value.code == 2 and "at least" in capsys.readouterr().err
+
+
+def test_it_says_at_once_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "media", "--longest", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mmrt bench media …\n") and "--longest 1 is not from 2 to 7200" in error
+    output = io.StringIO()
+    with progress(Console(file=output)) as tell:
+        tell("making clips: frame 1 of 9")
+        tell("making clips: frame 2 of 9")
+    assert output.getvalue() == "making clips: frame 1 of 9\n", "and what follows within seconds is left out where nobody watches"
+    screen = io.StringIO()
+    with progress(Console(file=screen, force_terminal=True)) as tell:
+        tell("making clips: frame 1 of 9")
+    assert "frame 1 of 9" in screen.getvalue()
 
 
 def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:

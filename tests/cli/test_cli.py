@@ -51,7 +51,17 @@ def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> Non
     text = capsys.readouterr().out
     for command in ("up", "down", "status", "restart", "debug", "logs", "ask", "model", "config", "units", "bench", "version"):
         assert f"\n  {command} " in text
-    assert "Exit status: 0" in text
+    assert "Exit status: 0" in text and "--version" in text
+
+
+@pytest.mark.parametrize("group", [[], ["model"], ["config"], ["bench"]])
+def test_no_line_of_a_list_of_commands_is_cut_at_80_columns(
+    group: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*group, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:\n")[2]
+    assert listed and "..." not in listed
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status", "restart", "debug", "logs", "ask", "units", "version", "actor"])
@@ -65,7 +75,31 @@ def test_every_command_has_help(command: str, capsys: Captured) -> None:
 
 def test_version(capsys: Captured) -> None:
     assert run(["version"]) == 0
-    assert capsys.readouterr().out.startswith("mmrt 0.")
+    told = capsys.readouterr().out
+    assert told.startswith("mmrt 0.")
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == told
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("mmrt re", ["restart", "replay"]),
+        ("mmrt restart de", ["decode", "detokenizer"]),
+        ("mmrt debug vi", ["video"]),
+        ("mmrt logs su", ["supervisor"]),
+        ("mmrt replay --last e", ["encoder"]),
+        ("mmrt replay --capture p", ["prefill"]),
+    ],
+)
+def test_shells_complete_commands_and_actors(words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert run(["--show-completion", "bash"]) == 0
+    assert "_MMRT_COMPLETE=complete_bash" in capsys.readouterr().out
+    monkeypatch.setenv("_MMRT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert run([]) == 0
+    assert capsys.readouterr().out.split() == offered
 
 
 def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -100,7 +134,19 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["restart"], 2, "name actors, or say --all"),
         (["debug"], 2, "Missing argument 'ACTOR'"),
         (["logs"], 1, "error: no logs in"),
-        (["logs", "decoed"], 2, "no actor 'decoed'; there are memory"),
+        (["logs", "decoed"], 2, "no actor 'decoed'; did you mean decode? There are memory"),
+        (["restart", "decodr"], 2, "no actor 'decodr'; did you mean decode? There are memory"),
+        (["debug", "vidoe"], 2, "no actor 'vidoe'; did you mean video? There are memory"),
+        (["restart", "x"], 2, "no actor 'x'; there are memory"),
+        (["up", "--model", "m.gguf"], 2, "error: model.path = 'm.gguf' is GGUF, which mmrt does not read: give it"),
+        (["up", "--model", "bartowski/Qwen-GGUF"], 2, "error: model.path = 'bartowski/Qwen-GGUF' is GGUF, which mmrt does not read"),
+        (["up", "--model", "Qwen/Q-3B"], 2, "is not a directory, and mmrt downloads nothing: hf download Qwen/Q-3B --local-dir DIR"),
+        (["up", "--model", "https://huggingface.co/Qwen/Q-3B"], 2, "hf download Qwen/Q-3B --local-dir DIR, then mmrt up --model DIR"),
+        (["ask", "x", "--image", "https://a.org/b.png"], 2, "error: --image https://a.org/b.png: URLs are not supported; download it"),
+        (["ask", "x", "--audio", "http://a.org/b.wav"], 2, "error: --audio http://a.org/b.wav: URLs are not supported; download it"),
+        (["ask", "-", "--image", "-"], 2, "standard input (-) can be read once"),
+        (["ask", "x", "--image", "-", "--video", "-"], 2, "standard input (-) can be read once"),
+        (["ask", "--image", "-"], 2, "it is missing, and standard input is for the medium"),
         (["actor", "decoed"], 2, "error: no actor 'decoed'; there are memory"),
         (["ask", "hello"], 1, "error: no run is up in"),
         (["ask", "x", "--url", "http://127.0.0.1:1"], 1, "error: cannot reach http://127.0.0.1:1: [Errno 111] Connection refused"),
@@ -217,6 +263,18 @@ def test_status_without_a_supervisor(tmp_path: Path, capsys: Captured) -> None:
         alive.destroy()
 
 
+def test_status_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model = Path("/", *["a-long-name"] * 12, "the-model")
+    with RunDirectory.create(tmp_path / "run", run_info(RuntimeConfig(), model, 8000)) as alive:
+        assert run(["status"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert "http://127.0.0.1:8000/v1" in shown[0]
+        assert shown[1].startswith("model: …") and shown[1].endswith("/a-long-name/the-model") and len(shown[1]) == 80
+        assert shown[2].startswith("ACTOR")
+        alive.destroy()
+
+
 def test_logs(tmp_path: Path, capsys: Captured) -> None:
     directory = tmp_path / "state" / "mmrt" / "run"
     directory.mkdir(parents=True)
@@ -226,6 +284,9 @@ def test_logs(tmp_path: Path, capsys: Captured) -> None:
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["hello", "world"]
     assert run(["logs", "-f", "-n", "5", "memory"]) == 0
     assert capsys.readouterr().out.splitlines() == ["     memory | 2026-01-01T00:00:01.000000Z world"]
+    assert run(["logs", "video"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"video has logged nothing in {directory}\n")
 
 
 def test_status_is_quick_and_light() -> None:
@@ -365,6 +426,31 @@ def test_ask_takes_a_question_from_what_is_no_utf8(endpoint: str, monkeypatch: p
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What\xff?"), "utf-8"))
     assert run(["ask", "-", "--url", endpoint]) == 0
     assert capsys.readouterr().out == "A\n" and _Endpoint.asked[0]["messages"][0]["content"] == "What\N{REPLACEMENT CHARACTER}?"
+
+
+def test_ask_reads_a_pipe(endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def piped(data: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+
+    _Endpoint.frames = [delta("A"), "[DONE]"]
+    piped(b"Hello\n")
+    assert run(["ask", "--url", endpoint]) == 0
+    piped(b"png")
+    assert run(["ask", "What?", "--image", "-", "--url", endpoint]) == 0
+    text, (image, question) = (asked["messages"][0]["content"] for asked in _Endpoint.asked)
+    assert (text, image["image_url"]["url"], question["text"]) == ("Hello\n", "data:image/*;base64,cG5n", "What?")
+    for words, message in ((["ask"], "standard input holds no question"), (["ask", "x", "--video", "-"], "standard input is empty")):
+        piped(b"")
+        status, error = refused(capsys, *words, "--url", endpoint)
+        assert status == 2 and message in error
+
+
+def test_ask_in_a_terminal_does_not_wait_for_a_question(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    master, slave = os.openpty()
+    with open(slave) as terminal, open(master, "rb"):
+        monkeypatch.setattr("sys.stdin", terminal)
+        status, error = refused(capsys, "ask")
+    assert status == 2 and "QUESTION: it is missing: mmrt ask" in error
 
 
 def test_ask_shows_the_servers_reason(endpoint: str, capsys: Captured) -> None:

@@ -278,7 +278,7 @@ def test_down_ends_a_debugger_at_its_prompt(launch: Callable[..., Server]) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("decoed",), "no actor 'decoed'; there are memory"),
+        (("decoed",), "no actor 'decoed'; did you mean decode? There are memory"),
         ((), "Missing argument 'ACTOR'"),
         (("decode", "--no-pdb", "-c", "c"), "--command is for pdb, which --no-pdb leaves out"),
     ],

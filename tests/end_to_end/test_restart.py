@@ -128,7 +128,7 @@ def test_code_that_is_broken_on_disk_replaces_nothing(own: Server, source: Path)
     [
         ((), "name actors, or say --all"),
         (("--all", "decode"), "not both"),
-        (("decode", "decoed"), "no actor 'decoed'; there are memory"),
+        (("decode", "decoed"), "no actor 'decoed'; did you mean decode? There are memory"),
     ],
 )
 def test_bad_arguments(own: Server, arguments: tuple[str, ...], complaint: str) -> None:

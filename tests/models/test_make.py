@@ -58,9 +58,7 @@ def test_template_has_one_placeholder_per_medium(checkpoints: Callable[[str], Pa
 
 def test_same_seed_same_files(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
-    start = time.perf_counter()
     make_checkpoint("tiny", tmp_path / "again", progress=lambda *progress: done.append(progress))
-    assert time.perf_counter() - start < 10
     assert done[-1][0] == done[-1][1]
     for file in checkpoints("qwen2_5_omni").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name

@@ -1,6 +1,7 @@
 """What strangers do to connections before there is a request, and by which names they reach the server. Real sockets."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -27,6 +28,24 @@ def test_half_sent_headers_are_dropped_and_idle_connections_are_not(stage: Any, 
             assert (await other_reader.readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200 ")
             other_writer.close()
         writer.close()
+
+    stage.run(test)
+
+
+def test_headers_that_are_half_sent_as_the_connection_begins_are_dropped(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first bytes may be read before anybody waits for a request."""
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
+
+    async def test(scene: Any) -> None:
+        host, port = scene.url.removeprefix("http://").rsplit(":", 1)
+        held = [socket.create_connection((host, int(port))) for _ in range(20)]
+        for connection in held:
+            connection.sendall(HALF)
+            connection.setblocking(False)
+        async with asyncio.timeout(10):
+            for connection in held:
+                assert await asyncio.get_running_loop().sock_recv(connection, 100) == b""
+                connection.close()
 
     stage.run(test)
 

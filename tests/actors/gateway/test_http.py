@@ -64,6 +64,33 @@ def test_the_small_endpoints(stage: Any) -> None:
     stage.run(test)
 
 
+def test_a_slash_at_the_end_changes_nothing(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/tiny"):
+            answers = [await scene.http.get(asked) for asked in (path, f"{path}/")]
+            assert answers[0].status_code == 200 and answers[0].content == answers[1].content
+        assert (await scene.http.post("/v1/chat/completions/", json=scene.chat())).status_code == 200
+        assert (await scene.http.post("/v1/completions/", json={})).status_code == 400
+        assert (await scene.http.get("/v1/chat/completions/")).status_code == 405
+        metrics = (await scene.http.get("/metrics/")).text
+        assert 'handler="/v1/models",' in metrics and 'handler="/v1/models/",' not in metrics
+        assert "/, " not in (await scene.http.get("/nothing/")).json()["error"]["message"]
+
+    stage.run(test)
+
+
+def test_who_polls_for_readiness_does_not_fill_the_log(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(scene: Any) -> None:
+        scene.table.writer("prefill", 2)
+        for path in ("/ready", "/ready/", "/health"):
+            await scene.http.get(path)
+        assert (await scene.http.get("/ready")).status_code == 503
+
+    with caplog.at_level("INFO"):
+        stage.run(test)
+    assert not [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
+
+
 def test_who_cannot_write_its_address_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The run's file system may be full; what stands there already needs no room."""
     actor = cast(Actor, SimpleNamespace(run=SimpleNamespace(path=tmp_path)))
@@ -93,7 +120,7 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
     stage.configure("server", api_key="sécret")
 
     async def test(scene: Any) -> None:
-        routes = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/nothing", "/health/", "//health"]
+        routes = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/nothing", "/v1/models/", "//health"]
         for path in routes:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sécret".encode()}):
                 answer = await scene.http.get(path, headers=headers)
@@ -102,6 +129,7 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
         assert (await scene.post(scene.chat())).status_code == 401
         assert (await scene.http.get("/health")).status_code == 200
         assert (await scene.http.get("/ready")).status_code == 200
+        assert (await scene.http.get("/ready/")).status_code == 200
         right = {"Authorization": "Bearer sécret".encode()}
         assert (await scene.http.get("/v1/models", headers=right)).status_code == 200
         other_case = {"Authorization": "bEaReR sécret".encode()}

@@ -169,9 +169,7 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "leave": lambda: ([file.unlink() for file in run.iterdir()], run.rmdir(), run.parent.rmdir()),
     }
     outcome = {
-        "system calls": {
-            name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in seccomp._NUMBERS.items()
-        },
+        "system calls": {name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in seccomp._NUMBERS.items()},
         "forbidden": {what: attempt(action) for what, action in forbidden.items()},
         "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "execve", "write")},
         "allowed": {what: attempt(action) for what, action in allowed.items()},
