@@ -1,6 +1,5 @@
 """``mmrt actor NAME``: be one actor. What the supervisor and the systemd units run."""
 
-import importlib
 from typing import TYPE_CHECKING, Annotated
 
 from ..runtime.config import ACTORS
@@ -23,5 +22,6 @@ def run(name: str) -> int:
     """Run the actor to its end. Returns its exit status."""
     if name not in ACTORS:
         raise ConfigError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
-    status: int = importlib.import_module("mmrt.actors.host.process").run_actor(name)
-    return status
+    from ..actors.host.process import run_actor
+
+    return run_actor(name)

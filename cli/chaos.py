@@ -1,7 +1,5 @@
 """``mmrt chaos``: hands over to ``mmrt.bench.chaos.command``, which parses its own options."""
 
-import importlib
-
 import typer
 
 
@@ -10,4 +8,6 @@ def register(app: typer.Typer) -> None:
 
     @app.command(context_settings=settings, help="Let faults loose on a run of its own, and check every promise.")
     def chaos(context: typer.Context) -> None:
-        raise typer.Exit(importlib.import_module("mmrt.bench.chaos.command").main(context.args))
+        from ..bench.chaos.command import main
+
+        raise typer.Exit(main(context.args))

@@ -1,6 +1,5 @@
 """``mmrt model make``: a checkpoint of a known shape with random weights."""
 
-import importlib
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -43,13 +42,14 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import Progress
 
+        from ..models.make.checkpoint import make_checkpoint
+
         with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:
             task = progress.add_task(f"making {shape.value}", total=None)
 
             def show(done: int, total: int) -> None:
                 progress.update(task, completed=done, total=total)
 
-            make_checkpoint = importlib.import_module("mmrt.models.make.checkpoint").make_checkpoint
             try:
                 make_checkpoint(shape.value, out, family.value, seed, show)
             except OSError as error:

@@ -1,6 +1,5 @@
 """``mmrt replay``: capture plans of a live run with everything that they read, and do them again in this process, without a run."""
 
-import importlib
 import os
 import shutil
 import sys
@@ -156,10 +155,11 @@ def _replay(capture: Capture, file: Path, model: Path | None, repeat: int, debug
     """Do it and print what came of it. Returns the exit status. Raises UserError."""
     header = capture.header
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    module: Any = importlib.import_module("mmrt.cli.replay_worker")
+    from .replay_worker import Replay, same_result
+
     print(f"{file}: {capture.about}, captured in run {header.run_id}")
     try:
-        with module.Replay.open(capture, model) as replay:
+        with Replay.open(capture, model) as replay:
             outcome = replay.run(repeat, _under_pdb if debug else None)
     except ShmError as error:
         raise RunError(f"the plan's memory cannot be made: {error}") from None
@@ -175,7 +175,7 @@ def _replay(capture: Capture, file: Path, model: Path | None, repeat: int, debug
     print(f"  here         {_say(outcome.result)} after {shown}")
     if header.result is None:
         return 0
-    same = bool(module.same_result(outcome.result, header.result))
+    same = same_result(outcome.result, header.result)
     if not same:
         print("  the results differ")
     for difference in outcome.differences or ():

@@ -1,6 +1,6 @@
 """Doing a captured plan again, alone: one actor's worker in this process, on pools that hold just the plan's pages. No run.
 
-``mmrt replay`` calls ``Replay`` by name. The worker is the actor's own; only what surrounds it (run directory, pools, rows) is made
+Called by ``mmrt replay``. The worker is the actor's own; only what surrounds it (run directory, pools, rows) is made
 here, in a temporary directory.
 """
 

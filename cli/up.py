@@ -1,7 +1,6 @@
 """``mmrt up``: start a run and supervise it until it ends."""
 
 import asyncio
-import importlib
 import ipaddress
 import os
 import shutil
@@ -181,7 +180,8 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
 
 def _layout(plan: Plan) -> MemoryLayout:
     """How ``memory`` would divide shared memory. Raises ConfigError."""
-    load_model_config = importlib.import_module("mmrt.models.config").load_model_config
+    from ..models.config import load_model_config
+
     section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
     try:
         model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...models.sampling.interface import Pairs, SamplingRows
 from ...models.sampling.penalties import History, Penalties
-from ...models.sampling.sampler import Pairs, SamplingRows
 from ...runtime.bus.messages import SequenceDefinition
 from ...schema.rows import EndCode
 from ...shm.sequence_table import SequenceTable

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...models.config import ModelConfig, family_of
 from ...models.lm.decoder import Decoder
-from ...models.sampling.sampler import Sampler, SamplingRows
+from ...models.sampling.interface import Sampler, SamplingRows
 from ...runtime.bus.messages import SequenceDefinition, decode_sequence_definition
 from ...schema.rows import EndCode
 from ...shm.errors import StaleRow

@@ -4,53 +4,15 @@ Matrix products are torch's everywhere. What stands here is what a GPU fuses: a 
 everything from a layer's projection to its KV pages. Shapes: N tokens of all sequences together, H hidden, I intermediate, D head_dim.
 """
 
-from collections.abc import Callable
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture import LanguageConfig
-from .attention import Attention, CpuAttention
+from .attention import CpuAttention
+from .interface import Operations, QkNorms
 from .kv_pages import KvPages
 from .rope import Rope, rotate
-
-QkNorms = tuple[Tensor, Tensor]
-"""Weights [D] of the RMSNorm of each query head and of each key head."""
-
-
-class Operations(Protocol):
-    """One forward's operations. ``attention.begin_*`` and ``begin`` once per forward, the others in each layer."""
-
-    @property
-    def attention(self) -> Attention: ...
-
-    def begin(self, positions: Tensor) -> None:
-        """``positions`` int64 [3, N] of the forward's tokens, on the model's device."""
-        ...
-
-    def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm with ``weight`` [H]."""
-        ...
-
-    def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
-        """``residual`` += x in place, and its ``norm``. ``x`` is used up."""
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """``gate_up`` [N, 2 I], gate first -> silu(gate) x up, [N, I]. ``gate_up`` is used up."""
-        ...
-
-    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
-        """Normalise and rotate a projection's query and key heads in place, and store K and V.
-
-        ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too.
-        """
-        ...
-
-
-MakeOperations = Callable[[LanguageConfig, KvPages], Operations]
 
 
 def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:

@@ -11,8 +11,9 @@ from torch import Tensor
 from ..architecture import LanguageConfig, ModelConfig
 from ..checkpoint.weights import torch_dtype
 from .decoder import Chunk, Decoder
+from .interface import MakeOperations
 from .kv_pages import KvPages
-from .layer_ops import MakeOperations, operations_for
+from .layer_ops import operations_for
 from .null_model import NullModel
 
 __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]

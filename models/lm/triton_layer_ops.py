@@ -7,8 +7,8 @@ from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
 from ..architecture import LanguageConfig
+from .interface import QkNorms
 from .kv_pages import KvPages
-from .layer_ops import QkNorms
 from .triton_attention import TritonAttention
 
 

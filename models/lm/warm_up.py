@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from ..architecture import ModelConfig
+from ..sampling.interface import Sampler, SamplingRows
 from ..sampling.penalties import History, Penalties
-from ..sampling.sampler import Sampler, SamplingRows
 from ..towers.towers import TowerInput, Towers
 from .decoder import Chunk, Decoder
 

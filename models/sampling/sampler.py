@@ -6,14 +6,13 @@ Shapes: B rows, R rows that draw, V vocabulary, K candidates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .interface import Pairs, Sampler, SamplingRows
 from .penalties import Counts, History, Penalties
 
 _MIN_CANDIDATES = 128
@@ -26,48 +25,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def combine_guidance(conditional: Tensor, unconditional: Tensor, scale: Tensor) -> Tensor:
     """CF1: u + s (c - u). ``conditional`` and ``unconditional`` float32 [B, V], ``scale`` float32 [B] -> float32 [B, V]."""
     return torch.addcmul(unconditional, conditional - unconditional, scale.unsqueeze(1))
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """Parameters of each row, arrays of length B.
-
-    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; ``index`` is the token's number in its sequence.
-    """
-
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    index: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Guidance pairs among a step's rows: ``row`` int64 [P] of the conditional logits, ``companion_row`` int64 [P] of the others, and
-    ``scale`` float32 [P]."""
-
-    row: NDArray[np.int64]
-    companion_row: NDArray[np.int64]
-    scale: NDArray[np.float32]
-
-
-class Sampler(Protocol):
-    """What the decode actor needs of a sampler, on the device where the logits lie."""
-
-    def remember(self, histories: Sequence[History]) -> None:
-        """What the rows with penalties have seen before the steps that follow; from then on the sampler counts what it draws."""
-        ...
-
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
-        """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
-        (CF1). ``penalties`` are of the rows that ``remember`` was told of, in their order.
-
-        Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: what lies behind them are companions. On a device
-        they are launched, and who reads them waits; read them before the next call.
-        """
-        ...
 
 
 def sampler_for(vocabulary: int, device: torch.device) -> Sampler:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...triton_kernels import sampling
+from .interface import Pairs, SamplingRows
 from .penalties import History, Penalties
-from .sampler import Pairs, SamplingRows
 
 _MAX_TOP_K = 2**31 - 1
 

@@ -264,7 +264,7 @@ def test_a_shortcoming_and_a_refusal_end_with_1(start_server: StartServer, capsy
     assert main([*asked, "--require", "0.5"]) == 1
     assert "shape: 0.0 % of 2 are right, required 50 %" in capsys.readouterr().err
     assert main([*asked[:-1], "shape,match", "--require-combined", "0.5"]) == 1
-    assert capsys.readouterr().err == "mmrt bench quality: match: 0.0 % of 2 are right, required 50 %\n"
+    assert capsys.readouterr().err == "python -m mmrt.examples.demo_model.exam: match: 0.0 % of 2 are right, required 50 %\n"
     assert main([*asked, "--max-tokens", "20000"]) == 1
     assert "HTTP 400" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -133,7 +133,7 @@ def test_its_tokens_are_those_of_transformers(demo: Server) -> None:
 
 @pytest.fixture(scope="module")
 def held_out(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few questions of each task and the answers, beside transformers', as ``mmrt bench quality`` writes them."""
+    """A few questions of each task and the answers, beside transformers', as the exam writes them."""
     out = tmp_path_factory.mktemp("quality") / "out.json"
     assert quality(["--url", demo.url, "--samples", "2", "--json", str(out)]) == 0
     return out

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from mmrt.models.architecture import MIN_REPETITION_PENALTY
+from mmrt.models.sampling.interface import SamplingRows
 from mmrt.models.sampling.penalties import Counts, History, Penalties
-from mmrt.models.sampling.sampler import CpuSampler, SamplingRows
+from mmrt.models.sampling.sampler import CpuSampler
 
 VOCABULARY = 60
 Ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)

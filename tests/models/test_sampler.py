@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.models.sampling.sampler import SamplingRows, combine_guidance, sample, uniforms
+from mmrt.models.sampling.interface import SamplingRows
+from mmrt.models.sampling.sampler import combine_guidance, sample, uniforms
 
 NUM_DRAWS = 10_000
 

@@ -23,7 +23,8 @@ from mmrt.models.lm.lm import LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.models.sampling.sampler import CpuSampler, Sampler
+from mmrt.models.sampling.interface import Sampler
+from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.towers import TowerInput, Towers
 from mmrt.models.towers.triton_vision import VisionKernels
@@ -33,7 +34,7 @@ from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import EMBEDDING_PAGE_TOKENS, PAGE_TOKENS, Bench, Weights, clip
-from mmrt.tests.cli.test_replay_worker import Order
+from mmrt.tests.actors.test_replay_worker import Order
 
 NUM_TOKENS = 3
 

@@ -19,7 +19,8 @@ from mmrt.models.lm.lm import Chunk, LanguageModel
 from mmrt.models.lm.triton_attention import TritonAttention
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.make.checkpoint import Family, make_checkpoint
-from mmrt.models.sampling.sampler import SamplingRows, combine_guidance, sample
+from mmrt.models.sampling.interface import SamplingRows
+from mmrt.models.sampling.sampler import combine_guidance, sample
 from mmrt.models.sampling.triton_sampler import Pairs, TritonSampler
 from mmrt.tests.triton_kernels.test_launch_keys import count
 

@@ -24,8 +24,8 @@ from mmrt.models.lm.lm import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.sampling.interface import Pairs, Sampler, SamplingRows
 from mmrt.models.sampling.penalties import History, Penalties
-from mmrt.models.sampling.sampler import Pairs, Sampler, SamplingRows
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.towers import TowerInput, Towers
 from mmrt.models.towers.triton_vision import VisionKernels

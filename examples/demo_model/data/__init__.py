@@ -1,6 +1,6 @@
 """Demo data: synthetic pictures, clips and sounds with questions and answers, as functions of a seed.
 
-For the training of the demo model (models/) and for ``mmrt bench quality``. Nothing here is random but by the generator of a sample:
+For the training of the demo model (models/) and for the exam. Nothing here is random but by the generator of a sample:
 sample ``index`` of ``seed`` is the same whatever was made before it.
 """
 

@@ -1,4 +1,4 @@
-"""Which questions ``mmrt bench quality`` asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
+"""Which questions the exam asks: a held-out seed of the demo data, so many per row of its table, half of them degraded.
 
 A row is a task on its own medium, one of three for media together (a question about one of two media, a question about a medium that
 is not the one that is there, and one that nobody can answer from what is there), one of two with wordings that no training has: what

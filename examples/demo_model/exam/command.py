@@ -1,4 +1,4 @@
-"""``mmrt bench quality``: a held-out seed of the demo data through a server, beside transformers on the same checkpoint.
+"""The exam: a held-out seed of the demo data through a server, beside transformers on the same checkpoint.
 
 Every question is an HTTP request with encoded files, answered greedily. An answer is right when it is the expected one but for case,
 spaces and the full stop; of strangers' questions, any that admits not to know. With ``--url`` a running server is asked; without, a run
@@ -32,6 +32,7 @@ from .reference import Reference
 from .report import Answer, Guided, QualityBench, Setting, guided_of_answers, row_of_answers, share, shortcomings, show, show_changes
 from .restarts import RESTARTABLE, restarting
 
+PROGRAM = "python -m mmrt.examples.demo_model.exam"
 HELD_OUT_SEED = 20_000  # training has another
 _TIMEOUT_S = 600.0
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{options.against} is of seed {before.seed}, not {options.seed}")
         bench = measure(options, console)
     except (BenchError, OwnRunError, OSError, ValueError) as error:
-        print(f"mmrt bench quality: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     show(console, bench)
     if before is not None:
@@ -54,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(options.json, bench)
     below = [] if options.require is None else shortcomings(bench, options.require, options.require_combined)
     for line in below:
-        print(f"mmrt bench quality: {line}", file=sys.stderr)
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
     return 1 if below else 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mmrt bench quality", description="How many answers about held-out demo data are right.")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="How many answers about held-out demo data are right.")
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")

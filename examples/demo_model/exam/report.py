@@ -1,4 +1,4 @@
-"""What ``mmrt bench quality`` finds: answers, counted per row of a table, and the table. Pure but for the terminal."""
+"""What the exam finds: answers, counted per row of a table, and the table. Pure but for the terminal."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Restarts of actors while ``mmrt bench quality`` asks: the answers are to be those of a run that is left alone."""
+"""Restarts of actors while the exam asks: the answers are to be those of a run that is left alone."""
 
 import itertools
 import threading

@@ -1,0 +1,49 @@
+"""What a decoder layer does besides matrix products, on whatever device the KV pages lie: ``Operations``.
+
+Shapes: N tokens, H hidden size, I intermediate size, D head size.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from ..architecture import LanguageConfig
+from .attention import Attention
+from .kv_pages import KvPages
+
+QkNorms = tuple[Tensor, Tensor]
+"""Weights [D] of the RMSNorm of each query head and of each key head."""
+
+
+class Operations(Protocol):
+    """One forward's operations. ``attention.begin_*`` and ``begin`` once per forward, the others in each layer."""
+
+    @property
+    def attention(self) -> Attention: ...
+
+    def begin(self, positions: Tensor) -> None:
+        """``positions`` int64 [3, N] of the forward's tokens, on the model's device."""
+        ...
+
+    def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm with ``weight`` [H]."""
+        ...
+
+    def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
+        """``residual`` += x in place, and its ``norm``. ``x`` is used up."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """``gate_up`` [N, 2 I], gate first -> silu(gate) x up, [N, I]. ``gate_up`` is used up."""
+        ...
+
+    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+        """Normalise and rotate a projection's query and key heads in place, and store K and V.
+
+        ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too.
+        """
+        ...
+
+
+MakeOperations = Callable[[LanguageConfig, KvPages], Operations]

@@ -1,0 +1,56 @@
+"""What decode asks of a sampler, on whatever device the logits lie: the rows of a step, its guidance pairs, and ``Sampler``.
+
+Shapes: B rows, V vocabulary, P pairs, L rows of logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .penalties import History, Penalties
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Parameters of each row, arrays of length B.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; ``index`` is the token's number in its sequence.
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seed: NDArray[np.uint64]
+    index: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Guidance pairs among a step's rows: ``row`` int64 [P] of the conditional logits, ``companion_row`` int64 [P] of the others, and
+    ``scale`` float32 [P]."""
+
+    row: NDArray[np.int64]
+    companion_row: NDArray[np.int64]
+    scale: NDArray[np.float32]
+
+
+class Sampler(Protocol):
+    """What the decode actor needs of a sampler, on the device where the logits lie."""
+
+    def remember(self, histories: Sequence[History]) -> None:
+        """What the rows with penalties have seen before the steps that follow; from then on the sampler counts what it draws."""
+        ...
+
+    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
+        """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
+        (CF1). ``penalties`` are of the rows that ``remember`` was told of, in their order.
+
+        Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: what lies behind them are companions. On a device
+        they are launched, and who reads them waits; read them before the next call.
+        """
+        ...
