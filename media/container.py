@@ -126,13 +126,15 @@ def open_container(
 
 
 def streams_of(container: Any, kind: Literal["video", "audio"]) -> list[Any]:
-    """All streams of this kind that are not cover pictures."""
-    streams = container.streams.video if kind == "video" else container.streams.audio
-    return [stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic]
+    """All streams of this kind that are not cover pictures; of videos those first that the file plays by default."""
+    if kind == "audio":
+        return [*container.streams.audio]
+    videos = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
+    return sorted(videos, key=lambda stream: not stream.disposition & av.stream.Disposition.default)
 
 
 def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
-    """The first stream of this kind; all others are discarded by the demuxer.
+    """The first stream of this kind, as ``streams_of`` has them; all others are discarded by the demuxer.
 
     Raises: MediaError (422) when there is none, or its codec is not on the list.
     """
