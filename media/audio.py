@@ -9,12 +9,12 @@ from typing import Any
 import av
 import numpy as np
 
+from .animation import read_animation
 from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream, streams_of
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .mel import Waveform
 from .resample import resampled
-from .webp import read_animation
 
 _TRACK, _SILENT = "sound track", "the video has no sound track"
 _GAP_S = 0.1  # FFmpeg's aresample fills gaps from here on, too; coarser times are common
