@@ -17,24 +17,29 @@ _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
     (b"GIF8", "a GIF image"),
     (b"BM", "a BMP image"),
-    (b"II*\0", "a TIFF image"),
-    (b"MM\0*", "a TIFF image"),
     (b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
     (b"\0\0\1\xba", "an MPEG video"),
     (b"\0\0\1\xb3", "an MPEG video"),
     (b"ID3", "an MP3 audio file"),
     (b"fLaC", "a FLAC audio file"),
     (b"OggS", "an Ogg file"),
-    (b"\xff\x0a", "a JPEG XL image"),
-    (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL image"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image"),
     (b"\xff\x4f\xff\x51", "a JPEG 2000 image"),
     (b"\0\0\1\0", ICON),
+    (b"\x0bw", "an AC-3 audio file"),
+    (b"caff", "a CAF audio file"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+)
+_UNSUPPORTED_SIGNATURES = (
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL image"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
     (b"qoif", "a QOI image"),
     (b"8BPS", "a Photoshop image"),
     (b"DDS ", "a DDS image"),
-    (b"\x0bw", "an AC-3 audio file"),
-    (b"caff", "a CAF audio file"),
     (b".snd", "an AU audio file"),
     (b"#!AMR", "an AMR audio file"),
     (b"wvpk", "a WavPack audio file"),
@@ -43,10 +48,8 @@ _SIGNATURES = (
     (b"DSD ", "a DSF audio file"),
     (b"\x7f\xfe\x80\x01", "a DTS audio file"),
     (b"0&\xb2u\x8ef\xcf\x11", "a WMA or WMV file"),
-    (b"%PDF", "a PDF document"),
-    (b"PK\x03\x04", "a ZIP archive"),
-    (b"\x1f\x8b", "a gzip archive"),
 )
+_UNSUPPORTED = frozenset((_HEIC, *(name for _, name in _UNSUPPORTED_SIGNATURES)))
 
 
 def describe(reader: Reader) -> str:
@@ -64,7 +67,7 @@ def describe(reader: Reader) -> str:
         return AVIF if is_avif else _BRANDS.get(head[8:12], "an MP4 video")
     if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace():
         return "a PPM image"
-    for signature, name in _SIGNATURES:
+    for signature, name in (*_SIGNATURES, *_UNSUPPORTED_SIGNATURES):
         if head.startswith(signature):
             return name
     if head and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
@@ -72,24 +75,6 @@ def describe(reader: Reader) -> str:
     return UNKNOWN
 
 
-_UNSUPPORTED = frozenset(
-    (
-        _HEIC,
-        "a JPEG XL image",
-        "a TIFF image",
-        "a QOI image",
-        "a Photoshop image",
-        "a DDS image",
-        "an AU audio file",
-        "an AMR audio file",
-        "a WavPack audio file",
-        "a Monkey's audio file",
-        "a TTA audio file",
-        "a DSF audio file",
-        "a DTS audio file",
-        "a WMA or WMV file",
-    )
-)
 _PARTS = {"image": "image_url", "video": "video_url", "audio": "input_audio or audio_url"}
 
 
