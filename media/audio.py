@@ -9,11 +9,12 @@ from typing import Any
 import av
 import numpy as np
 
+from .animation import read_animation
 from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_stream, streams_of
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .mel import Waveform
-from .webp import read_animation
+from .resample import resampled
 
 _TRACK, _SILENT = "sound track", "the video has no sound track"
 _GAP_S = 0.1  # FFmpeg's aresample fills gaps from here on, too; coarser times are common
@@ -23,8 +24,8 @@ _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its
 def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
     """The sound of a file as float32 [num_samples], mono at ``sample_rate``, full scale ±1.
 
-    It is that of the first sound track. Channels are resampled one by one and then averaged, as librosa does: swresample's own
-    downmix gains √2 on stereo (measured). A broken packet is left out.
+    It is that of the first sound track. Channels are averaged here: swresample's own downmix gains √2 on stereo (measured). A broken
+    packet is left out.
 
     Raises: MediaError, 422 for what holds no sound, is broken or has no samples, 400 for limits.
     """
@@ -101,28 +102,27 @@ def _too_long(name: str, limits: MediaLimits) -> MediaError:
 
 
 def _mono(frames: Iterator[Any], sample_rate: int, name: str) -> Waveform:
-    mono = [samples.mean(axis=1, dtype=np.float32) for samples in _resampled(frames, sample_rate, name)]
-    return np.concatenate(mono) if mono else np.zeros(0, dtype=np.float32)
+    """The sound of frames at ``sample_rate``; where their rate changes, a new one begins. Raises: MediaError (422)."""
+    try:
+        pieces = groupby(_averaged(frames), lambda piece: piece[0])
+        sounds = [resampled((samples for _, samples in group), rate, sample_rate) for rate, group in pieces]
+    except BrokenData:
+        raise broken(name) from None
+    return np.concatenate([np.zeros(0, dtype=np.float32), *sounds])
 
 
-def _resampled(decoded: Iterator[Any], sample_rate: int, name: str) -> Iterator[Waveform]:
-    """Pieces float32 [samples, channels] at ``sample_rate``. Format changes in mid-stream start a new resampler.
+def _averaged(decoded: Iterator[Any]) -> Iterator[tuple[int, Waveform]]:
+    """(rate, float32 [samples]) of each frame: the mean of its channels. Raises: BrokenData.
 
     Samples are asked for interleaved: PyAV reads past the plane pointers of planar frames of eight channels or more, and crashes.
     """
-    for (_, _, num_channels, _), frames in groupby(decoded, _format):
-        resampler: Any = None
-        for frame in _with_end(frames):
-            if resampler is None:
-                resampler = av.AudioResampler(format="flt", layout=frame.layout, rate=sample_rate)
-            if frame is not None:
-                frame.pts = None
-            try:
-                pieces = ffmpeg(resampler.resample, frame)
-            except BrokenData:
-                raise broken(name) from None
-            for piece in pieces:
-                yield piece.to_ndarray().reshape(-1, num_channels)
+    for (_, _, num_channels, rate), frames in groupby(decoded, _format):
+        converter: Any = None
+        for frame in frames:
+            converter = converter or av.AudioResampler(format="flt", layout=frame.layout, rate=rate)
+            frame.pts = None
+            for piece in ffmpeg(converter.resample, frame):
+                yield rate, piece.to_ndarray().reshape(-1, num_channels).mean(axis=1, dtype=np.float32)
 
 
 def _format(frame: Any) -> tuple[str, str, int, int]:

@@ -15,18 +15,23 @@ import av.stream
 import av.subtitles.stream  # or ``av.open`` imports it when the first file comes
 
 from .errors import MediaError, MediaMemoryError
-from .formats import refuse
+from .formats import PICTURES_IN_MP4, describe, refuse
 from .jpeg import check_scans, num_scans
 from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
 
 av.logging.set_level(None)
 
 _VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg,gif"
-_AUDIO_FORMATS = "wav,mp3,flac,ogg,aac,mov,matroska,mpegts"
+_AUDIO_FORMATS = "wav,aiff,caf,mp3,flac,ogg,aac,ac3,eac3,mov,matroska,mpegts"
 _VIDEO_CODECS = frozenset(
     "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv gif".split()
 )
-_AUDIO_CODECS = frozenset("mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 eac3".split())
+_AUDIO_CODECS = frozenset(
+    (
+        "mp3 mp3float mp2 mp2float flac opus libopus vorbis libvorbis aac aac_fixed alac ac3 ac3_fixed eac3 "
+        "adpcm_ima_wav adpcm_ima_qt adpcm_ms"
+    ).split()
+)
 # FFmpeg tries the decoders of all streams already when it opens a file that is probed.
 _TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name in av.codecs_available if name.startswith("pcm_")}))
 # How files of these formats begin, and the codecs of which head and packets say all that we ask. H.264 in Matroska may be that of an
@@ -35,8 +40,8 @@ _MOV_OR_MATROSKA = re.compile(rb".{4}(ftyp|moov|mdat|wide|free)|\x1aE\xdf\xa3", 
 _WEB_CODECS = frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d"))
 _SELF_EXPLAINED = {"mov": _WEB_CODECS | {"h264", "hevc"}, "matroska": _WEB_CODECS}
 _ACCEPTED = {
-    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2 or MPEG-4, animated GIF and WebP",
-    "audio": "WAV, MP3, FLAC, Ogg, Opus, M4A, AAC, WebM",
+    "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2, MPEG-4, animated GIF, WebP, AVIF",
+    "audio": "WAV, AIFF, CAF, MP3, FLAC, Ogg, Opus, M4A, AAC, AC-3, WebM",
 }
 
 # Names and comments of a file need not be text. PyAV 19 reads past those that are not; 18 must be told to.
@@ -76,7 +81,8 @@ def open_video(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> tuple
 
     Raises: MediaError as ``open_container`` and ``pick_stream`` do.
     """
-    reader.seek(0)
+    if describe(reader) in PICTURES_IN_MP4:
+        raise refuse(reader, "video", _ACCEPTED["video"])
     is_probed = _MOV_OR_MATROSKA.match(reader.read(8) or b"") is None
     container = open_container(reader, "video", limits, budget, is_probed)
     if not is_probed and not _is_self_explained(container):
@@ -126,13 +132,15 @@ def open_container(
 
 
 def streams_of(container: Any, kind: Literal["video", "audio"]) -> list[Any]:
-    """All streams of this kind that are not cover pictures."""
-    streams = container.streams.video if kind == "video" else container.streams.audio
-    return [stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic]
+    """All streams of this kind that are not cover pictures; of videos those first that the file plays by default."""
+    if kind == "audio":
+        return [*container.streams.audio]
+    videos = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
+    return sorted(videos, key=lambda stream: not stream.disposition & av.stream.Disposition.default)
 
 
 def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
-    """The first stream of this kind; all others are discarded by the demuxer.
+    """The first stream of this kind, as ``streams_of`` has them; all others are discarded by the demuxer.
 
     Raises: MediaError (422) when there is none, or its codec is not on the list.
     """

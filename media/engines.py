@@ -13,7 +13,7 @@ import numpy.typing as npt
 from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 
-from . import webp
+from .animation import CODECS, AnimationDecoder
 from .container import BrokenData, ffmpeg
 from .errors import MediaError
 from .limits import MediaLimits
@@ -21,7 +21,6 @@ from .orientation import orientation_of
 from .packets import Bitstream, PacketCursor
 from .segments import Segment
 from .video_info import VideoInfo, check_frame_size
-from .webp import WebpDecoder
 
 Output = npt.NDArray[Any]
 Convert = Callable[[Any, VideoReformatter], Output]
@@ -100,9 +99,10 @@ class CpuEngine:
 
     kind = CPU
 
-    def open(self, bitstream: Bitstream, num_threads: int = 1) -> "CpuDecoder | WebpDecoder":
-        if bitstream.info.codec == webp.CODEC:
-            return WebpDecoder(bitstream.read_all(), bitstream.info.num_frames)
+    def open(self, bitstream: Bitstream, num_threads: int = 1) -> "CpuDecoder | AnimationDecoder":
+        info = bitstream.info
+        if info.codec in CODECS:
+            return AnimationDecoder(bitstream.read_all(), info.codec, info.num_frames, (info.width, info.height))
         with bitstream.opened() as (_, stream):
             context = stream.codec_context
             if num_threads > 1:

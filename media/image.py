@@ -18,16 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
+    IcoImagePlugin,
     Image,
+    Jpeg2KImagePlugin,
     JpegImagePlugin,
     PngImagePlugin,
+    PpmImagePlugin,
+    TgaImagePlugin,
     WebPImagePlugin,
 )
 
 from .errors import MediaError, MediaMemoryError
-from .formats import refuse
+from .formats import ICON, UNKNOWN, describe, refuse
 from .jpeg import check_scans, end_of_picture, num_scans
 from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
 
@@ -43,8 +48,13 @@ _FORMATS = (
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,
     BmpImagePlugin.BmpImageFile.format,
+    AvifImagePlugin.AvifImageFile.format,
+    Jpeg2KImagePlugin.Jpeg2KImageFile.format,
+    PpmImagePlugin.PpmImageFile.format,
 )
-_ACCEPTED = "JPEG, PNG, WebP, GIF, BMP"
+_UNSIGNED_FORMATS = (TgaImagePlugin.TgaImageFile.format,)  # files that begin with nothing of their own
+_ACCEPTED = "JPEG, PNG, WebP, GIF, BMP, AVIF, JPEG 2000, PPM, TGA, ICO"
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # other items have the other cores
 BROKEN_IMAGE = (
     OSError,
     SyntaxError,
@@ -54,7 +64,8 @@ BROKEN_IMAGE = (
     KeyError,
     TypeError,
     AttributeError,
-    OverflowError,
+    ArithmeticError,
+    RuntimeError,  # libavif's
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -87,11 +98,13 @@ def decode_image(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of bombs below our limit and of odd metadata
         try:
-            image = Image.open(cast(IO[bytes], guarded), formats=_FORMATS)
+            image = _opened(guarded, limits)
         except MediaError:
             raise
         except Image.DecompressionBombError:
             raise MediaError(f"the image exceeds the limit of {limits.max_pixels} pixels", 400) from None
+        except MemoryError:
+            raise MediaMemoryError from None
         except BROKEN_IMAGE:
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
@@ -113,6 +126,32 @@ def _decode_by_pillow(image: Image.Image) -> Pixels:
         raise MediaMemoryError from None
     except BROKEN_IMAGE:
         raise MediaError("the image is broken or cut off: its pixels cannot be decoded") from None
+
+
+def _opened(reader: GuardedReader, limits: MediaLimits) -> Image.Image:
+    """The image, of whose pixels at most an icon's are decoded yet. Raises: MediaError (400), and what Pillow does."""
+    found = describe(reader)
+    if found == ICON:
+        return _largest_of_icon(reader, limits)
+    formats = (*_FORMATS, *_UNSIGNED_FORMATS) if found == UNKNOWN else _FORMATS
+    image = Image.open(cast(IO[bytes], reader), formats=formats)
+    if image.mode == "F":
+        raise MediaError(f"PFM images are not supported (supported: {_ACCEPTED})")
+    return image
+
+
+def _largest_of_icon(reader: GuardedReader, limits: MediaLimits) -> Image.Image:
+    """Pillow takes the directory's word for the size, and decodes what is there: PNGs, and bitmaps that say twice their height."""
+    icon = IcoImagePlugin.IcoFile(cast(IO[bytes], reader))
+    reader.seek(icon.entry[0].offset)
+    head = reader.read(24)
+    if head[:4] == b"\x89PNG":
+        width, height = struct.unpack(">II", head[16:24])
+    else:
+        width, height = (abs(side) for side in struct.unpack("<ii", head[4:12]))
+        height //= 2
+    _check_size(width, height, limits)
+    return icon.frame(0)
 
 
 def _decode_jpeg(

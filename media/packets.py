@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import webp
+from .animation import CODECS
 from .container import demux, open_video
 from .limits import MediaLimits, Reader, TimeBudget
 from .segments import Group
@@ -40,8 +40,8 @@ class Bitstream:
             yield container, stream
 
     def packets(self) -> Generator[Any, None, None]:
-        """The video's packets in file order; of an animated WebP the numbers of its frames. Any thread. Raises: MediaError."""
-        if self.info.codec == webp.CODEC:
+        """The video's packets in file order; of an animated WebP or AVIF the numbers of its frames. Any thread. Raises: MediaError."""
+        if self.info.codec in CODECS:
             yield from range(self.info.num_frames)
             return
         with self.opened() as (container, stream):

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .animation import Animation, AnimationDecoder, read_animation
 from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .orientation import orientation_of
-from .webp import CODEC, Animation, WebpDecoder, read_animation
 
 RGBA_BITS = 32
 
@@ -75,17 +75,17 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
 def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> VideoInfo:
     """Frames are told apart by their numbers: some last no time at all."""
     check_frame_size(animation.width, animation.height, limits)
-    num_frames = len(animation.num_bytes)
+    num_frames, width, height = len(animation.num_bytes), animation.width, animation.height
     _check_duration(animation.duration_s, limits)
     reader.seek(0)
-    with closing(WebpDecoder(reader.read() or b"", num_frames)) as decoder:
+    with closing(AnimationDecoder(reader.read() or b"", animation.codec, num_frames, (width, height))) as decoder:
         if not decoder.decode(0, is_wanted=True):
             raise MediaError("no frame of the video can be decoded")
     numbers = np.arange(num_frames, dtype=np.int64)
     num_bytes = np.array(animation.num_bytes, dtype=np.int64)
     index = PacketIndex(numbers, num_bytes, np.zeros(num_frames, dtype=np.bool_), numbers[:1], numbers)
     fps = num_frames / animation.duration_s
-    return VideoInfo(num_frames, fps, animation.duration_s, animation.height, animation.width, CODEC, RGBA_BITS, index)
+    return VideoInfo(num_frames, fps, animation.duration_s, height, width, animation.codec, RGBA_BITS, index)
 
 
 class _Walk:

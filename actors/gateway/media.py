@@ -22,6 +22,10 @@ AUDIO_FORMATS = {
     "opus": "audio/opus",
     "m4a": "audio/mp4",
     "aac": "audio/aac",
+    "aiff": "audio/aiff",
+    "caf": "audio/x-caf",
+    "ac3": "audio/ac3",
+    "eac3": "audio/eac3",
     "webm": "audio/webm",
 }
 VIDEO_FORMATS = {
@@ -32,10 +36,11 @@ VIDEO_FORMATS = {
     "avi": "video/x-msvideo",
     "gif": "image/gif",
     "webp": "image/webp",
+    "avif": "image/avif",
 }
 _DETAILS = ("auto", "high", "original", "low")  # the last of images alone
 LOW_DETAIL_PIXELS = 512 * 512  # as large as OpenAI's models see a picture of low detail
-_ANIMATIONS = ("image/gif", "image/webp")  # videos by content, which have no type of that kind
+_ANIMATIONS = ("image/gif", "image/webp", "image/avif")  # videos by content, which have no type of that kind
 URL_PARTS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
     "input_audio": ("audio", AUDIO_FORMATS),

@@ -5,6 +5,7 @@ Nothing is downloaded. The command line calls it, and ``mmrt up`` when no model 
 
 import math
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def _write_weights(
     shards = list(_shards(sources, dtype.itemsize))
     normals = _Normals(seed, dtype, repeated=num_values >= _REPEATED_FROM)
     weight_map: dict[str, str] = {}
+    mode = stat.S_IMODE((out / "config.json").stat().st_mode)  # the umask's; safetensors keeps a file for its owner alone
     done = 0
     for number, shard in enumerate(shards, 1):
         tensors: dict[str, torch.Tensor] = {}
@@ -72,6 +74,7 @@ def _write_weights(
                 progress(done, total)
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(tensors, out / file, metadata={"format": "pt"})
+        (out / file).chmod(mode)
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
         write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
@@ -154,6 +154,16 @@ def test_an_animated_webp(server: Server, oracle: Oracle) -> None:
     first, *others = map(Image.fromarray, frames)
     first.save(out, "WEBP", save_all=True, append_images=others, duration=250, lossless=True)
     part = {"type": "video_url", "video_url": {"url": as_url("image/webp", out.getvalue())}}
+    check(server, oracle, [part, text("What moves?")], Media(videos=[(frames[::2], 2.0)]))
+
+
+def test_an_animated_avif(server: Server, oracle: Oracle) -> None:
+    """The same, of what Pillow shows."""
+    first, *others = (Image.fromarray(picture(index, 96, 128)) for index in range(12))
+    out = io.BytesIO()
+    first.save(out, "AVIF", save_all=True, append_images=others, duration=250, quality=90, speed=9)
+    frames = np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(Image.open(out))])
+    part = {"type": "video_url", "video_url": {"url": as_url("image/avif", out.getvalue())}}
     check(server, oracle, [part, text("What moves?")], Media(videos=[(frames[::2], 2.0)]))
 
 

@@ -2,8 +2,11 @@
 
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -183,3 +186,19 @@ def decode_sequentially() -> Callable[[bytes], Frames]:
 @pytest.fixture(scope="session")
 def make_picture() -> Callable[[int, int, int], np.ndarray]:
     return picture
+
+
+@pytest.fixture(scope="session")
+def processor_reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """What transformers' processors make of images and videos; see processor_reference.py."""
+
+    def process(media: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        folder = tmp_path_factory.mktemp("reference")
+        np.savez(folder / "in.npz", **media)
+        script = Path(__file__).with_name("processor_reference.py")
+        command = [sys.executable, str(script), str(folder / "in.npz"), str(folder / "out.npz")]
+        subprocess.run(command, check=True, timeout=100, capture_output=True)
+        with np.load(folder / "out.npz") as arrays:
+            return dict(arrays)
+
+    return process

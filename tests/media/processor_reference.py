@@ -3,12 +3,14 @@
 They need torchvision, which has no build for CPU torch. Where it is there all the same, its missing operators are registered; else
 this stands in for the five functions that the processors call (``resize`` as torchvision does it for bicubic uint8 tensors).
 
-usage: processor_reference.py IN.npz OUT.npz; arrays image* [height, width, 3] and video* [frames, height, width, 3].
+usage: processor_reference.py IN.npz OUT.npz; arrays image* [height, width, 3] or [bytes] of a file that Pillow opens, and video*
+[frames, height, width, 3].
 """
 
 import enum
 import importlib.machinery
 import importlib.util
+import io
 import sys
 import types
 
@@ -86,7 +88,8 @@ def main(source: str, target: str) -> None:
     with np.load(source) as arrays:
         for name, array in arrays.items():
             if name.startswith("image"):
-                output = images(images=[Image.fromarray(array)], return_tensors="pt")
+                picture = Image.open(io.BytesIO(array.tobytes())) if array.ndim == 1 else Image.fromarray(array)
+                output = images(images=[picture], return_tensors="pt")
                 results[name], grid = output["pixel_values"].numpy(), output["image_grid_thw"]
             else:
                 frames = torch.from_numpy(array).permute(0, 3, 1, 2)

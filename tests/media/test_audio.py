@@ -62,6 +62,14 @@ def test_stereo_is_the_mean_of_its_channels(make_audio):
         (48000, "pcm_s16le", "mov", "s16", 8),
         (44100, "alac", "mp4", "s16p", 2),
         (192000, "pcm_f64le", "wav", "dbl", 1),
+        (44100, "pcm_s16be", "aiff", "s16", 2),
+        (44100, "pcm_s24be", "aiff", "s32", 1),
+        (44100, "pcm_s16le", "caf", "s16", 2),
+        (48000, "ac3", "ac3", "fltp", 2),
+        (48000, "eac3", "eac3", "fltp", 2),
+        (44100, "adpcm_ima_wav", "wav", "s16p", 2),
+        (44100, "adpcm_ms", "wav", "s16p", 2),
+        (44100, "adpcm_ima_qt", "mov", "s16p", 2),
     ],
 )
 def test_rates_codecs_and_channels(make_audio, rate, codec, container, format, channels):
@@ -101,6 +109,21 @@ def test_planar_frames_of_eight_channels(make_audio):
     amplitudes = tuple(0.6 - 0.05 * channel for channel in range(8))
     middle = decoded(make_audio(tone(48000, amplitudes=amplitudes), 48000, "aac", "mp4", "fltp"))[4000:12000]
     assert np.sqrt(2 * (middle**2).mean()) == pytest.approx((sum(amplitudes) - amplitudes[3]) / 8, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "format", "says"),
+    [
+        ("pcm_s16be", "au", "s16", "this is an AU audio file, which is not supported"),
+        ("wavpack", "wv", "s16p", "this is a WavPack audio file, which is not supported"),
+        ("tta", "tta", "s16", "this is a TTA audio file, which is not supported"),
+        ("adpcm_yamaha", "wav", "s16p", "the audio codec adpcm_yamaha is not supported"),
+    ],
+)
+def test_other_formats_and_codecs_are_refused_by_name(make_audio, codec, container, format, says):
+    with pytest.raises(MediaError, match=f"{says} .supported: WAV, AIFF, CAF, MP3") as caught:
+        decoded(make_audio(tone(44100), 44100, codec, container, format))
+    assert caught.value.status == 422
 
 
 def test_silence_is_sound(make_audio):

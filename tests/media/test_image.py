@@ -14,6 +14,7 @@ from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
 
 LIMITS = MediaLimits()
+JPEG_XL = b"\xff\x0a\xfa\x1f\x41\x91\x08\x06\x01\x00"
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -195,5 +196,6 @@ def test_one_pixel_and_one_row():
 
 
 def test_other_formats_are_refused_by_name(image):
-    with pytest.raises(MediaError, match="this looks like a TIFF image, but it is broken or not supported"):
-        decoded(encoded(image, "TIFF"))
+    for data, name in ((encoded(image, "TIFF"), "a TIFF image"), (encoded(image, "DDS"), "a DDS image"), (JPEG_XL, "a JPEG XL image")):
+        with pytest.raises(MediaError, match=f"^this is {name}, which is not supported .supported: JPEG, PNG, WebP, GIF, BMP, AVIF"):
+            decoded(data)

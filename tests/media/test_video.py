@@ -7,6 +7,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
+import av
+import av.stream
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -192,3 +194,29 @@ def test_wanted_indices_are_checked(open_video):
         video.decode([3, 2])
     with pytest.raises(ValueError, match=r"0\.\.47"):
         video.decode([48])
+
+
+@pytest.mark.parametrize("container", ["mp4", "mov", "matroska"])
+@pytest.mark.parametrize("default", [0, 1, None])
+def test_of_several_videos_the_default_one_counts(make_picture, container, default):
+    """Where the file marks none, or all, the first."""
+    sizes = [(64, 96), (48, 128)]
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        streams = []
+        for height, width in sizes:
+            stream = output.add_stream("libx264", rate=24)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.disposition = av.stream.Disposition.default if default in (len(streams), None) else av.stream.Disposition(0)
+            streams.append(stream)
+        for number in range(6):
+            for stream in streams:
+                frame = av.VideoFrame.from_ndarray(make_picture(number, stream.height, stream.width), format="rgb24")
+                output.mux(stream.encode(frame))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    data = buffer.getvalue()
+    info = analyse(io.BytesIO(data), LIMITS)
+    assert (info.height, info.width) == sizes[default or 0]
+    frames = [frame for _, frame in decode_frames(io.BytesIO(data), info, range(info.num_frames))]
+    assert [frame.shape for frame in frames] == [(*sizes[default or 0], 3)] * 6

@@ -1,5 +1,7 @@
 """Made checkpoints: transformers loads them without a complaint, their text side works, and they say various things."""
 
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +68,17 @@ def test_same_seed_same_files(checkpoints: Callable[[str], Path], tmp_path: Path
     assert (tmp_path / "other/model.safetensors").read_bytes() != (tmp_path / "again/model.safetensors").read_bytes()
     with pytest.raises(FileExistsError):
         make_checkpoint("tiny", tmp_path / "again")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_have_the_mode_that_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_checkpoint("tiny", tmp_path / "made")
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / "made").iterdir()]
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in files} == dict.fromkeys((file.name for file in files), mode)
 
 
 def test_a_large_checkpoint_repeats_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

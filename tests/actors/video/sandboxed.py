@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import zmq
+from PIL import Image
 
 from mmrt.actors.video import sandbox, seccomp
 from mmrt.actors.video.sandbox import enter_sandbox, memory_left
@@ -81,9 +82,21 @@ def decode(data: bytes) -> None:
 
 
 def decode_picture() -> None:
-    assert "PIL.PpmImagePlugin" not in sys.modules  # one of those that Pillow loads when it opens its first picture
+    assert "PIL.QoiImagePlugin" not in sys.modules
+    importlib.import_module("PIL.QoiImagePlugin")  # code that comes late may still be read
     image = importlib.import_module("mmrt.media.image")
-    assert image.decode_image(io.BytesIO(PNG), MediaLimits()).shape == (1, 1, 3)
+    for picture in (PNG, *made_pictures()):
+        assert image.decode_image(io.BytesIO(picture), MediaLimits()).shape[2] == 3
+
+
+def made_pictures() -> list[bytes]:
+    """One of each format that a library other than Pillow's own decodes."""
+    made = []
+    for format in ("AVIF", "JPEG2000", "WEBP", "ICO"):
+        buffer = io.BytesIO()
+        Image.new("RGB", (32, 32), "red").save(buffer, format)
+        made.append(buffer.getvalue())
+    return made
 
 
 def target(fd: str) -> str:

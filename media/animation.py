@@ -1,36 +1,40 @@
-"""Animated WebP as a video: FFmpeg does not decode it, libwebp does (through Pillow).
+"""Animated WebP and AVIF as videos: Pillow decodes them, by libwebp and libavif. (FFmpeg decodes no WebP, and no alpha of AVIF.)
 
-Frames, times and sizes stand in the heads of the file's chunks (developers.google.com/speed/webp/docs/riff_container). A frame changes
-a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture is transparent it is laid on white,
-as a still is. Loops are not repeated. Called by ``video_info``, ``packets`` and ``engines``.
+Frames, times and sizes of WebP stand in the heads of the file's chunks (developers.google.com/speed/webp/docs/riff_container), those of
+AVIF in its tables. A frame changes a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture
+is transparent it is laid on white, as a still is. Loops are not repeated. Called by ``video_info``, ``packets`` and ``engines``.
 """
 
 import io
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
-from PIL import Image, WebPImagePlugin
+from PIL import AvifImagePlugin, Image, WebPImagePlugin
 
-from .container import broken
+from .container import broken, demux, open_container, streams_of
 from .errors import MediaError, MediaMemoryError
+from .formats import AVIF, describe
 from .image import BROKEN_IMAGE, on_white
 from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
 
-CODEC = "webp"
+CODECS = {"webp": WebPImagePlugin.WebPImageFile.format, "avif": AvifImagePlugin.AvifImageFile.format}
+"""What ``VideoInfo.codec`` says of an animation, and Pillow's name for its format."""
 
 _ANIMATED = 0x02  # among the flags of VP8X
 _TOO_SHORT_MS, _INSTEAD_MS = 10, 100  # what browsers make of frames that nobody could see
 
 
 class Animation(NamedTuple):
-    """What the chunks say. The lists have an entry for each frame."""
+    """What the file says. The lists have an entry for each frame."""
 
+    codec: str
     width: int
     height: int
-    durations_ms: list[int]
+    durations_ms: list[float]
     num_bytes: list[int]
 
     @property
@@ -41,16 +45,33 @@ class Animation(NamedTuple):
 def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Animation | None:
     """The animation in these bytes; None if they are anything else.
 
-    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets``.
+    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks or frames than ``limits.max_packets``.
     """
-    guarded = GuardedReader(reader, budget)
+    if describe(reader) == AVIF:
+        return _read_avif(reader, limits, budget)
+    return _read_webp(GuardedReader(reader, budget), limits)
+
+
+def _read_avif(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Animation | None:
+    """FFmpeg shows the still picture, the track of an animation and their alpha as videos. The track has the more frames."""
+    with closing(open_container(reader, "video", limits, budget, is_probed=False)) as container:
+        track = max(streams_of(container, "video"), key=lambda stream: stream.frames, default=None)
+        if track is None or track.frames < 2:
+            return None
+        packets = [(packet.duration or 0, packet.size) for packet in demux(container, track, limits, budget)]
+        durations_ms = [float(1000 * duration * track.time_base) for duration, _ in packets]
+        context = track.codec_context
+        return Animation("avif", context.width, context.height, durations_ms, [size for _, size in packets])
+
+
+def _read_webp(guarded: GuardedReader, limits: MediaLimits) -> Animation | None:
     head = guarded.read(30)
     if head[:4] != b"RIFF" or head[8:16] != b"WEBPVP8X" or len(head) < 30 or not head[20] & _ANIMATED:
         return None
     end = 8 + int.from_bytes(head[4:8], "little")
     if end > guarded.num_bytes:
         raise broken("video")
-    animation = Animation(_uint24(head, 24) + 1, _uint24(head, 27) + 1, [], [])
+    animation = Animation("webp", _uint24(head, 24) + 1, _uint24(head, 27) + 1, [], [])
     for num_chunks, (name, size, body) in enumerate(_chunks(guarded, 12, end)):
         if num_chunks >= limits.max_packets:
             raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
@@ -80,20 +101,20 @@ def _uint24(data: bytes, offset: int) -> int:
     return int.from_bytes(data[offset : offset + 3], "little")
 
 
-class WebpDecoder:
+class AnimationDecoder:
     """A decoder (see ``engines``) whose packets are the numbers of frames. Pillow keeps a copy of the file."""
 
-    def __init__(self, data: bytes, num_frames: int) -> None:
-        """Raises: MediaError (422) if libwebp finds another number of frames, or no animation at all."""
+    def __init__(self, data: bytes, codec: str, num_frames: int, size: tuple[int, int]) -> None:
+        """``size``: width and height. Raises: MediaError (422) if Pillow finds others, or no animation at all."""
         self.reformatter = VideoReformatter()
         self.is_sound = True
         try:
-            self._image = Image.open(io.BytesIO(data), formats=(WebPImagePlugin.WebPImageFile.format,))
+            self._image = Image.open(io.BytesIO(data), formats=(CODECS[codec],))
         except MemoryError:
             raise MediaMemoryError from None
         except BROKEN_IMAGE:
             raise broken("video") from None
-        if getattr(self._image, "n_frames", 0) != num_frames:
+        if (getattr(self._image, "n_frames", 0), self._image.size) != (num_frames, size):
             raise broken("video")
 
     def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
