@@ -29,6 +29,7 @@ class MediaLimits:
     max_video_s: float = 3600.0
     max_audio_s: float = 600.0
     max_packets: int = 500_000  # compressed packets walked per item
+    max_animation_frames: int = 36_000  # of a GIF or WebP: an hour of ten a second
     max_streams: int = 64  # of a container
     max_channels: int = 16  # of sound
     max_sample_rate: int = 768_000

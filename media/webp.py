@@ -14,7 +14,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from PIL import Image, WebPImagePlugin
 
-from .container import broken
+from .container import broken, check_animation
 from .errors import MediaError, MediaMemoryError
 from .image import BROKEN_IMAGE, on_white
 from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
@@ -41,7 +41,8 @@ class Animation(NamedTuple):
 def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Animation | None:
     """The animation in these bytes; None if they are anything else.
 
-    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets``.
+    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets`` or more frames than
+    ``limits.max_animation_frames``.
     """
     guarded = GuardedReader(reader, budget)
     head = guarded.read(30)
@@ -59,6 +60,7 @@ def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> A
                 raise broken("video")
             animation.durations_ms.append(_uint24(body, 12))
             animation.num_bytes.append(size)
+            check_animation(len(animation.num_bytes), limits)
     if not animation.num_bytes:
         raise MediaError("the video has no frames")
     return animation
