@@ -61,6 +61,8 @@ BROKEN_IMAGE = (
 )
 """What Pillow raises for files that are broken."""
 
+_FREE_PIXELS = 1 << 20  # that a picture may have beyond what its header says, as GIFs have whose frames reach out of their screen
+_BAND_PIXELS = 1 << 20
 _MAX_SCANS_AT_ONCE = 16  # encoders make about ten; Pillow looks at the clock between blocks, simplejpeg never
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -100,7 +102,7 @@ def decode_image(
                 pixels = _decode_jpeg(guarded, image, limits, budget, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
                 if pixels is None:
                     image.load()
-                    pixels = np.array(on_white(image))
+                    pixels = _pixels(image)
                 return _turned_upright(pixels, image)
             except MediaError:
                 raise
@@ -163,6 +165,17 @@ def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:
     return pixels if method is None else np.array(Image.fromarray(pixels).transpose(method))
 
 
+def _pixels(image: Image.Image) -> Pixels:
+    """The pixels of a loaded image, on white. Made band by band: whole copies of a large one would cost more than decoding it."""
+    width, height = image.size
+    pixels: Pixels = np.empty((height, width, 3), np.uint8)
+    step = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, step):
+        bottom = min(height, top + step)
+        pixels[top:bottom] = np.asarray(on_white(image.crop((0, top, width, bottom))))
+    return pixels
+
+
 def on_white(image: Image.Image) -> Image.Image:
     """The image in mode RGB, with white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):
@@ -179,5 +192,7 @@ def _check_size(width: int, height: int, limits: MediaLimits) -> None:
         raise MediaError(f"the image has no pixels ({width}x{height})")
     if width * height > limits.max_pixels:
         raise MediaError(f"the image of {width}x{height} exceeds the limit of {limits.max_pixels} pixels", 400)
+    if 0 <= limits.said_pixels < width * height - _FREE_PIXELS:
+        raise MediaError(f"the image of {width}x{height} is larger than its header says ({limits.said_pixels} pixels)")
     if max(width, height) > limits.max_aspect * min(width, height):
         raise MediaError(f"the image of {width}x{height} exceeds the aspect ratio limit of {limits.max_aspect:g}:1", 400)

@@ -23,6 +23,7 @@ class MediaLimits:
     """Limits of one item; passing one is a ``MediaError`` with status 400 that names the value and the limit."""
 
     max_pixels: int = 178_956_970  # of an image
+    said_pixels: int = -1  # of this image, by what was read of its header before (``header``); -1: nobody has
     max_frame_pixels: int = 8192 * 4352  # of one video frame: a decoder keeps some twenty
     max_jpeg_scans: int = 100  # of a progressive image: each costs a pass over its pixels and may take a few bytes
     max_aspect: float = 200.0  # longer side over shorter side, as the models' processors refuse it

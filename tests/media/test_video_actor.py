@@ -403,8 +403,8 @@ def test_a_lack_of_memory_is_the_items_fault_or_the_process_ends(bench, png, mon
 
 
 def test_an_item_too_large_for_the_sandbox_is_refused_and_the_next_one_is_not(bench, tmp_path):
-    """In a process of its own, with 128 MiB to spare: 3000 x 3000 transparent pixels take Pillow more than that."""
-    for size in (3000, 30):
+    """In a process of its own, with 128 MiB to spare: 6000 x 6000 transparent pixels take Pillow more than that."""
+    for size in (6000, 30):
         (tmp_path / f"{size}.png").write_bytes(encoded(Image.new("RGBA", (size, size))))
     code = f"""
 from pathlib import Path
@@ -414,7 +414,7 @@ from mmrt.tests.media.test_video_actor import Bench
 run, folder = Path({str(bench.run.path)!r}), Path({str(tmp_path)!r})
 bench = Bench(RunDirectory.create(run / "of its own", {{}}))
 enter_sandbox(run, folder, memory_bytes=128 << 20, file_bytes=1 << 20)
-for size in (3000, 3000, 30):
+for size in (6000, 6000, 30):
     plan = bench.analyse_plan("image", (folder / f"{{size}}.png").read_bytes())
     print(getattr(bench.worker.execute(plan), "message", "analysed"))
 """
