@@ -6,6 +6,7 @@ other exception is an error of ours, which ``plans`` answers with a 500.
 
 import logging
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,14 +16,14 @@ from typing import TypeVar
 
 from ..media.decoding import DECODER_BYTES, DecodingPool
 from ..media.engines import Engine, cpu_engines
-from ..media.errors import MediaError
+from ..media.errors import MediaError, OutOfTime
 from ..media.image import JpegDecoder
 from ..media.limits import MediaLimits, TimeBudget
 from ..media.segments import MAX_THREADS
 from ..models.config import Item, MediaKind, ModelConfig
 from ..models.errors import UnsupportedMediaError
 from ..runtime.config import MediaSection, RuntimeConfig, read_environment
-from ..runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
+from ..runtime.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Overran, Plan, Result, SegmentShape
 from ..runtime.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
@@ -40,6 +41,7 @@ BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each eng
 THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
 STACK_BYTES = 8 << 20  # of a decoder's thread
 BYTES_PER_PIXEL = 32  # of the largest picture (measured: 18 of a PNG that is turned upright; libwebp has canvases besides)
+SMALL_S = 2.0  # of a processor, that what should be small work may take: several times what it does
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
@@ -72,9 +74,9 @@ def main(actor: Actor) -> None:
     )
     rows = SequenceTable.attach(actor.run, writable=False)
 
-    def worker(cache_bytes: int) -> VideoWorker:
+    def worker(cache_bytes: int, yields: bool) -> VideoWorker:
         engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
-        return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs)
+        return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs, yields)
 
     num_threads = 2 * actor.config.actor(actor.name).threads + num_engines  # engines decode beside the steps' own work
     step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
@@ -95,7 +97,7 @@ def main(actor: Actor) -> None:
         return worker.execute(plan, alone=is_cautious())
 
     # One for each thread that does plans; an item is always the same one's.
-    with closing(worker(CACHE_BYTES)) as small, closing(worker(num_engines * CACHE_BYTES)) as large:
+    with closing(worker(CACHE_BYTES, True)) as small, closing(worker(num_engines * CACHE_BYTES, False)) as large:
         serve_plans(actor, execute, rows, is_aside=is_aside)
 
 
@@ -155,7 +157,10 @@ class VideoWorker:
         cache_bytes: int = CACHE_BYTES,
         engines: Sequence[Engine] | None = None,
         jpeg_decoder: JpegDecoder | None = None,
+        yields: bool = False,
     ) -> None:
+        """``yields``: what takes more than ``SMALL_S`` of this thread's processor time is given up, with Overran."""
+        self._yields = yields
         self._media = media_pool
         self._patches = patch_pool
         self._model = for_run(model_config, media_config)
@@ -191,11 +196,11 @@ class VideoWorker:
             if alone:
                 self._close(_key(plan))
 
-    def analyse(self, plan: Analyse) -> Analysed | ItemError:
+    def analyse(self, plan: Analyse) -> Analysed | ItemError | Overran:
         """Find the item's shape."""
         return self._guarded(plan, lambda: Analysed(_shape(self._entry(plan).opened.item)))
 
-    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError:
+    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError | Overran:
         """Write one segment's rows into its patch pages."""
         return self._guarded(plan, lambda: self._decode_segment(plan))
 
@@ -225,7 +230,7 @@ class VideoWorker:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
             model = for_medium(self._model, plan.media.options)
-            budget = TimeBudget(self._timeout_s)
+            budget = TimeBudget(SMALL_S, time.thread_time) if self._yields else TimeBudget(self._timeout_s)
             with budget.running():
                 sound = plan.media.options.use_audio_in_video
                 limits = replace(self._limits, said_pixels=plan.media.num_pixels)
@@ -242,11 +247,13 @@ class VideoWorker:
         if entry is not None:
             entry.opened.close()
 
-    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError:
+    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError | Overran:
         try:
             return work()
         except Exception as error:
             self._close(_key(plan))
+            if self._yields and isinstance(error, OutOfTime):
+                return Overran()
             status, message = _explain(error, plan.media.kind)
         return ItemError(status, f"{plan.media.path}: {message}")
 

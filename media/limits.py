@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from .errors import MediaError
+from .errors import MediaError, OutOfTime
 
 
 class Reader(Protocol):
@@ -70,9 +70,9 @@ class TimeBudget:
         return self._limit_s - self.spent_s
 
     def check(self) -> None:
-        """Raises MediaError (400) when the budget is spent."""
+        """Raises OutOfTime, a MediaError (400), when the budget is spent."""
         if self.left_s < 0:
-            raise MediaError(f"decoding took longer than the limit of {self._limit_s:g} s", 400)
+            raise OutOfTime(self._limit_s)
 
 
 UNLIMITED = TimeBudget(float("inf"))

@@ -364,7 +364,11 @@ class Died(Wire, frozen=True):
     crashed: bool
 
 
-Result = Analysed | Done | ItemError | Skipped | Died
+class Overran(Wire, frozen=True):
+    """The plan is not done: its work is larger than estimated, and others wait for its thread."""
+
+
+Result = Analysed | Done | ItemError | Skipped | Died | Overran
 
 
 class PlanDone(Wire, frozen=True):

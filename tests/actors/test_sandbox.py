@@ -270,9 +270,10 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     calls: list[tuple[object, ...]] = []
 
     class Worker:
-        def __init__(self, media: PagePool, patches: PagePool, _: object, __: object, cache_bytes: int, *___: object) -> None:
+        def __init__(self, media: PagePool, patches: PagePool, _: object, __: object, cache_bytes: int, *more: object) -> None:
             assert (media.data.flags.writeable, patches.data.flags.writeable) == (False, True)
             self.name = "small" if cache_bytes == video.CACHE_BYTES else "large"
+            assert more[-1] is (self.name == "small")
 
         def close_unwanted(self, is_unwanted: object) -> None:
             calls.append(("close unwanted",))
