@@ -53,7 +53,9 @@ def serve_plans(
         while not actor.ending:
             loop.take()
             loop.finish_aside()
-            if (begun := loop.next_plan(is_aside)) is not None:
+            begun = loop.next_plan(is_aside)
+            loop.begin_aside()
+            if begun is not None:
                 loop.do(begun)
             elif not loop.queue:
                 actor.wait(IDLE_S)
@@ -115,9 +117,7 @@ class _Loop:
         return is_waiting or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
     def next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
-        """The next plan of the queue. One for the other thread is begun there, or waits until that has nothing else to do."""
-        if self._aside is None and self._later:
-            self._begin_aside(*self._later.popleft())
+        """The next plan of the queue. One for the other thread waits for its turn there."""
         if not self.queue:
             return None
         command = self.queue.popleft()
@@ -152,14 +152,16 @@ class _Loop:
         self._finish(begun, result)
         self._watch_aside()
 
-    def _begin_aside(self, command: Run, plan: Plan) -> None:
-        begun = self._begin(command, plan)
-        if (wanted := begun.wanted) is None:
-            self._finish(begun, Skipped())
-            return
-        self._aside = begun, self._thread.submit(self._attempt, begun, wanted)
-        self._aside[1].add_done_callback(lambda _: self._actor.wake())
-        self._watch_aside()
+    def begin_aside(self) -> None:
+        """Give the other thread a plan if it has none."""
+        while self._later and self._aside is None:
+            begun = self._begin(*self._later.popleft())
+            if (wanted := begun.wanted) is None:
+                self._finish(begun, Skipped())
+                continue
+            self._aside = begun, self._thread.submit(self._attempt, begun, wanted)
+            self._aside[1].add_done_callback(lambda _: self._actor.wake())
+            self._watch_aside()
 
     def _watch_aside(self) -> None:
         """What is done in the other thread is the step from now on, with what is left of its time."""
@@ -173,10 +175,12 @@ class _Loop:
         if self._aside is None or not (may_wait or self._aside[1].done()):
             return
         begun, future = self._aside
-        with self._status.step(begun.plan_id, self._limit.ceiling_s):
-            result = future.result()
+        if (error := future.exception()) is not None:
+            with self._status.step(begun.plan_id, self._limit.ceiling_s):
+                raise error
+        self._status.end_step()
         self._aside = None
-        self._finish(begun, result)
+        self._finish(begun, future.result())
 
     def _finish(self, begun: _Begun, result: Result) -> None:
         elapsed_s = (time.monotonic_ns() - begun.started_ns) / 1e9

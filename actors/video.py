@@ -74,10 +74,12 @@ def main(actor: Actor) -> None:
     )
     rows = SequenceTable.attach(actor.run, writable=False)
 
-    def worker(cache_bytes: int, yields: bool) -> VideoWorker:
-        engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
+    def worker(cache_bytes: int, engines: Sequence[Engine] | None, yields: bool) -> VideoWorker:
+        jpegs = _jpeg_decoder(actor.config)
         return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs, yields)
 
+    small = worker(CACHE_BYTES, None, True)
+    large = worker(num_engines * CACHE_BYTES, _engines(actor.config), False)
     num_threads = 2 * actor.config.actor(actor.name).threads + num_engines  # engines decode beside the steps' own work
     step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
     num_begun = 0
@@ -96,8 +98,7 @@ def main(actor: Actor) -> None:
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
         return worker.execute(plan, alone=is_cautious())
 
-    # One for each thread that does plans; an item is always the same one's.
-    with closing(worker(CACHE_BYTES, True)) as small, closing(worker(num_engines * CACHE_BYTES, False)) as large:
+    with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
         serve_plans(actor, execute, rows, is_aside=is_aside)
 
 

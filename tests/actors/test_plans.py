@@ -280,7 +280,7 @@ def test_the_large_plan_is_the_step_while_nothing_else_is_done(work: Work) -> No
         assert gate.entered.wait(20)
 
     large, small = gate.write(0, 7, 2), gate.write(1, 8, 0)
-    gate.serve([large], [], enter, look, [small], look, gate.open, [])
+    gate.serve([large], enter, look, [small], look, gate.open, [])
     before, after = seen
     assert before.step_plan == after.step_plan == 7
     assert after.steps == 1 and after.step_start_ns > before.step_start_ns
