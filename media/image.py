@@ -1,7 +1,8 @@
 """Still images: compressed bytes to upright RGB pixels, as transformers and vLLM see them. Pillow decodes formats of an allow-list.
 
 The pixel limit is checked on the header, before any pixel is decoded. Sound grey and colour JPEGs are then decoded by simplejpeg, which
-hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time.
+hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time. None is
+decoded to a smaller size: libjpeg's scaled transform gives other pixels than a whole picture that is resized, as transformers does it.
 
 EXIF orientation is applied (transformers' ``load_image``), transparency is laid on white (transformers' ``convert_to_rgb``), of an
 animation the first frame counts. Grey images of 16 bits are scaled to 8; Pillow's own conversion, and so transformers', clips them to
