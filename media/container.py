@@ -160,6 +160,12 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
     return stream
 
 
+def check_animation(num_frames: int, limits: MediaLimits) -> None:
+    """Raises: MediaError (400) for more frames than an animation may have, counted so far."""
+    if num_frames > limits.max_animation_frames:
+        raise MediaError(f"the animation has more than {limits.max_animation_frames} frames", 400)
+
+
 def _codec(stream: Any) -> str:
     return stream.codec_context.name if stream.codec_context is not None else "unknown"
 
@@ -167,8 +173,10 @@ def _codec(stream: Any) -> str:
 def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
     """The stream's packets in file order. A container that breaks off yields what came before.
 
-    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget, or for a JPEG of too many scans.
+    Raises: MediaError (400) beyond ``limits.max_packets``, ``limits.max_animation_frames`` or the time budget, or for a JPEG of too
+    many scans.
     """
+    is_animation = _codec(stream) == "gif"
     is_jpeg = _codec(stream) == "mjpeg"
     num_packets = 0
     packets = container.demux(stream)
@@ -184,6 +192,8 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
         num_packets += 1
         if num_packets > limits.max_packets:
             raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
+        if is_animation:
+            check_animation(num_packets, limits)
         if num_packets % 64 == 0:
             budget.check()
         if is_jpeg:
