@@ -3,9 +3,9 @@
 ``decoding`` calls ``analyse`` and decodes by what it returns.
 """
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -62,14 +62,29 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         for packet in demux(container, stream, limits, budget):
             walk.add(packet)
         frame = walk.finish()
-        num_frames = walk.num_shown
+        if num_doubtful := walk.num_doubtful:
+            walk.settle(num_doubtful, _decode_beginning(reader, num_doubtful, limits, budget))
         fps, duration_s = _rate(stream, walk, limits)
         height, width = frame.height, frame.width
         if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
         codec, bits = stream.codec_context.name, frame.format.padded_bits_per_pixel
-        return VideoInfo(num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+        return VideoInfo(walk.num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+
+
+def _decode_beginning(reader: Reader, num_packets: int, limits: MediaLimits, budget: TimeBudget) -> list[int | None]:
+    """Time stamps of the frames that the first packets of a file give, in the order in which a new decoder delivers them."""
+    container, stream = open_video(reader, limits, budget)
+    context = stream.codec_context
+    context.options = limits.codec_options
+    delivered: list[int | None] = []
+    with closing(container):
+        for packet in (*islice(demux(container, stream, limits, budget), num_packets), None):
+            budget.check()
+            with suppress(BrokenData):
+                delivered += [frame.pts for frame in ffmpeg(context.decode, packet)]
+    return delivered
 
 
 def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> VideoInfo:
@@ -92,6 +107,7 @@ class _Walk:
     """What one pass over the packets collects."""
 
     _MAX_FIRST_FRAME_PACKETS = 2000
+    _MAX_DOUBTFUL_PACKETS = 256  # that are decoded behind the first frame
 
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
@@ -105,20 +121,25 @@ class _Walk:
         self._hidden: list[bool] = []
         self._is_vp8 = self._context.name in ("vp8", "libvpx")
         self._max_field_ticks = _max_field_ticks(stream)
-        self._num_fields = 0
+        self._is_field: list[bool] = []
         self._changes_head = False
+        self._num_tried = 0
+        self._undelivered: frozenset[int] = frozenset()  # time stamps
+        self._num_undelivered = 0
+        self._is_out_of_order = False
 
     def add(self, packet: Any) -> None:
         if packet.is_keyframe:
             self._keys.append(len(self._pts))
         if self._frame is None and len(self._pts) < self._MAX_FIRST_FRAME_PACKETS:
             self._try(packet)
+            self._num_tried += 1
         self._pts.append(packet.pts)
         self._num_bytes.append(packet.size)
         self._disposable.append(packet.is_disposable)
         is_hidden = packet.is_discard or (self._is_vp8 and not bytes(packet)[0] & _VP8_SHOW_FRAME)
         self._hidden.append(is_hidden)
-        self._num_fields += not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks
+        self._is_field.append(not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks)
         self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
 
     def finish(self) -> Any:
@@ -129,7 +150,7 @@ class _Walk:
             self._frame = self._decode(None)
         if self._frame is None:
             raise MediaError("no frame of the video can be decoded")
-        if not self.num_shown:
+        if not self._num_shown(len(self._pts)):
             raise MediaError("the video shows no frame: its edit list hides all of them")
         return self._frame
 
@@ -148,11 +169,47 @@ class _Walk:
         except BrokenData:
             return None
 
+    def _num_shown(self, num_packets: int) -> int:
+        """Frames of the first packets. Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets, one of them
+        without time stamp.
+        """
+        num_fields = sum(self._is_field[:num_packets]) if None in self._pts else 0
+        return self._hidden[:num_packets].count(False) - num_fields // 2
+
     @property
-    def num_shown(self) -> int:
-        """Frames. Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets, one of them without time stamp."""
-        num_fields = self._num_fields if None in self._pts else 0
-        return self._hidden.count(False) - num_fields // 2
+    def num_frames(self) -> int:
+        """Frames that the decoder delivers, as far as is known."""
+        return self._num_shown(len(self._pts)) - self._num_undelivered
+
+    @property
+    def num_doubtful(self) -> int:
+        """How many packets to decode, to know which of them give frames; 0 if all do.
+
+        A picture before the first key frame in decode order or in time may lack pictures that it refers to. What the decoder then does,
+        differs: H.264 waits for a point of recovery, HEVC leaves out what is called skipped leading (RASL), MPEG-2 and MPEG-4 leave out
+        B-frames, MPEG-4 makes grey of the others. All is known again at the next key frame.
+        """
+        first = self._groups[0] if self._keys[:1] == [0] else max(self._keys[:1], default=0)
+        key_pts = self._pts[first]
+        leading = [
+            number
+            for number, (pts, is_hidden) in enumerate(zip(self._pts, self._hidden, strict=True))
+            if pts is not None and key_pts is not None and pts < key_pts and number > first and not is_hidden
+        ]
+        is_known = self._keys[:1] == [0] and not leading
+        if is_known and (self.packet_index() is not None or not self._context.has_b_frames):
+            return 0
+        begin = max(self._num_tried, first + 1)
+        last = max(leading, default=0)
+        end = next((key for key in self._keys if key >= begin and key > last), len(self._pts))
+        return min(end, begin + self._MAX_DOUBTFUL_PACKETS)
+
+    def settle(self, num_packets: int, delivered: list[int | None]) -> None:
+        """The first packets give frames of these time stamps, in this order."""
+        self._num_undelivered = self._num_shown(num_packets) - len(delivered)
+        known = [pts for pts in delivered if pts is not None]
+        self._is_out_of_order = len(known) < len(delivered) or any(a >= b for a, b in pairwise(known))
+        self._undelivered = frozenset(pts for pts in self._pts[:num_packets] if pts is not None) - set(known)
 
     @property
     def _groups(self) -> list[int]:
@@ -167,14 +224,16 @@ class _Walk:
         begins = [pts for group in self._groups if (pts := self._pts[group]) is not None]
         if len(shown) < self._hidden.count(False) or any(a >= b for a, b in pairwise(begins)):
             return []
-        return sorted(shown)
+        return sorted(set(shown) - self._undelivered) if self._undelivered else sorted(shown)
 
     def packet_index(self) -> PacketIndex | None:
         """None where no key frame is known, time stamps do not tell frames apart or are not those of the frames, or one packet brings
         parameter sets that all others after it need.
         """
         timeline = self.shown_pts()
-        if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts) or self._changes_head:
+        if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts):
+            return None
+        if self._changes_head or self._is_out_of_order:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
@@ -194,14 +253,13 @@ def _max_field_ticks(stream: Any) -> float:
 
 def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
     """(frames per second, seconds). The file's average rate, as transformers' PyAV backend takes it, where time stamps agree."""
-    num_frames = walk.num_shown
     fps = float(stream.average_rate or stream.guessed_rate or 25)
     shown = walk.shown_pts()
     if len(shown) > 1 and shown[-1] > shown[0] and stream.time_base:
         measured = (len(shown) - 1) / float((shown[-1] - shown[0]) * stream.time_base)
         if not 0.8 * measured <= fps <= 1.25 * measured:
             fps = measured
-    duration_s = num_frames / fps
+    duration_s = walk.num_frames / fps
     _check_duration(duration_s, limits)
     return fps, duration_s
 
