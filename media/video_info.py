@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import mpeg4
 from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
@@ -120,6 +121,7 @@ class _Walk:
         self._disposable: list[bool] = []
         self._hidden: list[bool] = []
         self._is_vp8 = self._context.name in ("vp8", "libvpx")
+        self._num_time_bits: int | None = None  # of MPEG-4's pictures
         self._max_field_ticks = _max_field_ticks(stream)
         self._is_field: list[bool] = []
         self._changes_head = False
@@ -137,10 +139,21 @@ class _Walk:
         self._pts.append(packet.pts)
         self._num_bytes.append(packet.size)
         self._disposable.append(packet.is_disposable)
-        is_hidden = packet.is_discard or (self._is_vp8 and not bytes(packet)[0] & _VP8_SHOW_FRAME)
+        is_hidden = packet.is_discard or not self._is_shown(packet)
         self._hidden.append(is_hidden)
         self._is_field.append(not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks)
         self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
+
+    def _is_shown(self, packet: Any) -> bool:
+        """Whether its head says that it holds a picture to be seen."""
+        if self._is_vp8:
+            return bool(bytes(packet)[0] & _VP8_SHOW_FRAME)
+        if self._context.name != mpeg4.CODEC:
+            return True
+        data = bytes(packet)
+        if not self._num_time_bits:
+            self._num_time_bits = mpeg4.num_time_bits((self._context.extradata or b"", data))
+        return not self._num_time_bits or mpeg4.is_coded(data, self._num_time_bits)
 
     def finish(self) -> Any:
         """The first frame."""
@@ -238,6 +251,8 @@ class _Walk:
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
             return None  # AVI has no time stamps of its own: packets are numbered as they lie, whatever order frames come out in
+        if self._context.name == mpeg4.CODEC and self._context.has_b_frames and True in self._hidden:
+            return None  # FFmpeg takes what is not coded for P-frames when it computes the time stamps that AVI lacks
         num_bytes = np.array(self._num_bytes, dtype=np.int64)
         is_disposable = np.array(self._disposable, dtype=np.bool_)
         return PacketIndex(pts, num_bytes, is_disposable, np.array(self._groups, dtype=np.int64), np.array(timeline, dtype=np.int64))
