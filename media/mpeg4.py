@@ -4,13 +4,13 @@ and ``video_info``.
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 from av.bitstream import BitStreamFilterContext
 
 CODEC = "mpeg4"
 
+_FILTER = "mpeg4_unpack_bframes"
 _PACKED = re.compile(rb"\x00\x00\x01\xb2DivX\d+(b|Build)\d+p")  # as FFmpeg's decoder recognises it, in the user data
 _LAYER = re.compile(rb"\x00\x00\x01[\x20-\x2f](.{1,40})", re.DOTALL)
 _PICTURE = b"\0\0\1\xb6"
@@ -24,15 +24,15 @@ def unpacked(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:
     A packed bitstream holds a P-frame and a B-frame in one packet, and a packet too small for a picture later on. FFmpeg's filter takes
     the B-frame there. The time stamps that come with the packets are those of other pictures, so they are taken away.
     """
-    first = next(packets, None)
-    if first is None:
-        return
-    packets = chain([first], packets)
-    if not any(_PACKED.search(head) for head in (stream.codec_context.extradata or b"", bytes(first))):
-        yield from packets
-        return
-    unpack = BitStreamFilterContext("mpeg4_unpack_bframes", stream)
+    unpack = None
+    if _PACKED.search(stream.codec_context.extradata or b""):
+        unpack = BitStreamFilterContext(_FILTER, stream)
     for packet in packets:
+        if unpack is None and _PACKED.search(bytes(packet)):
+            unpack = BitStreamFilterContext(_FILTER, stream)
+        if unpack is None:
+            yield packet
+            continue
         for picture in unpack.filter(packet) if packet.size else ():
             picture.pts = picture.dts = None
             yield picture

@@ -5,11 +5,12 @@
 
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from av.video.frame import PictureType
 
 from . import mpeg4
 from .container import BrokenData, broken, demux, ffmpeg, open_video
@@ -21,6 +22,8 @@ from .webp import CODEC, Animation, WebpDecoder, read_animation
 RGBA_BITS = 32
 
 _MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
+_MAX_FIRST_FRAME_PACKETS = 2000  # that are decoded in search of a frame
+_NUM_PACKETS_MORE = 64  # that are decoded behind those that may give no frame
 _VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is to be seen, and not for others alone to refer to
 
 
@@ -63,8 +66,8 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         for packet in demux(container, stream, limits, budget):
             walk.add(packet)
         frame = walk.finish()
-        if num_doubtful := walk.num_doubtful:
-            walk.settle(num_doubtful, _decode_beginning(reader, num_doubtful, limits, budget))
+        if (num_doubtful := walk.num_doubtful(frame)) is not None:
+            walk.settle(*_decode_beginning(reader, num_doubtful, limits, budget))
         fps, duration_s = _rate(stream, walk, limits)
         height, width = frame.height, frame.width
         if orientation_of(frame).is_transposed:
@@ -74,18 +77,29 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         return VideoInfo(walk.num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
 
 
-def _decode_beginning(reader: Reader, num_packets: int, limits: MediaLimits, budget: TimeBudget) -> list[int | None]:
-    """Time stamps of the frames that the first packets of a file give, in the order in which a new decoder delivers them."""
+def _decode_beginning(reader: Reader, num_doubtful: int, limits: MediaLimits, budget: TimeBudget) -> tuple[int, list[int | None]]:
+    """Decode the packets up to the first frame, at least ``num_doubtful``, and some more, as a new decoder does.
+
+    Returns how many they are, and the time stamps of the frames that they give, in the order in which these come out.
+    """
     container, stream = open_video(reader, limits, budget)
     context = stream.codec_context
     context.options = limits.codec_options
     delivered: list[int | None] = []
+    num_packets, end = 0, _MAX_FIRST_FRAME_PACKETS
     with closing(container):
-        for packet in (*islice(demux(container, stream, limits, budget), num_packets), None):
+        for packet in chain(demux(container, stream, limits, budget), [None]):
+            if num_packets >= end:
+                packet = None
             budget.check()
             with suppress(BrokenData):
                 delivered += [frame.pts for frame in ffmpeg(context.decode, packet)]
-    return delivered
+            if packet is None:
+                break
+            num_packets += 1
+            if delivered and end == _MAX_FIRST_FRAME_PACKETS:
+                end = max(num_packets, num_doubtful) + _NUM_PACKETS_MORE
+    return num_packets, delivered
 
 
 def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> VideoInfo:
@@ -106,9 +120,6 @@ def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> Vide
 
 class _Walk:
     """What one pass over the packets collects."""
-
-    _MAX_FIRST_FRAME_PACKETS = 2000
-    _MAX_DOUBTFUL_PACKETS = 256  # that are decoded behind the first frame
 
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
@@ -133,7 +144,7 @@ class _Walk:
     def add(self, packet: Any) -> None:
         if packet.is_keyframe:
             self._keys.append(len(self._pts))
-        if self._frame is None and len(self._pts) < self._MAX_FIRST_FRAME_PACKETS:
+        if self._frame is None and len(self._pts) < _MAX_FIRST_FRAME_PACKETS:
             self._try(packet)
             self._num_tried += 1
         self._pts.append(packet.pts)
@@ -194,28 +205,21 @@ class _Walk:
         """Frames that the decoder delivers, as far as is known."""
         return self._num_shown(len(self._pts)) - self._num_undelivered
 
-    @property
-    def num_doubtful(self) -> int:
-        """How many packets to decode, to know which of them give frames; 0 if all do.
+    def num_doubtful(self, first_frame: Any) -> int | None:
+        """How many packets hold pictures that may give no frame, at least; None if all give one.
 
-        A picture before the first key frame in decode order or in time may lack pictures that it refers to. What the decoder then does,
-        differs: H.264 waits for a point of recovery, HEVC leaves out what is called skipped leading (RASL), MPEG-2 and MPEG-4 leave out
-        B-frames, MPEG-4 makes grey of the others. All is known again at the next key frame.
+        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. What the decoder then does
+        differs: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave out
+        B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
         """
-        first = self._groups[0] if self._keys[:1] == [0] else max(self._keys[:1], default=0)
+        first = self._keys[0] if self._keys else 0
         key_pts = self._pts[first]
-        leading = [
-            number
-            for number, (pts, is_hidden) in enumerate(zip(self._pts, self._hidden, strict=True))
-            if pts is not None and key_pts is not None and pts < key_pts and number > first and not is_hidden
-        ]
-        is_known = self._keys[:1] == [0] and not leading
-        if is_known and (self.packet_index() is not None or not self._context.has_b_frames):
-            return 0
-        begin = max(self._num_tried, first + 1)
-        last = max(leading, default=0)
-        end = next((key for key in self._keys if key >= begin and key > last), len(self._pts))
-        return min(end, begin + self._MAX_DOUBTFUL_PACKETS)
+        leading = [number for number, pts in enumerate(self._pts) if number > first and not self._hidden[number] and _is_before(pts, key_pts)]
+        tells_order = self.packet_index() is not None or not self._context.has_b_frames
+        begins_with_key = self._keys[:1] == [0] and self._num_tried == 1 and first_frame.pict_type == PictureType.I
+        if begins_with_key and not leading and tells_order:
+            return None
+        return max([first, *leading]) + 1
 
     def settle(self, num_packets: int, delivered: list[int | None]) -> None:
         """The first packets give frames of these time stamps, in this order."""
@@ -256,6 +260,10 @@ class _Walk:
         num_bytes = np.array(self._num_bytes, dtype=np.int64)
         is_disposable = np.array(self._disposable, dtype=np.bool_)
         return PacketIndex(pts, num_bytes, is_disposable, np.array(self._groups, dtype=np.int64), np.array(timeline, dtype=np.int64))
+
+
+def _is_before(pts: int | None, other: int | None) -> bool:
+    return pts is not None and other is not None and pts < other
 
 
 def _max_field_ticks(stream: Any) -> float:
