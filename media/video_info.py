@@ -61,7 +61,8 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         return _animated(animation, reader, limits)
     container, stream = open_video(reader, limits, budget)
     with closing(container):
-        check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
+        if stream.codec_context.width or stream.codec_context.height:  # else no head came at the beginning
+            check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
         walk = _Walk(stream, limits)
         for packet in demux(container, stream, limits, budget):
             walk.add(packet)
@@ -193,11 +194,14 @@ class _Walk:
         except BrokenData:
             return None
 
+    @property
+    def _are_fields_apart(self) -> bool:
+        """Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets. One of them may have no time stamp."""
+        return True in self._is_field and (None in self._pts or bool(self._frame is not None and self._frame.interlaced_frame))
+
     def _num_shown(self, num_packets: int) -> int:
-        """Frames of the first packets. Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets, one of them
-        without time stamp.
-        """
-        num_fields = sum(self._is_field[:num_packets]) if None in self._pts else 0
+        """Frames of the first packets."""
+        num_fields = sum(self._is_field[:num_packets]) if self._are_fields_apart else 0
         return self._hidden[:num_packets].count(False) - num_fields // 2
 
     @property
@@ -250,7 +254,7 @@ class _Walk:
         timeline = self.shown_pts()
         if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts):
             return None
-        if self._changes_head or self._is_out_of_order:
+        if self._changes_head or self._is_out_of_order or self._are_fields_apart:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
