@@ -4,7 +4,7 @@ B-frames follow, and then a picture that is not coded (N-VOP) where there would 
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import av
@@ -14,22 +14,17 @@ from mmrt.tests.media.conftest import encode_video
 _B_FRAME = 2
 _VOP = b"\0\0\1\xb6"
 _USER_DATA = b"\0\0\1\xb2"
-_TIME_BITS = 5  # of a rate of 24: numbers up to 23
+_RATE = 24
 
 
 def packed(num_frames: int, num_b_frames: int = 2, gop: int = 300, container: str = "avi", user_data: bytes = b"DivX503b1393p") -> bytes:
     """A video of ``picture``s. Without ``p`` at its end the user data deny that the packets are packed."""
-    source = encode_video("mpeg4", "avi", num_frames=num_frames, gop=gop, options={"bf": str(num_b_frames), "b_strategy": "0"})
+    options = {"bf": str(num_b_frames), "b_strategy": "0", "qmax": "8"}  # FFmpeg's filter takes 19 bytes for no picture
+    source = encode_video("mpeg4", "avi", num_frames=num_frames, gop=gop, options=options)
     buffer = io.BytesIO()
     with av.open(io.BytesIO(source)) as plain, av.open(buffer, "w", format=container) as output:
-        coded = [(bytes(packet), packet.is_keyframe) for packet in plain.demux(video=0) if packet.size]
-        stream: Any = output.add_stream_from_template(plain.streams.video[0], opaque=True)
-        for number, (data, is_key) in enumerate(_pack([_marked(data, user_data) for data, _ in coded])):
-            packet = av.Packet(data)
-            packet.stream, packet.time_base = stream, plain.streams.video[0].time_base
-            packet.pts = packet.dts = number
-            packet.is_keyframe = is_key
-            output.mux(packet)
+        coded = [_marked(bytes(packet), user_data) for packet in plain.demux(video=0) if packet.size]
+        _mux(output, plain.streams.video[0], _pack(coded))
     return buffer.getvalue()
 
 
@@ -42,11 +37,44 @@ def coding_type(data: bytes) -> int:
     return data[data.index(_VOP) + 4] >> 6
 
 
-def not_coded(time: int = 0) -> bytes:
-    """A P-VOP of this time, in ticks of the second, that says that it is the one before it."""
-    bits = f"010" f"1{time:0{_TIME_BITS}b}10" "0"
-    bits += "1" * (-len(bits) % 8)
+def not_coded(shown: bytes, rate: int = _RATE) -> bytes:
+    """A P-VOP at the time of this one that says that it lasts on. Time is counted in parts of a second, ``rate`` of them."""
+    at = shown.index(_VOP) + len(_VOP)
+    bits = "".join(f"{byte:08b}" for byte in shown[at : at + 8])
+    begin = bits.index("0", 2) + 2
+    bits = f"0101{bits[begin : begin + max((rate - 1).bit_length(), 1)]}10"
+    bits += "0" + "1" * (-(len(bits) + 1) % 8)
     return _VOP + int(bits, 2).to_bytes(len(bits) // 8)
+
+
+def with_pauses(rate: int, num_b_frames: int) -> bytes:
+    """24 pictures in AVI, each of them a packet, and one that is not coded ahead of each I- and P-frame but the first."""
+    options = {"bf": str(num_b_frames), "b_strategy": "0"}
+    source = encode_video("mpeg4", "avi", num_frames=24, rate=rate, options=options)
+    buffer = io.BytesIO()
+    with av.open(io.BytesIO(source)) as plain, av.open(buffer, "w", format="avi") as output:
+        packets: list[tuple[bytes, bool]] = []
+        shown = b""
+        for packet in plain.demux(video=0):
+            if not packet.size:
+                continue
+            data = bytes(packet)
+            if coding_type(data) != _B_FRAME:
+                packets += [(not_coded(shown, rate), False)] if shown else []
+                shown = data
+            packets.append((data, packet.is_keyframe))
+        _mux(output, plain.streams.video[0], packets)
+    return buffer.getvalue()
+
+
+def _mux(output: Any, template: Any, packets: Iterable[tuple[bytes, bool]]) -> None:
+    """``packets``: (data, whether it begins with a key frame), numbered as they lie."""
+    stream = output.add_stream_from_template(template, opaque=True)
+    for number, (data, is_key) in enumerate(packets):
+        packet = av.Packet(data)
+        packet.stream, packet.time_base, packet.is_keyframe = stream, template.time_base, is_key
+        packet.pts = packet.dts = number
+        output.mux(packet)
 
 
 def _pack(coded: list[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -60,5 +88,5 @@ def _pack(coded: list[bytes]) -> Iterator[tuple[bytes, bool]]:
         for data in b_frames[1:]:
             yield data, False
         if b_frames:
-            yield not_coded(), False
+            yield not_coded(coded[at]), False
         at += 1 + len(b_frames)
