@@ -69,6 +69,8 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         frame = walk.finish()
         if (num_doubtful := walk.num_doubtful(frame)) is not None:
             walk.settle(*_decode_beginning(reader, num_doubtful, limits, budget))
+        if walk.num_frames <= 0:
+            raise MediaError("no frame of the video can be decoded")
         fps, duration_s = _rate(stream, walk, limits)
         height, width = frame.height, frame.width
         if orientation_of(frame).is_transposed:
@@ -212,13 +214,13 @@ class _Walk:
     def num_doubtful(self, first_frame: Any) -> int | None:
         """How many packets hold pictures that may give no frame, at least; None if all give one.
 
-        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. What the decoder then does
-        differs: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave out
-        B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
+        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. What the decoder does
+        then differs: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave
+        out B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
         """
         first = self._keys[0] if self._keys else 0
-        key_pts = self._pts[first]
-        leading = [number for number, pts in enumerate(self._pts) if number > first and not self._hidden[number] and _is_before(pts, key_pts)]
+        shown = enumerate(zip(self._pts, self._hidden, strict=True))
+        leading = [number for number, (pts, hidden) in shown if number > first and not hidden and _is_before(pts, self._pts[first])]
         tells_order = self.packet_index() is not None or not self._context.has_b_frames
         begins_with_key = self._keys[:1] == [0] and self._num_tried == 1 and first_frame.pict_type == PictureType.I
         if begins_with_key and not leading and tells_order:
@@ -254,7 +256,7 @@ class _Walk:
         timeline = self.shown_pts()
         if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts):
             return None
-        if self._changes_head or self._is_out_of_order or self._are_fields_apart:
+        if self._changes_head or self._is_out_of_order or self._are_fields_apart or len(timeline) != self.num_frames:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:

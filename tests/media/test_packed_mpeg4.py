@@ -58,7 +58,7 @@ def test_a_packed_bitstream(num_b_frames, gop, container):
 
 @pytest.mark.parametrize("user_data", [b"DivX503Build1393p", b"DivX503b1393", b"XviD0063"], ids=repr)
 def test_user_data_say_whether_packets_are_packed(user_data):
-    """Where they do not say so FFmpeg's decoder leaves out every second picture of a packet, and what stands in for it is no picture."""
+    """Where they do not, FFmpeg's decoder leaves out the second picture of a packet, and what stands in for it is no picture."""
     data = packed(36, user_data=user_data)
     frames = decode_all(data)
     assert (len(frames) == 36) == user_data.endswith(b"p")
