@@ -18,9 +18,7 @@ _USER_DATA = b"\0\0\1\xb2"
 _RATE = 24
 
 
-def packed(
-    num_frames: int, num_b_frames: int = 2, gop: int = 300, container: str = "avi", user_data: bytes = b"DivX503b1393p"
-) -> bytes:
+def packed(num_frames: int, num_b_frames: int = 2, gop: int = 300, container: str = "avi", user_data: bytes = DIVX) -> bytes:
     """A video of ``picture``s. Without ``p`` at its end the user data deny that the packets are packed."""
     options = {"bf": str(num_b_frames), "b_strategy": "0", "qmax": "8"}  # FFmpeg's filter takes 19 bytes for no picture
     source = encode_video("mpeg4", "avi", num_frames=num_frames, gop=gop, options=options)
