@@ -14,6 +14,7 @@ import av.logging
 import av.stream
 import av.subtitles.stream  # or ``av.open`` imports it when the first file comes
 
+from . import mpeg4
 from .errors import MediaError, MediaMemoryError
 from .formats import PICTURES_IN_MP4, describe, refuse
 from .jpeg import check_scans, num_scans
@@ -171,7 +172,8 @@ def _codec(stream: Any) -> str:
 
 
 def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
-    """The stream's packets in file order. A container that breaks off yields what came before.
+    """The stream's packets in file order, those of a packed MPEG-4 bitstream unpacked. A container that breaks off yields what came
+    before.
 
     Raises: MediaError (400) beyond ``limits.max_packets``, ``limits.max_animation_frames`` or the time budget, or for a JPEG of too
     many scans.
@@ -180,6 +182,8 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
     is_jpeg = _codec(stream) == "mjpeg"
     num_packets = 0
     packets = container.demux(stream)
+    if _codec(stream) == mpeg4.CODEC:
+        packets = mpeg4.unpacked(stream, packets)
     while True:
         try:
             packet = ffmpeg(next, packets, None)
