@@ -15,7 +15,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from PIL import AvifImagePlugin, Image, WebPImagePlugin
 
-from .container import broken, demux, open_container, streams_of
+from .container import broken, check_animation, demux, open_container, streams_of
 from .errors import MediaError, MediaMemoryError
 from .formats import AVIF, describe
 from .image import BROKEN_IMAGE, on_white
@@ -45,7 +45,8 @@ class Animation(NamedTuple):
 def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Animation | None:
     """The animation in these bytes; None if they are anything else.
 
-    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks or frames than ``limits.max_packets``.
+    Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets`` or more frames than
+    ``limits.max_animation_frames``.
     """
     if describe(reader) == AVIF:
         return _read_avif(reader, limits, budget)
@@ -80,6 +81,7 @@ def _read_webp(guarded: GuardedReader, limits: MediaLimits) -> Animation | None:
                 raise broken("video")
             animation.durations_ms.append(_uint24(body, 12))
             animation.num_bytes.append(size)
+            check_animation(len(animation.num_bytes), limits)
     if not animation.num_bytes:
         raise MediaError("the video has no frames")
     return animation

@@ -14,6 +14,7 @@ import av.logging
 import av.stream
 import av.subtitles.stream  # or ``av.open`` imports it when the first file comes
 
+from . import mpeg4
 from .errors import MediaError, MediaMemoryError
 from .formats import PICTURES_IN_MP4, describe, refuse
 from .jpeg import check_scans, num_scans
@@ -160,18 +161,29 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
     return stream
 
 
+def check_animation(num_frames: int, limits: MediaLimits) -> None:
+    """Raises: MediaError (400) for more frames than an animation may have, counted so far."""
+    if num_frames > limits.max_animation_frames:
+        raise MediaError(f"the animation has more than {limits.max_animation_frames} frames", 400)
+
+
 def _codec(stream: Any) -> str:
     return stream.codec_context.name if stream.codec_context is not None else "unknown"
 
 
 def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) -> Iterator[Any]:
-    """The stream's packets in file order. A container that breaks off yields what came before.
+    """The stream's packets in file order, those of a packed MPEG-4 bitstream unpacked. A container that breaks off yields what came
+    before.
 
-    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget, or for a JPEG of too many scans.
+    Raises: MediaError (400) beyond ``limits.max_packets``, ``limits.max_animation_frames`` or the time budget, or for a JPEG of too
+    many scans.
     """
+    is_animation = _codec(stream) == "gif"
     is_jpeg = _codec(stream) == "mjpeg"
     num_packets = 0
     packets = container.demux(stream)
+    if _codec(stream) == mpeg4.CODEC:
+        packets = mpeg4.unpacked(stream, packets)
     while True:
         try:
             packet = ffmpeg(next, packets, None)
@@ -184,6 +196,8 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
         num_packets += 1
         if num_packets > limits.max_packets:
             raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
+        if is_animation:
+            check_animation(num_packets, limits)
         if num_packets % 64 == 0:
             budget.check()
         if is_jpeg:

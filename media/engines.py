@@ -123,8 +123,12 @@ class CpuDecoder:
         self._context = context
         self._can_skip = _can_skip(context)
         self._trusts = context.name in _TRUSTING_CODECS
+        self._is_new = True
+        self._key_pts: int | None = None  # of the packet that the group begins with, if it is shown
 
     def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
+        if self._is_new:
+            self._is_new, self._key_pts = False, None if packet.is_discard else packet.pts
         if self._can_skip:
             self._context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
         return self._decode(packet)
@@ -133,7 +137,9 @@ class CpuDecoder:
         return self._decode(None)
 
     def may_begin(self, frame: Any) -> bool:
-        return not self._trusts or frame.pict_type == PictureType.I
+        if self._trusts:
+            return bool(frame.pict_type == PictureType.I)
+        return self._key_pts is None or frame.pts is None or frame.pts <= self._key_pts  # else H.264 recovered later
 
     def _decode(self, packet: Any) -> list[Any]:
         try:
@@ -144,6 +150,7 @@ class CpuDecoder:
         return frames
 
     def reset(self) -> None:
+        self._is_new = True
         self._context.flush_buffers()
 
     def close(self) -> None:

@@ -10,6 +10,13 @@ class MediaError(ValueError):
         self.status = status
 
 
+class OutOfTime(MediaError):
+    """Decoding took longer than its time budget."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"decoding took longer than the limit of {limit_s:g} s", 400)
+
+
 class MediaMemoryError(MediaError, MemoryError):
     """A decoder got no memory: the medium asks for too much, or this process has too little left, which the caller can tell."""
 

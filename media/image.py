@@ -1,7 +1,8 @@
 """Still images: compressed bytes to upright RGB pixels, as transformers and vLLM see them. Pillow decodes formats of an allow-list.
 
 The pixel limit is checked on the header, before any pixel is decoded. Sound grey and colour JPEGs are then decoded by simplejpeg, which
-hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time.
+hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time. None is
+decoded to a smaller size: libjpeg's scaled transform gives other pixels than a whole picture that is resized, as transformers does it.
 
 EXIF orientation is applied (transformers' ``load_image``), transparency is laid on white (transformers' ``convert_to_rgb``), of an
 animation the first frame counts. Grey images of 16 bits are scaled to 8; Pillow's own conversion, and so transformers', clips them to
@@ -72,6 +73,8 @@ BROKEN_IMAGE = (
 )
 """What Pillow raises for files that are broken."""
 
+_FREE_PIXELS = 1 << 20  # that a picture may have beyond what its header says, as GIFs have whose frames reach out of their screen
+_BAND_PIXELS = 1 << 20
 _MAX_SCANS_AT_ONCE = 16  # encoders make about ten; Pillow looks at the clock between blocks, simplejpeg never
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -119,7 +122,7 @@ def decode_image(
 def _decode_by_pillow(image: Image.Image) -> Pixels:
     try:
         image.load()
-        return np.array(on_white(image))
+        return _pixels(image)
     except MediaError:
         raise
     except MemoryError:
@@ -207,6 +210,17 @@ def _turned_upright(pixels: Pixels, image: Image.Image) -> Pixels:
     return pixels if method is None else np.array(Image.fromarray(pixels).transpose(method))
 
 
+def _pixels(image: Image.Image) -> Pixels:
+    """The pixels of a loaded image, on white. Made band by band: whole copies of a large one would cost more than decoding it."""
+    width, height = image.size
+    pixels: Pixels = np.empty((height, width, 3), np.uint8)
+    step = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, step):
+        bottom = min(height, top + step)
+        pixels[top:bottom] = np.asarray(on_white(image.crop((0, top, width, bottom))))
+    return pixels
+
+
 def on_white(image: Image.Image) -> Image.Image:
     """The image in mode RGB, with white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):
@@ -223,5 +237,7 @@ def _check_size(width: int, height: int, limits: MediaLimits) -> None:
         raise MediaError(f"the image has no pixels ({width}x{height})")
     if width * height > limits.max_pixels:
         raise MediaError(f"the image of {width}x{height} exceeds the limit of {limits.max_pixels} pixels", 400)
+    if 0 <= limits.said_pixels < width * height - _FREE_PIXELS:
+        raise MediaError(f"the image of {width}x{height} is larger than its header says ({limits.said_pixels} pixels)")
     if max(width, height) > limits.max_aspect * min(width, height):
         raise MediaError(f"the image of {width}x{height} exceeds the aspect ratio limit of {limits.max_aspect:g}:1", 400)

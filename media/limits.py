@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from .errors import MediaError
+from .errors import MediaError, OutOfTime
 
 
 class Reader(Protocol):
@@ -23,12 +23,14 @@ class MediaLimits:
     """Limits of one item; passing one is a ``MediaError`` with status 400 that names the value and the limit."""
 
     max_pixels: int = 178_956_970  # of an image
+    said_pixels: int = -1  # of this image, by what was read of its header before (``header``); -1: nobody has
     max_frame_pixels: int = 8192 * 4352  # of one video frame: a decoder keeps some twenty
     max_jpeg_scans: int = 100  # of a progressive image: each costs a pass over its pixels and may take a few bytes
     max_aspect: float = 200.0  # longer side over shorter side, as the models' processors refuse it
     max_video_s: float = 3600.0
     max_audio_s: float = 600.0
     max_packets: int = 500_000  # compressed packets walked per item
+    max_animation_frames: int = 36_000  # of a GIF or WebP: an hour of ten a second
     max_streams: int = 64  # of a container
     max_channels: int = 16  # of sound
     max_sample_rate: int = 768_000
@@ -68,9 +70,9 @@ class TimeBudget:
         return self._limit_s - self.spent_s
 
     def check(self) -> None:
-        """Raises MediaError (400) when the budget is spent."""
+        """Raises OutOfTime, a MediaError (400), when the budget is spent."""
         if self.left_s < 0:
-            raise MediaError(f"decoding took longer than the limit of {self._limit_s:g} s", 400)
+            raise OutOfTime(self._limit_s)
 
 
 UNLIMITED = TimeBudget(float("inf"))

@@ -3,14 +3,16 @@
 ``decoding`` calls ``analyse`` and decodes by what it returns.
 """
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from av.video.frame import PictureType
 
+from . import mpeg4
 from .animation import Animation, AnimationDecoder, read_animation
 from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
@@ -20,6 +22,8 @@ from .orientation import orientation_of
 RGBA_BITS = 32
 
 _MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
+_MAX_FIRST_FRAME_PACKETS = 2000  # that are decoded in search of a frame
+_NUM_PACKETS_MORE = 64  # that are decoded behind those that may give no frame
 _VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is to be seen, and not for others alone to refer to
 
 
@@ -57,19 +61,48 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
         return _animated(animation, reader, limits)
     container, stream = open_video(reader, limits, budget)
     with closing(container):
-        check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
+        if stream.codec_context.width or stream.codec_context.height:  # else no head came at the beginning
+            check_frame_size(stream.codec_context.width, stream.codec_context.height, limits)
         walk = _Walk(stream, limits)
         for packet in demux(container, stream, limits, budget):
             walk.add(packet)
         frame = walk.finish()
-        num_frames = walk.num_shown
+        if (num_doubtful := walk.num_doubtful(frame)) is not None:
+            walk.settle(*_decode_beginning(reader, num_doubtful, limits, budget))
+        if walk.num_frames <= 0:
+            raise MediaError("no frame of the video can be decoded")
         fps, duration_s = _rate(stream, walk, limits)
         height, width = frame.height, frame.width
         if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
         codec, bits = stream.codec_context.name, frame.format.padded_bits_per_pixel
-        return VideoInfo(num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+        return VideoInfo(walk.num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+
+
+def _decode_beginning(reader: Reader, num_doubtful: int, limits: MediaLimits, budget: TimeBudget) -> tuple[int, list[int | None]]:
+    """Decode the packets up to the first frame, at least ``num_doubtful``, and some more, as a new decoder does.
+
+    Returns how many they are, and the time stamps of the frames that they give, in the order in which these come out.
+    """
+    container, stream = open_video(reader, limits, budget)
+    context = stream.codec_context
+    context.options = limits.codec_options
+    delivered: list[int | None] = []
+    num_packets, end = 0, _MAX_FIRST_FRAME_PACKETS
+    with closing(container):
+        for packet in chain(demux(container, stream, limits, budget), [None]):
+            if num_packets >= end:
+                packet = None
+            budget.check()
+            with suppress(BrokenData):
+                delivered += [frame.pts for frame in ffmpeg(context.decode, packet)]
+            if packet is None:
+                break
+            num_packets += 1
+            if delivered and end == _MAX_FIRST_FRAME_PACKETS:
+                end = max(num_packets, num_doubtful) + _NUM_PACKETS_MORE
+    return num_packets, delivered
 
 
 def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> VideoInfo:
@@ -91,8 +124,6 @@ def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> Vide
 class _Walk:
     """What one pass over the packets collects."""
 
-    _MAX_FIRST_FRAME_PACKETS = 2000
-
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
         self._context = stream.codec_context
@@ -104,22 +135,39 @@ class _Walk:
         self._disposable: list[bool] = []
         self._hidden: list[bool] = []
         self._is_vp8 = self._context.name in ("vp8", "libvpx")
+        self._num_time_bits: int | None = None  # of MPEG-4's pictures
         self._max_field_ticks = _max_field_ticks(stream)
-        self._num_fields = 0
+        self._is_field: list[bool] = []
         self._changes_head = False
+        self._num_tried = 0
+        self._undelivered: frozenset[int] = frozenset()  # time stamps
+        self._num_undelivered = 0
+        self._is_out_of_order = False
 
     def add(self, packet: Any) -> None:
         if packet.is_keyframe:
             self._keys.append(len(self._pts))
-        if self._frame is None and len(self._pts) < self._MAX_FIRST_FRAME_PACKETS:
+        if self._frame is None and len(self._pts) < _MAX_FIRST_FRAME_PACKETS:
             self._try(packet)
+            self._num_tried += 1
         self._pts.append(packet.pts)
         self._num_bytes.append(packet.size)
         self._disposable.append(packet.is_disposable)
-        is_hidden = packet.is_discard or (self._is_vp8 and not bytes(packet)[0] & _VP8_SHOW_FRAME)
+        is_hidden = packet.is_discard or not self._is_shown(packet)
         self._hidden.append(is_hidden)
-        self._num_fields += not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks
+        self._is_field.append(not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks)
         self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
+
+    def _is_shown(self, packet: Any) -> bool:
+        """Whether its head says that it holds a picture to be seen."""
+        if self._is_vp8:
+            return bool(bytes(packet)[0] & _VP8_SHOW_FRAME)
+        if self._context.name != mpeg4.CODEC:
+            return True
+        data = bytes(packet)
+        if not self._num_time_bits:
+            self._num_time_bits = mpeg4.num_time_bits((self._context.extradata or b"", data))
+        return not self._num_time_bits or mpeg4.is_coded(data, self._num_time_bits)
 
     def finish(self) -> Any:
         """The first frame."""
@@ -129,7 +177,7 @@ class _Walk:
             self._frame = self._decode(None)
         if self._frame is None:
             raise MediaError("no frame of the video can be decoded")
-        if not self.num_shown:
+        if not self._num_shown(len(self._pts)):
             raise MediaError("the video shows no frame: its edit list hides all of them")
         return self._frame
 
@@ -149,10 +197,42 @@ class _Walk:
             return None
 
     @property
-    def num_shown(self) -> int:
-        """Frames. Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets, one of them without time stamp."""
-        num_fields = self._num_fields if None in self._pts else 0
-        return self._hidden.count(False) - num_fields // 2
+    def _are_fields_apart(self) -> bool:
+        """Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets. One of them may have no time stamp."""
+        return True in self._is_field and (None in self._pts or bool(self._frame is not None and self._frame.interlaced_frame))
+
+    def _num_shown(self, num_packets: int) -> int:
+        """Frames of the first packets."""
+        num_fields = sum(self._is_field[:num_packets]) if self._are_fields_apart else 0
+        return self._hidden[:num_packets].count(False) - num_fields // 2
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that the decoder delivers, as far as is known."""
+        return self._num_shown(len(self._pts)) - self._num_undelivered
+
+    def num_doubtful(self, first_frame: Any) -> int | None:
+        """How many packets hold pictures that may give no frame, at least; None if all give one.
+
+        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. What the decoder does
+        then differs: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave
+        out B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
+        """
+        first = self._keys[0] if self._keys else 0
+        shown = enumerate(zip(self._pts, self._hidden, strict=True))
+        leading = [number for number, (pts, hidden) in shown if number > first and not hidden and _is_before(pts, self._pts[first])]
+        tells_order = self.packet_index() is not None or not self._context.has_b_frames
+        begins_with_key = self._keys[:1] == [0] and self._num_tried == 1 and first_frame.pict_type == PictureType.I
+        if begins_with_key and not leading and tells_order:
+            return None
+        return max([first, *leading]) + 1
+
+    def settle(self, num_packets: int, delivered: list[int | None]) -> None:
+        """The first packets give frames of these time stamps, in this order."""
+        self._num_undelivered = self._num_shown(num_packets) - len(delivered)
+        known = [pts for pts in delivered if pts is not None]
+        self._is_out_of_order = len(known) < len(delivered) or any(a >= b for a, b in pairwise(known))
+        self._undelivered = frozenset(pts for pts in self._pts[:num_packets] if pts is not None) - set(known)
 
     @property
     def _groups(self) -> list[int]:
@@ -167,21 +247,29 @@ class _Walk:
         begins = [pts for group in self._groups if (pts := self._pts[group]) is not None]
         if len(shown) < self._hidden.count(False) or any(a >= b for a, b in pairwise(begins)):
             return []
-        return sorted(shown)
+        return sorted(set(shown) - self._undelivered) if self._undelivered else sorted(shown)
 
     def packet_index(self) -> PacketIndex | None:
         """None where no key frame is known, time stamps do not tell frames apart or are not those of the frames, or one packet brings
         parameter sets that all others after it need.
         """
         timeline = self.shown_pts()
-        if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts) or self._changes_head:
+        if not self._keys or not timeline or None in self._pts or len(set(self._pts)) < len(self._pts):
+            return None
+        if self._changes_head or self._is_out_of_order or self._are_fields_apart or len(timeline) != self.num_frames:
             return None
         pts = np.array(self._pts, dtype=np.int64)
         if len(pts) > 1 and np.all(np.diff(pts) > 0) and self._context.has_b_frames:
             return None  # AVI has no time stamps of its own: packets are numbered as they lie, whatever order frames come out in
+        if self._context.name == mpeg4.CODEC and self._context.has_b_frames and True in self._hidden:
+            return None  # FFmpeg takes what is not coded for P-frames when it computes the time stamps that AVI lacks
         num_bytes = np.array(self._num_bytes, dtype=np.int64)
         is_disposable = np.array(self._disposable, dtype=np.bool_)
         return PacketIndex(pts, num_bytes, is_disposable, np.array(self._groups, dtype=np.int64), np.array(timeline, dtype=np.int64))
+
+
+def _is_before(pts: int | None, other: int | None) -> bool:
+    return pts is not None and other is not None and pts < other
 
 
 def _max_field_ticks(stream: Any) -> float:
@@ -194,14 +282,13 @@ def _max_field_ticks(stream: Any) -> float:
 
 def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
     """(frames per second, seconds). The file's average rate, as transformers' PyAV backend takes it, where time stamps agree."""
-    num_frames = walk.num_shown
     fps = float(stream.average_rate or stream.guessed_rate or 25)
     shown = walk.shown_pts()
     if len(shown) > 1 and shown[-1] > shown[0] and stream.time_base:
         measured = (len(shown) - 1) / float((shown[-1] - shown[0]) * stream.time_base)
         if not 0.8 * measured <= fps <= 1.25 * measured:
             fps = measured
-    duration_s = num_frames / fps
+    duration_s = walk.num_frames / fps
     _check_duration(duration_s, limits)
     return fps, duration_s
 

@@ -232,7 +232,7 @@ class Completions:
         definition = Definition(
             request_id=id,
             prompt_ids=prompt.ids,
-            items=[MediaItem(medium.kind, len(medium.data), medium.mime, medium.options, medium.path) for medium in media],
+            items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work) for m in media],
             sampling=asked.sampling,
             max_new_tokens=self._max_new_tokens(asked, prompt),
             stop=asked.stop,

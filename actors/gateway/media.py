@@ -1,6 +1,7 @@
 """Media intake: content parts that carry an image, a video or a sound become bytes. Only data: URLs and inline base64 are taken.
 
-Pure. What the bytes hold is for the video actor to find out; here only their declared type, their number and their size count.
+Pure. What the bytes hold is for the video actor to find out; here only their declared type, their number and their size count, and
+how many pixels pictures have by their headers.
 """
 
 import re
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import pybase64
 
+from ...media import header
 from ...runtime.bus.messages import MediaKind, MediaOptions
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
@@ -52,13 +54,16 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
 
 
 class Medium(NamedTuple):
-    """One medium of a request, as received. ``path``: the field that its bytes stood in."""
+    """One medium of a request, as received. ``path``: the field that its bytes stood in. ``num_pixels`` and ``work``: as in
+    ``MediaItem``."""
 
     kind: MediaKind
     mime: str
     data: bytes
     options: MediaOptions
     path: str
+    num_pixels: int = -1
+    work: int = 0
 
 
 class MediaIntake:
@@ -96,8 +101,17 @@ class MediaIntake:
         else:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()
-        self.media.append(Medium(kind, mime, data, options, path))
+        num_pixels, work = self._measure_picture(data, path) if kind == "image" else (-1, 0)
+        self.media.append(Medium(kind, mime, data, options, path, num_pixels, work))
         return kind
+
+    def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:
+        """Its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
+        num_pixels = header.num_pixels(data)
+        total = num_pixels + sum(medium.num_pixels for medium in self.media if medium.kind == "image")
+        if total > (limit := self._limits.max_request_pixels) and num_pixels <= self._limits.max_pixels:
+            raise refuse(path, f"makes {total} pixels in all pictures of the request, the limit is {limit} (media.max_request_pixels)")
+        return num_pixels, header.decoding_work(data)
 
 
 def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[str, bytes]:

@@ -51,7 +51,7 @@ class Ending(Exception):
 
 
 class Actor:
-    """One generation of one actor. Everything here is usable from the actor's own thread only, but for ``end``."""
+    """One generation of one actor. Everything here is usable from the actor's own thread only, but for ``end`` and ``wake``."""
 
     def __init__(
         self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
@@ -100,6 +100,10 @@ class Actor:
     def end(self) -> None:
         """Be told to end, by this process itself, from whatever thread."""
         self._terminated = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait that the actor is in, or else its next one, from whatever thread."""
         with suppress(BlockingIOError):
             os.write(self._signalling, b"\0")
 

@@ -3,19 +3,25 @@
 A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
 command is harmless; a plan whose slot holds something else is obsolete and is dropped; one that raises is answered with an error;
 one that the generation before died in, but for a debugger's, is answered with Died and not begun: the controller decides what to do.
+
+Plans that others must not wait for (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
+else to do, the one there is the step in the status words: its deadline is watched, and it is what the process dies of. Beside another
+plan it is not; ``is_aside`` therefore says no for a while after a death.
 """
 
 import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ...runtime.bus.messages import Died, ItemError, Plan, PlanDone, Result, Run, Skipped, decode_plan
+from ...runtime.observe.capture import Capture
 from ...runtime.observe.replay_capture import DevicePages, PlanCapture
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
-from ...shm.status import ActorStatus
 from .actor import Actor
 from .device import raise_if_fatal
 from .plan_checks import cost_units, still_wanted
@@ -29,83 +35,176 @@ NO_PAGES: DevicePages = MappingProxyType({})
 IDLE_S = 0.5
 LEAST_UNITS = 256  # tokens or patch rows: a forward over fewer costs about as much
 
+Execute = Callable[[Plan], Result]
 
-def serve_plans(actor: Actor, execute: Callable[[Plan], Result], rows: SequenceTable, device_pages: DevicePages = NO_PAGES) -> None:
-    """Become active and do plans one at a time until told to end. ``rows`` tells which are still wanted; ``device_pages`` are those
-    that only this process can capture."""
-    table = PlanTable.attach(actor.run)
-    results: OrderedDict[int, PlanDone] = OrderedDict()
-    queue: deque[Run] = deque()
-    status = actor.become_active()
-    status.set_crashes(0)  # the controller knows what they died of
-    worst_s = status.step_cost_ns / 1e9
-    limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s, LEAST_UNITS)
-    flight = PlanFlight(actor.flight)
-    capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
-    actor.serving()
-    while not actor.ending:
-        _take(actor, queue, results, flight)
-        if not queue:
-            actor.wait(IDLE_S)
-            continue
-        command = queue.popleft()
-        payload = table.read(command.slot, command.plan_id)
-        if payload is None or command.plan_id in results:
-            flight.skipped(command.plan_id)
-            continue
+
+def serve_plans(
+    actor: Actor,
+    execute: Execute,
+    rows: SequenceTable,
+    device_pages: DevicePages = NO_PAGES,
+    is_aside: Callable[[Plan], bool] | None = None,
+) -> None:
+    """Become active and do plans until told to end. ``rows`` tells which are still wanted; ``device_pages`` are those that only this
+    process can capture; ``is_aside`` tells, in the loop's thread, which are done in the other thread."""
+    with ThreadPoolExecutor(1, f"{actor.name} aside") as thread:  # however this ends: nothing is written after that
+        loop = _Loop(actor, execute, rows, device_pages, thread)
+        actor.serving()
+        while not actor.ending:
+            loop.take()
+            loop.finish_aside()
+            begun = loop.next_plan(is_aside)
+            loop.begin_aside()
+            if begun is not None:
+                loop.do(begun)
+            elif not loop.queue:
+                actor.wait(IDLE_S)
+        loop.finish_aside(may_wait=True)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A plan that is done now, or in the other thread."""
+
+    plan_id: int
+    plan: Plan  # as it was written
+    wanted: Plan | None  # what of it is still wanted
+    captured: Capture | None
+    started_ns: int
+
+
+class _Loop:
+    """What ``serve_plans`` keeps between two turns."""
+
+    def __init__(
+        self, actor: Actor, execute: Execute, rows: SequenceTable, device_pages: DevicePages, thread: ThreadPoolExecutor
+    ) -> None:
+        self._actor = actor
+        self._execute = execute
+        self._rows = rows
+        self._table = PlanTable.attach(actor.run)
+        self._results: OrderedDict[int, PlanDone] = OrderedDict()
+        self.queue: deque[Run] = deque()
+        self._later: deque[tuple[Run, Plan]] = deque()  # for the other thread
+        self._aside: tuple[_Begun, Future[Result]] | None = None
+        self._thread = thread
+        self._status = actor.become_active()
+        self._status.set_crashes(0)  # the controller knows what they died of
+        worst_s = self._status.step_cost_ns / 1e9
+        ceiling_s = actor.config.step_limit_s(actor.name)
+        self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS)
+        self._flight = PlanFlight(actor.flight)
+        self._capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
+
+    def take(self) -> None:
+        """What has come: commands for the queue, and those that are answered at once."""
+        actor, results = self._actor, self._results
+        for message in actor.receive():
+            if not isinstance(message, Run):
+                log.warning("unexpected %s", type(message).__name__)
+            elif done := results.get(message.plan_id):
+                actor.send(done)
+            elif actor.death is not None and message.plan_id == actor.death.step and not actor.death.excused:
+                log.error("plan %x is not begun: the generation before %s in it", message.plan_id, actor.death.reason)
+                results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died(actor.death.crashed))
+                actor.send(results[message.plan_id])
+            elif not self._holds(message.plan_id):
+                self.queue.append(message)
+                self._flight.arrived(message.plan_id)
+
+    def _holds(self, plan_id: int) -> bool:
+        is_waiting = any(command.plan_id == plan_id for command in (*self.queue, *(command for command, _ in self._later)))
+        return is_waiting or (self._aside is not None and self._aside[0].plan_id == plan_id)
+
+    def next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
+        """The next plan of the queue. One for the other thread waits for its turn there."""
+        if not self.queue:
+            return None
+        command = self.queue.popleft()
+        payload = self._table.read(command.slot, command.plan_id)
+        if payload is None or command.plan_id in self._results:
+            self._flight.skipped(command.plan_id)
+            return None
         plan = decode_plan(payload)
-        started_s, started_ns = time.monotonic(), time.monotonic_ns()
-        wanted = None if 0 < command.deadline_s <= started_s else still_wanted(plan, rows)
-        captured = capture.before(command.plan_id, wanted) if wanted is not None else None
-        result = Skipped() if wanted is None else _do(execute, wanted, command.plan_id, status, limit, actor.name)
-        done = PlanDone(actor.name, actor.generation, command.plan_id, time.monotonic() - started_s, result)
-        results[command.plan_id] = done
-        if len(results) > KEPT_RESULTS:
-            results.popitem(last=False)
-        flight.done(command.plan_id, plan, started_ns, result, len(queue))
-        capture.after(captured, result)
-        actor.send(done)
+        if is_aside is None or not is_aside(plan):
+            return self._begin(command, plan)
+        self._later.append((command, plan))
+        return None
 
+    def _begin(self, command: Run, plan: Plan) -> _Begun:
+        started_ns = time.monotonic_ns()
+        wanted = None if 0 < command.deadline_s <= time.monotonic() else still_wanted(plan, self._rows)
+        captured = self._capture.before(command.plan_id, wanted) if wanted is not None else None
+        return _Begun(command.plan_id, plan, wanted, captured, started_ns)
 
-def _do(execute: Callable[[Plan], Result], plan: Plan, plan_id: int, status: ActorStatus, limit: StepLimit, actor: str) -> Result:
-    """One step, with a deadline that follows from what such steps have taken so far."""
-    units = cost_units(plan)
-    began_s = time.monotonic()
-    with status.step(plan_id, limit.ceiling_s if units is None else limit.limit_s(units)):
-        result = _attempt(execute, plan, f"plan {plan_id:x} of {actor}")
-    if units is not None:
-        limit.took(units, time.monotonic() - began_s)
-        status.set_step_cost(int(1e9 * limit.worst_s) or 1)
-    return result
+    def do(self, begun: _Begun) -> None:
+        """One step, here, with a deadline that follows from what such steps have taken so far."""
+        if (plan := begun.wanted) is None:
+            self._finish(begun, Skipped())
+            return
+        units = cost_units(plan)
+        began_s = time.monotonic()
+        with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
+            result = self._attempt(begun, plan)
+        if units is not None:
+            self._limit.took(units, time.monotonic() - began_s)
+            self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
+        self._finish(begun, result)
+        self._watch_aside()
 
+    def begin_aside(self) -> None:
+        """Give the other thread a plan if it has none."""
+        while self._later and self._aside is None:
+            begun = self._begin(*self._later.popleft())
+            if (wanted := begun.wanted) is None:
+                self._finish(begun, Skipped())
+                continue
+            self._aside = begun, self._thread.submit(self._attempt, begun, wanted)
+            self._aside[1].add_done_callback(lambda _: self._actor.wake())
+            self._watch_aside()
 
-def _attempt(execute: Callable[[Plan], Result], plan: Plan, name: str) -> Result:
-    """A plan that cannot be done fails its request, not this process: that would meet it again after every restart.
+    def _watch_aside(self) -> None:
+        """What is done in the other thread is the step from now on, with what is left of its time."""
+        if self._aside is not None:
+            begun, _ = self._aside
+            spent_s = (time.monotonic_ns() - begun.started_ns) / 1e9
+            self._status.begin_step(begun.plan_id, max(0.0, self._limit.ceiling_s - spent_s))
 
-    The client is told the plan's name, by which the log has the traceback.
+    def finish_aside(self, may_wait: bool = False) -> None:
+        """Answer the plan of the other thread, if it is done, or wait until it is."""
+        if self._aside is None or not (may_wait or self._aside[1].done()):
+            return
+        begun, future = self._aside
+        if (error := future.exception()) is not None:
+            with self._status.step(begun.plan_id, self._limit.ceiling_s):
+                raise error
+        self._status.end_step()
+        self._aside = None
+        self._finish(begun, future.result())
 
-    Where memory runs out or the device is lost this process ends all the same.
-    """
-    try:
-        return execute(plan)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise_if_fatal(error)
-        log.exception("%s failed (%s)", name, type(plan).__name__)
-        return ItemError(500, f"the request could not be processed: {name} failed, and the log says why")
+    def _finish(self, begun: _Begun, result: Result) -> None:
+        elapsed_s = (time.monotonic_ns() - begun.started_ns) / 1e9
+        done = PlanDone(self._actor.name, self._actor.generation, begun.plan_id, elapsed_s, result)
+        self._results[begun.plan_id] = done
+        if len(self._results) > KEPT_RESULTS:
+            self._results.popitem(last=False)
+        self._flight.done(begun.plan_id, begun.plan, begun.started_ns, result, len(self.queue) + len(self._later))
+        self._capture.after(begun.captured, result)
+        self._actor.send(done)
 
+    def _attempt(self, begun: _Begun, plan: Plan) -> Result:
+        """A plan that cannot be done fails its request, not this process: that would meet it again after every restart.
 
-def _take(actor: Actor, queue: deque[Run], results: OrderedDict[int, PlanDone], flight: PlanFlight) -> None:
-    for message in actor.receive():
-        if not isinstance(message, Run):
-            log.warning("unexpected %s", type(message).__name__)
-        elif done := results.get(message.plan_id):
-            actor.send(done)
-        elif actor.death is not None and message.plan_id == actor.death.step and not actor.death.excused:
-            log.error("plan %x is not begun: the generation before %s in it", message.plan_id, actor.death.reason)
-            results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died(actor.death.crashed))
-            actor.send(results[message.plan_id])
-        elif all(waiting.plan_id != message.plan_id for waiting in queue):
-            queue.append(message)
-            flight.arrived(message.plan_id)
+        The client is told the plan's name, by which the log has the traceback.
+
+        Where memory runs out or the device is lost this process ends all the same.
+        """
+        try:
+            return self._execute(plan)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise_if_fatal(error)
+            name = f"plan {begun.plan_id:x} of {self._actor.name}"
+            log.exception("%s failed (%s)", name, type(plan).__name__)
+            return ItemError(500, f"the request could not be processed: {name} failed, and the log says why")

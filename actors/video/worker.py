@@ -6,23 +6,25 @@ other exception is an error of ours, which ``plans`` answers with a 500.
 
 import logging
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from traceback import clear_frames
 from typing import TypeVar
 
 from ...media.decoding import DECODER_BYTES, DecodingPool
 from ...media.engines import Engine, cpu_engines
-from ...media.errors import MediaError
+from ...media.errors import MediaError, OutOfTime
 from ...media.image import JpegDecoder
 from ...media.limits import MediaLimits, TimeBudget
 from ...media.segments import MAX_THREADS
 from ...models.config import Item, MediaKind, ModelConfig
 from ...models.errors import UnsupportedMediaError
-from ...runtime.bus.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Plan, Result, SegmentShape
+from ...runtime.bus.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Overran, Plan, Result, SegmentShape
 from ...runtime.config import MediaSection, RuntimeConfig
+from ...runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from ...runtime.environment import read_environment
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
@@ -39,7 +41,8 @@ CACHE_BYTES = 128 << 20  # of open items, for each engine
 BYTES_AHEAD = 16 << 20  # of frames that a video has decoded ahead, for each engine
 THREAD_BYTES = 16 << 20  # of an engine: its stack and what it allocates in passing
 STACK_BYTES = 8 << 20  # of a decoder's thread
-BYTES_PER_PIXEL = 32  # of the largest picture: Pillow's copies of a transparent one (measured: 31.7); a decoder's frames are smaller
+BYTES_PER_PIXEL = 32  # of the largest picture (measured: 18 of a PNG that is turned upright; libwebp has canvases besides)
+SMALL_S = 2.0  # of a processor, that what should be small work may take: several times what it does
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
@@ -60,31 +63,48 @@ def main(actor: Actor) -> None:
         actor.run.path,
         environment.state_home / actor.run.path.name,
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
+        + CACHE_BYTES
+        + THREAD_BYTES
         + DECODER_BYTES
         + SPARE_BYTES
-        + BYTES_PER_PIXEL * actor.config.media.max_pixels
+        + BYTES_PER_PIXEL * (actor.config.media.max_pixels + SMALL_WORK)
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
         readable=[] if environment.fault_file is None else [environment.fault_file],
         cuda=_uses_gpu(actor.config),
     )
     rows = SequenceTable.attach(actor.run, writable=False)
-    engines, jpegs = _engines(actor.config), _jpeg_decoder(actor.config)
-    worker = VideoWorker(media, patches, actor.model, actor.config.media, num_engines * CACHE_BYTES, engines, jpegs)
-    num_threads = actor.config.actor(actor.name).threads + num_engines  # engines decode beside the step's own work
-    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
 
-    num_done = 0
+    def worker(cache_bytes: int, engines: Sequence[Engine] | None, yields: bool) -> VideoWorker:
+        jpegs = _jpeg_decoder(actor.config)
+        return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs, yields)
+
+    small = worker(CACHE_BYTES, None, True)
+    large = worker(num_engines * CACHE_BYTES, _engines(actor.config), False)
+    num_threads = 2 * actor.config.actor(actor.name).threads + num_engines  # engines decode beside the steps' own work
+    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
+    num_begun = 0
+
+    def is_cautious() -> bool:
+        return actor.follows_a_death and num_begun <= CAUTIOUS_PLANS
+
+    def is_aside(plan: Plan) -> bool:
+        return _is_large(plan) and not is_cautious()
 
     def execute(plan: Plan) -> Result:
-        nonlocal num_done
-        num_done += 1
+        nonlocal num_begun
+        num_begun += 1
         allow_cpu_time(step_cpu_s)
+        worker = large if _is_large(plan) else small
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
-        return worker.execute(plan, alone=actor.follows_a_death and num_done <= CAUTIOUS_PLANS)
+        return worker.execute(plan, alone=is_cautious())
 
-    with closing(worker):
-        serve_plans(actor, execute, rows)
+    with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
+        serve_plans(actor, execute, rows, is_aside=is_aside)
+
+
+def _is_large(plan: Plan) -> bool:
+    return isinstance(plan, Analyse | DecodeSegment) and is_large(estimated_work(plan.media))
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
@@ -139,7 +159,10 @@ class VideoWorker:
         cache_bytes: int = CACHE_BYTES,
         engines: Sequence[Engine] | None = None,
         jpeg_decoder: JpegDecoder | None = None,
+        yields: bool = False,
     ) -> None:
+        """``yields``: what takes more than ``SMALL_S`` of this thread's processor time is given up, with Overran."""
+        self._yields = yields
         self._media = media_pool
         self._patches = patch_pool
         self._model = for_run(model_config, media_config)
@@ -175,11 +198,11 @@ class VideoWorker:
             if alone:
                 self._close(_key(plan))
 
-    def analyse(self, plan: Analyse) -> Analysed | ItemError:
+    def analyse(self, plan: Analyse) -> Analysed | ItemError | Overran:
         """Find the item's shape."""
         return self._guarded(plan, lambda: Analysed(_shape(self._entry(plan).opened.item)))
 
-    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError:
+    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError | Overran:
         """Write one segment's rows into its patch pages."""
         return self._guarded(plan, lambda: self._decode_segment(plan))
 
@@ -209,12 +232,11 @@ class VideoWorker:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
             model = for_medium(self._model, plan.media.options)
-            budget = TimeBudget(self._timeout_s)
+            budget = TimeBudget(SMALL_S, time.thread_time) if self._yields else TimeBudget(self._timeout_s)
             with budget.running():
                 sound = plan.media.options.use_audio_in_video
-                opened = open_item(
-                    plan.media.kind, reader, model, self._limits, budget, self._pool, sound, self._ahead, self._jpeg_decoder
-                )
+                limits = replace(self._limits, said_pixels=plan.media.num_pixels)
+                opened = open_item(plan.media.kind, reader, model, limits, budget, self._pool, sound, self._ahead, self._jpeg_decoder)
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
@@ -227,11 +249,13 @@ class VideoWorker:
         if entry is not None:
             entry.opened.close()
 
-    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError:
+    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError | Overran:
         try:
             return work()
         except Exception as error:
             self._close(_key(plan))
+            if self._yields and isinstance(error, OutOfTime):
+                return Overran()
             status, message = _explain(error, plan.media.kind)
         return ItemError(status, f"{plan.media.path}: {message}")
 

@@ -65,13 +65,16 @@ class MediaOptions(Record, frozen=True):
 
 class MediaItem(Record, frozen=True):
     """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: the field of the
-    client's request that it stood in, for messages."""
+    client's request that it stood in, for messages. Of a picture ``num_pixels`` is what its header says, and ``work`` what decoding it
+    costs about, in pixels; -1 and 0 where nobody has looked."""
 
     kind: MediaKind
     num_bytes: int
     mime: str = ""
     options: MediaOptions = MediaOptions()
     path: str = "messages"
+    num_pixels: int = -1
+    work: int = 0
 
 
 class Definition(Record, frozen=True):
@@ -361,7 +364,11 @@ class Died(Wire, frozen=True):
     crashed: bool
 
 
-Result = Analysed | Done | ItemError | Skipped | Died
+class Overran(Wire, frozen=True):
+    """The plan is not done: its work is larger than estimated, and others wait for its thread."""
+
+
+Result = Analysed | Done | ItemError | Skipped | Died | Overran
 
 
 class PlanDone(Wire, frozen=True):

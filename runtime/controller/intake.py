@@ -114,7 +114,7 @@ def _place(core: Core, request: Request, now: float) -> None:
     core.row_generations[request.row] += 1
     request.row_generation = core.row_generations[request.row]
     core.rows[request.row] = request
-    request.placed_s = now
+    request.placed_s = request.video_s = now
     core.emit(BeginRow(request.row, request.row_generation))
     items = []
     for count in media_pages(request.definition, core.limits):

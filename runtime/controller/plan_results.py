@@ -4,7 +4,9 @@ Results are idempotent: one is applied where the record still names the pages th
 acknowledged then: its slot is free, and nobody holds pages because of it.
 """
 
-from ..bus.messages import Analyse, Analysed, DecodeSegment, Died, Encode, ItemError, Prefill, Result, Skipped
+import msgspec
+
+from ..bus.messages import Analyse, Analysed, DecodeSegment, Died, Encode, ItemError, Overran, Prefill, Result, Skipped
 from ..errors import RequestError
 from .effects import SetPrefilled
 from .intake import check_record, timed_out
@@ -12,6 +14,7 @@ from .lifecycle import fail, settle
 from .poison import absolve, blame, give_back, segments_by_target
 from .request import Request
 from .scheduling.budgets import update
+from .scheduling.media_work import corrected
 from .scheduling.types import SegmentStage
 from .state import Core, Outstanding, owner
 
@@ -27,6 +30,8 @@ def finish_plan(core: Core, outstanding: Outstanding, result: Result, elapsed_s:
         blame(core, outstanding, live, result)
     elif isinstance(result, Skipped):
         _skip(core, plan, live)
+    elif isinstance(result, Overran):
+        _correct_work(core, plan, live)
     elif isinstance(plan, Analyse):
         if isinstance(result, Analysed):
             _apply_shape(core, plan, live, result)
@@ -56,6 +61,17 @@ def _skip(core: Core, plan: Analyse | DecodeSegment | Encode | Prefill, live: li
         else:
             give_back(core, request, plan)
             core.save(request)
+
+
+def _correct_work(core: Core, plan: Analyse | DecodeSegment | Encode | Prefill, live: list[Request]) -> None:
+    """The work is to be done again, as a large one. A new controller finds out anew."""
+    assert isinstance(plan, Analyse | DecodeSegment), "video alone estimates its work"
+    for request in live:
+        items = list(request.definition.items)
+        items[plan.item] = corrected(items[plan.item])
+        request.definition = msgspec.structs.replace(request.definition, items=items)
+        give_back(core, request, plan)
+        core.save(request)
 
 
 def _apply_shape(core: Core, plan: Analyse, live: list[Request], result: Analysed) -> None:

@@ -6,9 +6,10 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TypedDict
 
 from ...schema.rows import Phase
-from ..bus.messages import Analyse, DecodeSegment, Encode, EncodePart, Prefill, PrefillChunk
+from ..bus.messages import Analyse, DecodeSegment, Encode, EncodePart, Plan, Prefill, PrefillChunk
 from .effects import PoolName
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -16,6 +17,7 @@ from .poison import is_suspect
 from .request import Request
 from .scheduling import unified
 from .scheduling.budgets import allowance_s, retarget
+from .scheduling.media_work import estimated_work, is_large
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -31,6 +33,13 @@ from .state import LONG_AGO_S, Core, owner
 MAX_ROUNDS = 8
 STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
 WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
+
+
+class _VideoShare(TypedDict):
+    work: tuple[int, ...]
+    video_in_flight: int
+    video_wait_s: float
+
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -91,14 +100,20 @@ def make_view(core: Core) -> View:
         num_embedding_pages=core.limits.num_embedding_pages,
         num_free_embedding_pages=core.pools["embedding"].num_free,
         last=core.steering.last,
+        large_in_flight=any(_is_large(outstanding.plan) for outstanding in core.plans.values()),
+        last_streamed=core.steering.last_streamed,
     )
+
+
+def _is_large(plan: Plan) -> bool:
+    return isinstance(plan, Analyse | DecodeSegment) and is_large(estimated_work(plan.media))
 
 
 def _view_request(core: Core, request: Request) -> RequestView:
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
-        return RequestView(request.key, request.arrival, unanalysed=unanalysed)
+        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_video_share(core, request))
     segments = () if request.record.evicting else tuple(islice(_open_segments(core, request), WINDOW))
     return RequestView(
         request.key,
@@ -110,7 +125,16 @@ def _view_request(core: Core, request: Request) -> RequestView:
         patch_held=core.pools["patch"].num_owned(owner(request)),
         embedding_held=core.pools["embedding"].num_owned(owner(request)),
         alone=is_suspect(request),
+        **_video_share(core, request),
     )
+
+
+def _video_share(core: Core, request: Request) -> _VideoShare:
+    return {
+        "work": tuple(map(estimated_work, request.definition.items)),
+        "video_in_flight": sum(core.plans[plan_id].actor == "video" for plan_id in request.plans),
+        "video_wait_s": core.now - request.video_s,
+    }
 
 
 def _open_segments(core: Core, request: Request) -> Iterator[SegmentView]:
@@ -121,7 +145,7 @@ def _open_segments(core: Core, request: Request) -> Iterator[SegmentView]:
                 assert item.shape is not None
                 shape = item.shape.segments[number]
                 pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
-                yield SegmentView(index, number, segment.stage, shape.num_rows, *pages)
+                yield SegmentView(index, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
 def _members(request: Request) -> tuple[MemberView, ...]:
@@ -175,7 +199,7 @@ def _issue_analysis(core: Core, request: Request, item: int, now: float) -> None
     source = request.record.items[item].source
     plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source)
     request.analysing.add(item)
-    core.place_plan("video", plan, [request], [("media", source.pages)], now)
+    _place_video_plan(core, request, plan, [("media", source.pages)], now)
 
 
 def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
@@ -198,7 +222,16 @@ def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
         item.source,
         target,
     )
-    core.place_plan("video", plan, [request], [("media", item.source.pages), ("patch", target.pages)], now)
+    _place_video_plan(core, request, plan, [("media", item.source.pages), ("patch", target.pages)], now)
+
+
+def _place_video_plan(
+    core: Core, request: Request, plan: Analyse | DecodeSegment, uses: list[tuple[PoolName, list[int]]], now: float
+) -> None:
+    request.video_s = now
+    if _is_large(plan):
+        core.steering.last_streamed = isinstance(plan, DecodeSegment) and plan.shape.segments[plan.segment].kind == "video"
+    core.place_plan("video", plan, [request], uses, now)
 
 
 def _issue_encode(core: Core, choices: tuple[SegmentChoice, ...], now: float) -> None:

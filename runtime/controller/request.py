@@ -85,6 +85,7 @@ class Request:
     phase: Phase = Phase.FREE
     record: RowRecord = field(default_factory=lambda: RowRecord(0))
     placed_s: float = 0.0
+    video_s: float = 0.0  # when video got a plan of it, or could have from then on
 
     lengths: Lengths = ()  # once prepared
     tracker: EmbeddingTracker | None = None  # once prepared, with media

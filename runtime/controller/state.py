@@ -74,6 +74,7 @@ class Steering:
     undisturbed_s: float | None = None  # time between tokens while nothing was encoded or prefilled
     disturbed_s: float = LONG_AGO_S  # when something last was
     last: Device = "prefill"
+    last_streamed: bool = False  # of video's last plan of large work
     looked_s: float = LONG_AGO_S
     steered_s: float = LONG_AGO_S
     service_s: float = 1.0

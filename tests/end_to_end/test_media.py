@@ -15,6 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorTable
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 
@@ -206,6 +208,44 @@ def test_many_images_at_once(server: Server, oracle: Oracle) -> None:
         thread.join()
     assert not failures
     server.wait_until_empty()
+
+
+def test_a_small_picture_overtakes_large_ones_of_others(server: Server) -> None:
+    """Each of these large ones is a file of 10 kB, and costs more than a second."""
+    out = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(out, "PNG")
+    large = {"type": "image_url", "image_url": {"url": as_url("image/png", out.getvalue())}}
+    order: list[str] = []
+
+    def ask(what: str, *parts: dict[str, Any]) -> None:
+        server.chat([*parts, text("Hm?")], max_tokens=1)
+        order.append(what)
+
+    threads = [threading.Thread(target=ask, args=("large", large, large)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    run = RunDirectory.attach(server.run_path)
+    table = ActorTable.attach(run, writable=False)
+    while not table.read("video").step_deadline_ns:
+        assert any(thread.is_alive() for thread in threads)
+    table.close()
+    run.leave()
+    ask("small", image_part(picture(1, 84, 84)))
+    for thread in threads:
+        thread.join()
+    assert order == ["small", "large", "large", "large"]
+    server.wait_until_empty()
+
+
+def test_pictures_of_too_many_pixels_are_refused_by_the_gateway(server: Server) -> None:
+    out = io.BytesIO()
+    Image.new("1", (13000, 13000)).save(out, "PNG")
+    large = {"type": "image_url", "image_url": {"url": as_url("image/png", out.getvalue())}}
+    with pytest.raises(
+        openai.BadRequestError, match="makes 676000000 pixels .* the limit is 536870912 .media.max_request_pixels."
+    ) as caught:
+        server.chat([large] * 4)
+    assert caught.value.param == "messages[0].content[3].image_url.url"
 
 
 @pytest.mark.parametrize("budget", [16, 4096])

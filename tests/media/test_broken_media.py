@@ -238,6 +238,26 @@ def test_limits_name_the_value(files, kind, name, limits, says):
     assert error.status == 400
 
 
+class CountingReader(io.BytesIO):
+    num_read = 0
+
+    def read(self, size=-1, /):
+        data = super().read(size)
+        self.num_read += len(data)
+        return data
+
+
+def test_an_animation_of_very_many_frames_is_refused_when_the_limit_is_passed():
+    """FFmpeg skims over the whole file when it opens it; its frames are read up to the limit."""
+    head = b"GIF89a" + 2 * b"\x10\0" + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    frame = b"\x21\xf9\x04\0\x0a\0\0\0" + b"\x2c\0\0\0\0\x01\0\x01\0\0" + b"\x02\x02\x44\x01\0"
+    reader = CountingReader(head + 1_000_000 * frame + b";")
+    with pytest.raises(MediaError, match="the animation has more than 36000 frames") as caught:
+        analyse(reader, LIMITS)
+    assert caught.value.status == 400
+    assert reader.num_read < reader.getbuffer().nbytes + 2 * 36_000 * len(frame)
+
+
 @pytest.mark.parametrize(("kind", "name"), [("video", "video"), ("image", "jpeg"), ("audio", "mp3")])
 def test_the_time_budget_ends_any_decoding(files, kind, name):
     seconds = iter(range(1_000_000))

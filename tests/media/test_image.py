@@ -63,6 +63,29 @@ def test_a_transparent_palette_is_laid_on_white(image):
     assert np.array_equal(decoded(data), expected(data))
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "1", "P", "RGBA", "I;16"])
+def test_pixels_are_made_in_bands(image, mode, monkeypatch):
+    """Of five rows each, the last one of two."""
+    if "A" in mode:
+        image = image.copy()
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+    data = encoded(
+        image.convert("I").convert(mode) if mode == "I;16" else image.convert(mode), **({"transparency": 5} if mode == "P" else {})
+    )
+    whole = decoded(data)
+    monkeypatch.setattr("mmrt.media.image._BAND_PIXELS", 5 * image.width)
+    assert np.array_equal(decoded(data), whole)
+
+
+def test_a_picture_larger_than_it_was_said_to_be(image):
+    data = encoded(image.resize((1100, 1000)))
+    limits = MediaLimits(said_pixels=1000)
+    with pytest.raises(MediaError, match=r"the image of 1100x1000 is larger than its header says \(1000 pixels\)") as caught:
+        decode_image(io.BytesIO(data), limits)
+    assert caught.value.status == 422
+    assert decode_image(io.BytesIO(encoded(image)), limits).shape == (37, 52, 3), "a little more is no harm"
+
+
 @pytest.fixture
 def at_once(monkeypatch) -> list[bytes]:
     """The JPEGs that simplejpeg has decoded."""

@@ -160,6 +160,7 @@ def test_a_file_whose_first_frame_is_broken() -> None:
         (MediaLimits(max_frame_pixels=48 * 64 - 1), "video frames of 64x48 exceed the limit of 3071 pixels"),
         (MediaLimits(max_video_s=0.4), "the video takes 0.5 s, longer than the limit of 0.4 s"),
         (MediaLimits(max_packets=10), "the file has more than 10 packets"),
+        (MediaLimits(max_animation_frames=9), "the animation has more than 9 frames"),
         (MediaLimits(max_aspect=1.2), "video frames of 64x48 exceed the aspect ratio limit of 1.2:1"),
     ],
 )

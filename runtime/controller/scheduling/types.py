@@ -55,7 +55,7 @@ class SegmentStage:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A segment that is not encoded yet."""
+    """A segment that is not encoded yet. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis."""
 
     item: int
     segment: int
@@ -63,6 +63,7 @@ class SegmentView:
     num_rows: int
     patch_pages: int
     embedding_pages: int
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect)."""
+    """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect).
+
+    ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_wait_s``: since it got one.
+    """
 
     key: int
     arrival: int
@@ -88,6 +92,9 @@ class RequestView:
     patch_held: int = 0
     embedding_held: int = 0
     alone: bool = False
+    work: tuple[int, ...] = ()
+    video_in_flight: int = 0
+    video_wait_s: float = 0.0
 
     @property
     def is_partial(self) -> bool:
@@ -100,7 +107,8 @@ Device = Literal["encode", "prefill"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``requests`` in order of arrival. Credits: how many more plans each actor may be sent."""
+    """``requests`` in order of arrival. Credits: how many more plans each actor may be sent. ``large_in_flight``: video has a plan of
+    large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
     video_credit: int = 0
@@ -114,6 +122,8 @@ class View:
     num_embedding_pages: int = 0
     num_free_embedding_pages: int = 0
     last: Device = "prefill"
+    large_in_flight: bool = False
+    last_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

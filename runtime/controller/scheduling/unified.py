@@ -1,5 +1,5 @@
 """Policy ``unified``: UnifiedServe's prefill-encode orchestration (US8, US9; paper Algorithm 3, mended), plus what video
-decodes.
+decodes (``video_order``).
 
 Mended: a request without free KV pages is passed over for prefill and its media are encoded all the same; both loops end when
 the requests do; every candidate is looked at once, so neither chunk nor image is planned twice; the encode batch is what is *to
@@ -7,9 +7,8 @@ be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5
 younger ones from taking them, so that the oldest always gets on.
 """
 
-from itertools import takewhile
-
-from .types import ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
+from .types import ChunkChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
+from .video_order import may_take, plan_video
 
 MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 
@@ -17,7 +16,7 @@ MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
     """One round: video work within its credit, at most one encode batch and one prefill batch. ``now`` is not needed here."""
     del now
-    analyse, decode = _video(view)
+    analyse, decode = plan_video(view)
     encode = _encode_batch(view, limits) if view.encoder_credit > 0 else ()
     prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 else ()
     if limits.exclusive and view.num_decoding:
@@ -72,7 +71,7 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
             if batch and (num_rows + segment.num_rows > limits.encode_rows or len(batch) >= MAX_PARTS):
                 return tuple(batch)
             need = segment.embedding_pages
-            if not _may_take(view.num_embedding_pages, num_free, held, need, request.has_kv):
+            if not may_take(view.num_embedding_pages, num_free, held, need, request.has_kv):
                 break
             if need > num_free:
                 return tuple(batch)
@@ -83,43 +82,3 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
             if request.alone:
                 return tuple(batch)  # one piece of work, so that what comes of it is known of that
     return tuple(batch)
-
-
-def _may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
-    """Shares of the patch and the embedding pool: half for one request, which keeps its stages busy; and what is done ahead of its KV
-    pages leaves half free for those who have them, so that nobody waits in a circle."""
-    if held and held + need > num_pages // 2:
-        return False
-    return has_kv or num_free - need >= num_pages // 2
-
-
-def _video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice, ...]]:
-    """Analyses first, for they tell what a request needs; then segments, request by request (FC7). Pictures are decoded whole in their
-    analysis: while there are many, one segment of a request before them is in work all the same."""
-    waiting = [ItemChoice(request.key, item) for request in view.requests for item in request.unanalysed]
-    older = tuple(takewhile(lambda request: not request.unanalysed, view.requests))
-    is_decoding = any(segment.stage == SegmentStage.DECODING for request in older for segment in request.segments)
-    reserved = 0 if is_decoding else len(_segments(view, older, 1))
-    analyse = waiting[: max(0, view.video_credit - reserved)]
-    return tuple(analyse), tuple(_segments(view, view.requests, view.video_credit - len(analyse)))
-
-
-def _segments(view: View, requests: tuple[RequestView, ...], credit: int) -> list[SegmentChoice]:
-    chosen: list[SegmentChoice] = []
-    num_free = view.num_free_patch_pages
-    for request in requests:
-        held = request.patch_held
-        for segment in request.segments:
-            if segment.stage != SegmentStage.PENDING:
-                continue
-            if len(chosen) >= credit:
-                return chosen
-            need = segment.patch_pages
-            if not _may_take(view.num_patch_pages, num_free, held, need, request.has_kv):
-                break
-            if need > num_free:
-                return chosen
-            num_free -= need
-            held += need
-            chosen.append(SegmentChoice(request.key, segment.item, segment.segment))
-    return chosen

@@ -389,6 +389,28 @@ def test_the_number_of_media_is_limited() -> None:
     assert "media.max_items" in error.message and error.param == "messages[1].content[0]"
 
 
+def png_header(width: int, height: int) -> dict[str, Any]:
+    data = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + width.to_bytes(4) + height.to_bytes(4)
+    return image(data_url(data=base64.b64encode(data).decode()))
+
+
+def test_the_pixels_of_all_pictures_are_limited() -> None:
+    limits = Limits(model_name="tiny", kinds=("image",), max_context=2048, media=MediaSection(max_request_pixels=1000))
+    large, small = png_header(20, 30), png_header(10, 40)
+    media = read(body(messages=[{"role": "user", "content": [large, small]}]), limits).conversation.media
+    assert [(medium.num_pixels, medium.work) for medium in media] == [(600, 600), (400, 400)]
+    error = refusal(
+        body(messages=[{"role": "user", "content": [large, small]}, {"role": "user", "content": [png_header(1, 1)]}]), limits
+    )
+    assert error.status == 400 and error.param == "messages[1].content[0].image_url.url"
+    assert "makes 1001 pixels in all pictures of the request, the limit is 1000 (media.max_request_pixels)" in error.message
+
+
+def test_a_picture_that_is_too_large_by_itself_is_refused_as_such_elsewhere() -> None:
+    (medium,) = read(with_part(png_header(1 << 16, 1 << 16))).conversation.media
+    assert medium.num_pixels == 1 << 32
+
+
 def test_media_that_the_model_does_not_take() -> None:
     part = {"type": "audio_url", "audio_url": {"url": data_url("audio/wav")}}
     error = refusal(with_part(part), Limits(model_name="tiny", kinds=("image", "video"), max_context=9))

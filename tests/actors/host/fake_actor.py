@@ -51,5 +51,8 @@ class FakeActor:
         self.sent.append(message)
         return True
 
+    def wake(self) -> None:
+        pass
+
     def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
         self.num_waits += 1

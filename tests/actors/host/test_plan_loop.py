@@ -1,5 +1,8 @@
 """The loop around plans: each is done once and answered as often as it is asked for."""
 
+import threading
+from collections.abc import Callable
+
 import pytest
 
 from mmrt.actors.host.plan_checks import still_wanted
@@ -60,10 +63,10 @@ class Work:
             raise self.error
         return Done()
 
-    def serve(self, *script: object, death: Death | None = None) -> list[ToController]:
+    def serve(self, *script: object, death: Death | None = None, is_aside: Callable[[Plan], bool] | None = None) -> list[ToController]:
         self.actor = FakeActor(self.run, "prefill", script)  # type: ignore[arg-type]
         self.actor.death = death
-        serve_plans(self.actor, self.execute, self.rows)  # type: ignore[arg-type]
+        serve_plans(self.actor, self.execute, self.rows, is_aside=is_aside)  # type: ignore[arg-type]
         assert self.actor.is_serving
         return self.actor.sent
 
@@ -213,3 +216,98 @@ def test_deadlines_of_steps_follow_from_their_cost(work: Work) -> None:
     supervisor = work.actor.config.supervisor
     assert limits_s == [300.0, supervisor.watchdog_s], "all the time while nothing is known, then what is measured"
     assert work.actor._actors.read("prefill").step_cost_ns > 0
+
+
+class Gate:
+    """Plans of row 2 are large: they are done in the other thread, once the gate is open."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.opened, self.entered = threading.Event(), threading.Event()
+        self.done: list[int] = []
+        self.threads: set[str] = set()
+        self.error: BaseException | None = None
+        work.execute = self.execute  # type: ignore[method-assign]
+
+    def write(self, slot: int, plan_id: int, row: int) -> Run:
+        self.work.plan = Prefill([chunk(row)])
+        return self.work.write(slot, plan_id)
+
+    def is_large(self, plan: Plan) -> bool:
+        return isinstance(plan, Prefill) and plan.chunks[0].row == 2
+
+    def execute(self, plan: Plan) -> Result:
+        assert isinstance(plan, Prefill)
+        if self.is_large(plan):
+            self.threads.add(threading.current_thread().name)
+            self.entered.set()
+            assert self.opened.wait(20)
+            if self.error is not None:
+                raise self.error
+        self.done.append(plan.chunks[0].row)
+        return Done()
+
+    def open(self) -> None:
+        self.opened.set()
+
+    def serve(self, *script: object) -> list[tuple[int, Result]]:
+        return answers(self.work.serve(*script, is_aside=self.is_large))
+
+
+def test_a_large_plan_does_not_keep_others_waiting(work: Work) -> None:
+    gate = Gate(work)
+    large, small = gate.write(0, 7, 2), gate.write(1, 8, 0)
+    sent = gate.serve([large, small], [], [large], gate.open, [])
+    assert sent == [(8, Done()), (7, Done())], "what is under way when the actor is to end is done; commands that are repeated are not"
+    assert gate.done == [0, 2] and gate.threads != {threading.current_thread().name}
+
+
+def test_large_plans_are_done_one_at_a_time(work: Work) -> None:
+    gate = Gate(work)
+    first, second = gate.write(0, 7, 2), gate.write(1, 8, 2)
+    assert gate.serve([first, second], [], [], [second], gate.open, []) == [(7, Done())], "the other one is not begun any more"
+    assert gate.done == [2] and len(gate.threads) == 1
+
+
+def test_the_large_plan_is_the_step_while_nothing_else_is_done(work: Work) -> None:
+    """Its deadline does not begin anew after a small plan."""
+    gate = Gate(work)
+    seen = []
+
+    def look() -> None:
+        seen.append(work.actor._actors.read("prefill"))
+
+    def enter() -> None:
+        assert gate.entered.wait(20)
+
+    large, small = gate.write(0, 7, 2), gate.write(1, 8, 0)
+    gate.serve([large], enter, look, [small], look, gate.open, [])
+    before, after = seen
+    assert before.step_plan == after.step_plan == 7
+    assert after.steps == 1 and after.step_start_ns > before.step_start_ns
+    assert after.step_deadline_ns - after.step_start_ns < before.step_deadline_ns - before.step_start_ns
+    last = work.actor._actors.read("prefill")
+    assert (last.steps, last.step_deadline_ns) == (2, 0)
+
+
+def test_a_process_that_ends_in_its_large_plan_ends_in_that_step(work: Work) -> None:
+    gate = Gate(work)
+    gate.error = MemoryError()
+    with pytest.raises(MemoryError):
+        gate.serve([gate.write(0, 7, 2)], [], gate.open, [gate.write(1, 8, 0)])
+    words = work.actor._actors.read("prefill")
+    assert words.raised and words.step_plan == 7
+
+
+def test_a_large_plan_that_raises_fails_its_request_alone(work: Work) -> None:
+    gate = Gate(work)
+    gate.error = ValueError("no")
+    ((plan_id, error),) = gate.serve([gate.write(0, 7, 2)], [], gate.open, [])
+    assert plan_id == 7 and isinstance(error, ItemError) and error.status == 500
+
+
+def test_a_large_plan_that_nobody_wants_is_skipped(work: Work) -> None:
+    gate = Gate(work)
+    late = gate.write(0, 7, 2)
+    assert gate.serve([Run(1, late.slot, 7, 1.0)], [], []) == [(7, Skipped())]
+    assert not gate.done

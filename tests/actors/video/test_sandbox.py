@@ -15,6 +15,7 @@ import zmq
 
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.video import worker
+from mmrt.runtime.bus.messages import Analyse, MediaItem, PageRun
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -269,21 +270,27 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     calls: list[tuple[object, ...]] = []
 
     class Worker:
-        def __init__(self, media: PagePool, patches: PagePool, *_: object) -> None:
+        def __init__(self, media: PagePool, patches: PagePool, _: object, __: object, cache_bytes: int, *more: object) -> None:
             assert (media.data.flags.writeable, patches.data.flags.writeable) == (False, True)
+            self.name = "small" if cache_bytes == worker.CACHE_BYTES else "large"
+            assert more[-1] is (self.name == "small")
 
         def close_unwanted(self, is_unwanted: object) -> None:
             calls.append(("close unwanted",))
 
         def execute(self, plan: object, alone: bool) -> object:
-            calls.append(("execute", plan, alone))
+            calls.append(("execute", self.name, alone))
             return "result"
 
         def close(self) -> None:
-            calls.append(("close",))
+            calls.append(("close", self.name))
 
-    def serve(actor: Actor, execute: Callable[[object], object], rows: object) -> None:
-        assert [execute("first"), execute("second")] == ["result", "result"]
+    small, large = (Analyse(0, 1, 0, MediaItem(kind, 10), PageRun([], [])) for kind in ("image", "video"))
+
+    def serve(actor: Actor, execute: Callable[[object], object], rows: object, is_aside: Callable[[object], bool]) -> None:
+        assert (is_aside(small), is_aside(large)) == (False, not follows_a_death)
+        assert [execute(small), execute(large)] == ["result", "result"]
+        assert (is_aside(small), is_aside(large)) == (False, True)
         raise Ending
 
     monkeypatch.setattr(worker, "CAUTIOUS_PLANS", 1)
@@ -301,5 +308,6 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     limits: dict[str, Any] = entered[3]  # type: ignore[assignment]
     assert limits["readable"] == [tmp_path / "faults"] and not limits["cuda"]
     assert limits["memory_bytes"] > 2 * worker.CACHE_BYTES and limits["file_bytes"] > 3 * 2 * 4096
-    each = [("cpu", 270.0), ("close unwanted",)]
-    assert rest == [*each, ("execute", "first", follows_a_death), *each, ("execute", "second", False), ("close",)]
+    each = [("cpu", 360.0), ("close unwanted",)]
+    done = [*each, ("execute", "small", follows_a_death), *each, ("execute", "large", False)]
+    assert rest == [*done, ("close", "large"), ("close", "small")]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from PIL import Image
 from mmrt.actors.video import worker as video_actor
 from mmrt.actors.video.worker import VideoWorker, _jpeg_decoder
 from mmrt.media.audio import decode_audio
-from mmrt.media.limits import MediaLimits
+from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
@@ -33,6 +34,7 @@ from mmrt.runtime.bus.messages import (
     ItemShape,
     MediaItem,
     MediaOptions,
+    Overran,
     PageRun,
     Plan,
 )
@@ -413,9 +415,23 @@ def test_a_lack_of_memory_is_the_items_fault_or_the_process_ends(bench, png, mon
         bench.worker.execute(plan)
 
 
+def test_work_that_is_larger_than_it_seemed_is_given_up_where_others_wait(bench, monkeypatch):
+    """A picture of one pixel in a file of very many chunks, each of which costs more than its bytes do."""
+    data = encoded(Image.new("L", (30, 30)))
+    chunk = b"\0\0\0\0teSt" + zlib.crc32(b"teSt").to_bytes(4)
+    plan = bench.analyse_plan("image", data[:33] + 10_000 * chunk + data[33:])
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(video_actor, "TimeBudget", lambda limit_s, *_: TimeBudget(limit_s, lambda: next(seconds)))
+    worker = VideoWorker(bench.media, bench.patch, MODEL, MediaSection(), yields=True)
+    assert worker.execute(plan) == Overran()
+    monkeypatch.undo()
+    worker.close()
+    assert isinstance(bench.worker.execute(plan), Analysed)
+
+
 def test_an_item_too_large_for_the_sandbox_is_refused_and_the_next_one_is_not(bench, tmp_path):
-    """In a process of its own, with 128 MiB to spare: 3000 x 3000 transparent pixels take Pillow more than that."""
-    for size in (3000, 30):
+    """In a process of its own, with 128 MiB to spare: 6000 x 6000 transparent pixels take Pillow more than that."""
+    for size in (6000, 30):
         (tmp_path / f"{size}.png").write_bytes(encoded(Image.new("RGBA", (size, size))))
     code = f"""
 from pathlib import Path
@@ -425,7 +441,7 @@ from mmrt.tests.actors.video.test_worker import Bench
 run, folder = Path({str(bench.run.path)!r}), Path({str(tmp_path)!r})
 bench = Bench(RunDirectory.create(run / "of its own", {{}}))
 enter_sandbox(run, folder, memory_bytes=128 << 20, file_bytes=1 << 20)
-for size in (3000, 3000, 30):
+for size in (6000, 6000, 30):
     plan = bench.analyse_plan("image", (folder / f"{{size}}.png").read_bytes())
     print(getattr(bench.worker.execute(plan), "message", "analysed"))
 """

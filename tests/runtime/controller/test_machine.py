@@ -24,6 +24,7 @@ from mmrt.runtime.controller.kv_manager import WINDOW_S
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.machine import Controller, Progress
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
+from mmrt.runtime.controller.scheduling.media_work import estimated_work, is_large
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
@@ -110,6 +111,19 @@ def index(effects: list[Effect], kind: type) -> int:
 
 
 # the life of a request
+
+
+def test_work_that_overran_its_estimate_is_done_again_as_a_large_one() -> None:
+    driver = Driver()
+    (granted,) = sent(driver.submit(image()), m.Granted)
+    driver.receive("gateway", m.Filled(1, KEY))
+    driver.tick()
+    _, first = driver.plan("video")
+    driver.done("video", m.Overran())
+    _, again = driver.plan("video")
+    assert isinstance(first, m.Analyse) and isinstance(again, m.Analyse)
+    assert not is_large(estimated_work(first.media)) and is_large(estimated_work(again.media))
+    assert again.source == granted.runs[0] and len(driver.core.plans) == 1
 
 
 def test_a_text_request() -> None:
