@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..models.text.stop_strings import StopMatcher
 from ..models.text.tokenizer import IncrementalDecoder, Tokenizer
-from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_definition, encode
+from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_spec, encode
 from ..runtime.observe.flight import Kind
 from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer
@@ -23,7 +23,7 @@ from ..shm.ring import Ring
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorStatus
 from .host.actor import Actor
-from .host.solo_trials import Place, Probation, solo_step
+from .host.solo_trials import Place, SoloTrials, solo_step
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ def main(actor: Actor) -> None:
     status = actor.become_active()
     table = SequenceTable.attach(actor.run, writable=False)
     detokenizer = Detokenizer(table, Ring.attach(actor.run, "tokens"), Ring.attach(actor.run, "deltas"), tokenizer)
-    probation = Probation(actor.death, table.rows_in(Phase.DECODE))
+    trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
     limit_s = actor.config.supervisor.watchdog_s
     with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
         actor.serving()
-        _try_suspects(detokenizer, probation, status, limit_s)
+        _try_suspects(detokenizer, trials, status, limit_s)
         while not actor.ending:
             actor.receive()
             listener.drain()
@@ -63,12 +63,12 @@ def main(actor: Actor) -> None:
             actor.wait(BLOCKED_S if detokenizer.is_blocked else SCAN_S, [listener.fd])
 
 
-def _try_suspects(detokenizer: "Detokenizer", probation: Probation, status: ActorStatus, limit_s: float) -> None:
+def _try_suspects(detokenizer: "Detokenizer", trials: SoloTrials, status: ActorStatus, limit_s: float) -> None:
     """Make every text once on its own, each in a step that names it: who died of one a second time is known by that."""
-    if probation.guilty is not None:
-        detokenizer.give_up(probation.guilty)
-    status.set_crashes(probation.crashes)
-    for place in probation.suspects:
+    if trials.guilty is not None:
+        detokenizer.give_up(trials.guilty)
+    status.set_crashes(trials.crashes)
+    for place in trials.suspects:
         with status.step(solo_step(place), limit_s):
             detokenizer.step(time.monotonic(), place[0])
 
@@ -76,8 +76,8 @@ def _try_suspects(detokenizer: "Detokenizer", probation: Probation, status: Acto
 class _Text:
     """One row generation's text as far as it has been made. ``offset`` bytes of it have gone out, ``pending`` are to."""
 
-    def __init__(self, tokenizer: Tokenizer, generation: int, definition: bytes, repeat_s: float) -> None:
-        request = decode_sequence_definition(definition)
+    def __init__(self, tokenizer: Tokenizer, generation: int, spec: bytes, repeat_s: float) -> None:
+        request = decode_sequence_spec(spec)
         self.generation = generation
         self.key = request.key
         self.repeat_s = repeat_s
@@ -158,7 +158,7 @@ class Detokenizer:
         while len(self._hints.pop_all(_HINTS_PER_STEP)) == _HINTS_PER_STEP:
             pass
         self._hints.ack()
-        # Ends before counts before phases: an end read here has all its ids, a count its definition.
+        # Ends before counts before phases: an end read here has all its ids, a count its spec.
         ends = self._table.ends.copy()
         fence()
         counts = self._table.counts.copy()
@@ -204,11 +204,11 @@ class Detokenizer:
         if text is None or text.generation != generation or now_s >= text.repeat_at_s:
             repeat_s = REPEAT_S if text is None or text.generation != generation else min(2 * text.repeat_s, MAX_REPEAT_S)
             try:
-                definition = self._table.read_definition(row, generation)
+                spec = self._table.read_spec(row, generation)
             except StaleRow:
                 self._texts.pop(row, None)
                 return False
-            text = self._texts[row] = _Text(self._tokenizer, generation, definition, repeat_s)
+            text = self._texts[row] = _Text(self._tokenizer, generation, spec, repeat_s)
             if (row, generation) in self._given_up:
                 text.finish = "error"
         num_ids = count & int(_LOW_BITS) if count >> _GENERATION_BITS == generation else 0

@@ -172,7 +172,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
         layout.num_rows,
         layout.max_context,
         layout.max_pages,
-        max_definition_bytes=ROW_DEFINITION_BYTES,
+        max_spec_bytes=ROW_DEFINITION_BYTES,
         max_state_bytes=ROW_STATE_BYTES,
     )
     PlanTable.create(run, PLAN_SLOTS, layout.plan_slot_bytes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..models.config import ModelConfig, family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
-from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_definition
+from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_spec
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor
@@ -83,8 +83,8 @@ class PrefillWorker:
 
     def _ids(self, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by what was generated."""
-        definition = decode_sequence_definition(self._table.read_definition(chunk.row))
-        num_prompt = definition.num_companion_tokens if chunk.member else definition.num_prompt_tokens
+        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
+        num_prompt = spec.num_companion_tokens if chunk.member else spec.num_prompt_tokens
         prompt = self._table.prompt[chunk.row, chunk.member, chunk.start : min(chunk.end, num_prompt)]
         generated = self._table.ids[chunk.row, max(0, chunk.start - num_prompt) : max(0, chunk.end - num_prompt)]
         return np.concatenate((prompt, generated), dtype=np.int64, casting="unsafe")
@@ -93,9 +93,9 @@ class PrefillWorker:
         """M-RoPE positions, int64 [3, end - start]."""
         key = (chunk.row, chunk.row_generation, chunk.member)
         if key not in self._positions:
-            definition = decode_sequence_definition(self._table.read_definition(chunk.row))
-            num_tokens = definition.num_companion_tokens if chunk.member else definition.num_prompt_tokens
-            spans = [] if chunk.member else definition.spans
+            spec = decode_sequence_spec(self._table.read_spec(chunk.row))
+            num_tokens = spec.num_companion_tokens if chunk.member else spec.num_prompt_tokens
+            spans = [] if chunk.member else spec.spans
             self._positions[key] = family_of(self._config).positions(self._config, num_tokens, spans)
             if len(self._positions) > KEPT_POSITIONS:
                 self._positions.popitem(last=False)

@@ -162,17 +162,17 @@ def _make_pool(run: RunDirectory, name: str, capture: Capture) -> PagePool:
 def _make_rows(run: RunDirectory, capture: Capture, page_tokens: int) -> SequenceTable:
     """The captured rows, from row 0 on, on the captured pages."""
     header = capture.header
-    definitions = [encode(row.definition) for row in header.rows]
+    specs = [encode(row.spec) for row in header.rows]
     table = SequenceTable.create(
         run,
         max(1, len(header.rows)),
         header.max_context,
         -(-header.max_context // page_tokens),
-        max_definition_bytes=max(map(len, definitions), default=1),
+        max_spec_bytes=max(map(len, specs), default=1),
         max_state_bytes=1,
     )
     kv = capture.page_indices().get("kv", {})
-    for index, (row, definition) in enumerate(zip(header.rows, definitions, strict=True)):
+    for index, (row, spec) in enumerate(zip(header.rows, specs, strict=True)):
         generation = table.begin(index)
         assert generation == 1
         for member, pages in enumerate(row.block_tables):
@@ -180,7 +180,7 @@ def _make_rows(run: RunDirectory, capture: Capture, page_tokens: int) -> Sequenc
             table.append_pages(index, member, [kv[page] for page in pages])
         table.ids[index, : row.committed] = capture.tensors[f"ids.{row.row}"]
         table.counts[index] = generation << 32 | row.committed
-        table.write_definition(index, definition)
+        table.write_spec(index, spec)
         table.set_phase(index, Phase.PREPARE)
     return table
 

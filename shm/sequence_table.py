@@ -1,6 +1,6 @@
 """The sequence table: one row per live sequence, and the truth about it. A CFG pair is one row with two members.
 
-The controller writes definition, prompt, block tables, phase and its own state; decode appends ids and sets the end; everybody else
+The controller writes the spec, prompt, block tables, phase and its own state; decode appends ids and sets the end; everybody else
 reads. Each word has one writer. Whatever stands in a row belongs to the generation of the row: a reader that asks for another one
 finds nothing committed and nothing ended.
 """
@@ -29,7 +29,7 @@ class _Geometry(NamedTuple):
     num_rows: int
     max_context: int
     max_pages: int
-    max_definition_bytes: int
+    max_spec_bytes: int
     max_state_bytes: int
 
 
@@ -37,20 +37,20 @@ class _Fields:
     """Where everything lies. What different processes write lies on different cache lines."""
 
     def __init__(self, geometry: _Geometry) -> None:
-        rows, max_context, max_pages, max_definition_bytes, max_state_bytes = geometry
+        rows, max_context, max_pages, max_spec_bytes, max_state_bytes = geometry
         self.layout = layout = Layout()
         self.generation = layout.add(rows, np.uint64)
         self.phases = layout.add(rows, np.uint64)
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
-        self.definition_words = layout.add(rows, np.uint64)
+        self.spec_words = layout.add(rows, np.uint64)
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
         self.ends = layout.add(rows, np.uint64)
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
         self.ids = layout.add((rows, max_context), np.int32)
-        self.definitions = layout.add((rows, max_definition_bytes), np.uint8)
+        self.specs = layout.add((rows, max_spec_bytes), np.uint8)
         self.states = layout.add((rows, 2 * VersionedBlob.slot_bytes(max_state_bytes)), np.uint8)
 
 
@@ -69,7 +69,7 @@ class SequenceTable:
         fields = _Fields(geometry)
         segment.expect_bytes(fields.layout.num_bytes)
         self._segment = segment
-        self.num_rows, self.max_context, self.max_pages, self.max_definition_bytes, self.max_state_bytes = geometry
+        self.num_rows, self.max_context, self.max_pages, self.max_spec_bytes, self.max_state_bytes = geometry
         self.generation: NDArray[np.uint64] = segment.field(fields.generation)
         self.phases: NDArray[np.uint64] = segment.field(fields.phases)
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
@@ -84,8 +84,8 @@ class SequenceTable:
         self._num_pages = _word(fields.num_pages)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
-        self._definition_word = _word(fields.definition_words)
-        self._definitions = fields.definitions.offset
+        self._spec_word = _word(fields.spec_words)
+        self._specs = fields.specs.offset
         stride = 2 * VersionedBlob.slot_bytes(self.max_state_bytes)
         self._states = [
             VersionedBlob(segment, _word(fields.state_words) + row, fields.states.offset + row * stride, self.max_state_bytes)
@@ -100,11 +100,11 @@ class SequenceTable:
         max_context: int,
         max_pages: int,
         *,
-        max_definition_bytes: int = 65536,
+        max_spec_bytes: int = 65536,
         max_state_bytes: int = 131072,
     ) -> Self:
         """Make the table; ``max_pages`` is the length of one member's block table. Raises: SpaceError, FileExistsError."""
-        geometry = _Geometry(num_rows, max_context, max_pages, max_definition_bytes, max_state_bytes)
+        geometry = _Geometry(num_rows, max_context, max_pages, max_spec_bytes, max_state_bytes)
         num_bytes = _Fields(geometry).layout.num_bytes
         return cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry))
 
@@ -122,7 +122,7 @@ class SequenceTable:
     def begin(self, row: int) -> int:
         """Give a FREE row its next generation and return it: no pages, nothing prefilled, and FREE until ``set_phase``.
 
-        A controller that dies in between leaves a free row: write the definition or the state first, the phase last.
+        A controller that dies in between leaves a free row: write the spec or the state first, the phase last.
         """
         words = self._segment.words
         assert words[self._phase + row] & 0xFF == Phase.FREE, f"row {row} is in use"
@@ -155,17 +155,17 @@ class SequenceTable:
         fence()
         self._segment.words[word] = end
 
-    def write_definition(self, row: int, definition: bytes) -> None:
+    def write_spec(self, row: int, spec: bytes) -> None:
         """Once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
-        if len(definition) > self.max_definition_bytes:
-            raise ValueError(f"a definition of {len(definition)} bytes exceeds {self.max_definition_bytes}")
+        if len(spec) > self.max_spec_bytes:
+            raise ValueError(f"a spec of {len(spec)} bytes exceeds {self.max_spec_bytes}")
         words = self._segment.words
-        start = self._definitions + row * self.max_definition_bytes
-        words[self._definition_word + row] = 0
+        start = self._specs + row * self.max_spec_bytes
+        words[self._spec_word + row] = 0
         fence()
-        self._segment.buf[start : start + len(definition)] = definition
+        self._segment.buf[start : start + len(spec)] = spec
         fence()
-        words[self._definition_word + row] = words[self._generation + row] << 32 | len(definition)
+        words[self._spec_word + row] = words[self._generation + row] << 32 | len(spec)
 
     def write_state(self, row: int, state: bytes) -> None:
         """Replace the controller's own record of the row, atomically. Raises: ValueError above the limit."""
@@ -250,18 +250,18 @@ class SequenceTable:
         fence()
         return self.block_table[row, member, :count]
 
-    def read_definition(self, row: int, generation: int | None = None) -> bytes:
-        """The definition of this generation (default: the row's own). Raises: StaleRow if the row has none of it."""
+    def read_spec(self, row: int, generation: int | None = None) -> bytes:
+        """The spec of this generation (default: the row's own). Raises: StaleRow if the row has none of it."""
         words = self._segment.words
         wanted = words[self._generation + row] if generation is None else generation
-        word = words[self._definition_word + row]
+        word = words[self._spec_word + row]
         fence()
-        start = self._definitions + row * self.max_definition_bytes
-        definition = bytes(self._segment.buf[start : start + (word & _LOW)])
+        start = self._specs + row * self.max_spec_bytes
+        spec = bytes(self._segment.buf[start : start + (word & _LOW)])
         fence()
         if word >> 32 != wanted or words[self._generation + row] != wanted:
-            raise StaleRow(f"row {row} has no definition of generation {wanted} (it is at {words[self._generation + row]})")
-        return definition
+            raise StaleRow(f"row {row} has no spec of generation {wanted} (it is at {words[self._generation + row]})")
+        return spec
 
 
 def _word(field: Field) -> int:

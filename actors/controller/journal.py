@@ -1,4 +1,4 @@
-"""The controller's append-only file: what is nowhere else, that is request definitions, failures and ends (controller process).
+"""The controller's append-only file: what is nowhere else, that is request specs, failures and ends (controller process).
 
 Every record has its length and a checksum and goes out in one ``write`` before anything that follows from it is done, so the
 order of effects is kept even by kill -9; a half-written last record was never acted upon and is cut off when the file is

@@ -29,9 +29,9 @@ from ...runtime.controller.effects import (
     SetPageGenerations,
     SetPhase,
     SetPrefilled,
-    WriteDefinition,
     WriteJournal,
     WritePlan,
+    WriteSpec,
     WriteState,
 )
 from ...runtime.controller.machine import Controller, Progress
@@ -72,20 +72,20 @@ async def serve(actor: Actor) -> None:
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model, io)
     controller = recover(limits, actor.generation, io.snapshot(journaled, active_generations(actors)))
-    log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.core.requests), len(controller.core.plans))
+    log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s)
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    flight = ControllerFlight(actor.flight, controller.core)
+    flight = ControllerFlight(actor.flight, controller.state)
     serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, loop, ended.set)
     actor.watch_ending(loop, ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
     while not actor.ending and serving.failure is None:
         actor.notifier.watchdog()
-        status.set_queue_depth(len(controller.core.waiting))
+        status.set_queue_depth(len(controller.state.waiting))
         try:
             await asyncio.wait_for(ended.wait(), watchdog_s)
         except TimeoutError:
@@ -114,7 +114,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
         max_items=config.media.max_items,
         max_waiting=config.server.max_waiting,
-        max_definition_bytes=io.table.max_definition_bytes,
+        max_spec_bytes=io.table.max_spec_bytes,
         max_state_bytes=io.table.max_state_bytes,
         num_plan_slots=io.plans.num_slots,
         tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
@@ -164,10 +164,10 @@ class ControllerIO:
                 assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
             case WriteState(row, state):
                 table.write_state(row, state)
-            case WriteDefinition(row, definition, prompts):
+            case WriteSpec(row, spec, prompts):
                 for member, prompt in enumerate(prompts):
                     table.write_prompt(row, member, prompt)
-                table.write_definition(row, definition)
+                table.write_spec(row, spec)
             case AppendPages(row, member, pages):
                 table.append_pages(row, member, pages)
             case ClearPages(row):
@@ -271,9 +271,9 @@ class Serving:
 
     def _log_failure(self, done: PlanDone) -> None:
         """Whose plan it was that failed: the actor that logged why knows rows, not what clients call their requests."""
-        plan = self._controller.core.plans.get(done.plan_id)
+        plan = self._controller.state.plans.get(done.plan_id)
         if plan is not None:
-            names = ", ".join(sorted({request.definition.request_id for request in plan.requests}))
+            names = ", ".join(sorted({request.spec.request_id for request in plan.requests}))
             log.error("plan %x of %s failed: it was for %s", done.plan_id, done.actor, names)
 
     def _look_for_outages(self, now: float) -> None:
@@ -325,13 +325,13 @@ class Serving:
 
     def _publish(self, now: float) -> None:
         self._flight.counters()
-        core, before = self._controller.core, self._before
-        rows = [request for request in core.rows if request is not None]
-        totals = core.totals
+        state, before = self._controller.state, self._before
+        rows = [request for request in state.rows if request is not None]
+        totals = state.totals
         self._stats.publish(
             StatsSnapshot(
-                epoch=core.epoch,
-                waiting=len(core.waiting),
+                epoch=state.epoch,
+                waiting=len(state.waiting),
                 preparing=sum(request.phase == Phase.PREPARE for request in rows),
                 running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
                 admitted_total=before.admitted_total + totals.admitted,
@@ -339,16 +339,16 @@ class Serving:
                 failed_total=before.failed_total + totals.failed,
                 prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
                 generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
-                encode_budget=core.steering.encode.units,
-                prefill_budget=core.steering.prefill.units,
-                pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in core.pools.items()},
-                broken={outage.actor: outage.reason for outage in core.outages.values()},
+                encode_budget=state.steering.encode.units,
+                prefill_budget=state.steering.prefill.units,
+                pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in state.pools.items()},
+                broken={outage.actor: outage.reason for outage in state.outages.values()},
                 extra={
                     "preempted": before.extra.get("preempted", 0) + totals.preempted,
                     "evicted": before.extra.get("evicted", 0) + totals.evicted,
                     "quarantined": before.extra.get("quarantined", 0) + totals.quarantined,
-                    "plans": len(core.plans),
-                    "tbt_s": core.steering.tbt_s or 0.0,
+                    "plans": len(state.plans),
+                    "tbt_s": state.steering.tbt_s or 0.0,
                 },
             )
         )

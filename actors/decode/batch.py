@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...models.sampling.interface import Pairs, SamplingRows
 from ...models.sampling.penalties import History, Penalties
-from ...runtime.bus.messages import SequenceDefinition
+from ...runtime.bus.messages import SequenceSpec
 from ...schema.rows import EndCode
 from ...shm.sequence_table import SequenceTable
 
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 class Member:
     row: int
     generation: int
-    definition: SequenceDefinition
+    spec: SequenceSpec
     delta: int  # M-RoPE: position of a generated token minus its index
     count: int
 
@@ -31,37 +31,37 @@ class Batch:
 
     def __init__(self, members: list[Member], table: SequenceTable) -> None:
         self.members = members
-        definitions = [member.definition for member in members]
+        specs = [member.spec for member in members]
         self.row_N = np.array([member.row for member in members], dtype=np.int64)
         self.generation_N = np.array([member.generation for member in members], dtype=np.int64)
         self.count_N = np.array([member.count for member in members], dtype=np.int64)
         self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
-        self.max_new_N = np.array([definition.max_new_tokens for definition in definitions], dtype=np.int64)
-        self.ignore_eos_N = np.array([definition.ignore_eos for definition in definitions], dtype=bool)
-        self.length_N = np.array([d.num_prompt_tokens for d in definitions], dtype=np.int64) + self.count_N
+        self.max_new_N = np.array([spec.max_new_tokens for spec in specs], dtype=np.int64)
+        self.ignore_eos_N = np.array([spec.ignore_eos for spec in specs], dtype=bool)
+        self.length_N = np.array([d.num_prompt_tokens for d in specs], dtype=np.int64) + self.count_N
         self.input_N = self._inputs(table, members, 0)
-        self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in definitions])
+        self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in specs])
         pairs = [members[index] for index in self.pair_P]
-        self.companion_length_P = np.array([m.definition.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
+        self.companion_length_P = np.array([m.spec.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
         self.companion_input_P = self._inputs(table, pairs, 1)
-        scale_P = np.array([m.definition.sampling.guidance_scale for m in pairs], dtype=np.float32)
+        scale_P = np.array([m.spec.sampling.guidance_scale for m in pairs], dtype=np.float32)
         self.pairs = Pairs(self.pair_P, len(members) + np.arange(len(pairs)), scale_P) if pairs else None
         self.sampling = SamplingRows(
-            temperature=np.array([d.sampling.temperature for d in definitions], dtype=np.float32),
-            top_k=np.array([d.sampling.top_k for d in definitions], dtype=np.int64),
-            top_p=np.array([d.sampling.top_p for d in definitions], dtype=np.float32),
-            min_p=np.array([d.sampling.min_p for d in definitions], dtype=np.float32),
-            seed=np.array([d.sampling.seed for d in definitions], dtype=np.uint64),
+            temperature=np.array([d.sampling.temperature for d in specs], dtype=np.float32),
+            top_k=np.array([d.sampling.top_k for d in specs], dtype=np.int64),
+            top_p=np.array([d.sampling.top_p for d in specs], dtype=np.float32),
+            min_p=np.array([d.sampling.min_p for d in specs], dtype=np.float32),
+            seed=np.array([d.sampling.seed for d in specs], dtype=np.uint64),
             index=self.count_N,
         )
         self.penalties, self.histories = self._penalties(table)
 
     def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
         """Those of the members that have any, and what these have said so far."""
-        chosen = [(number, member) for number, member in enumerate(self.members) if member.definition.sampling.has_penalties]
+        chosen = [(number, member) for number, member in enumerate(self.members) if member.spec.sampling.has_penalties]
         if not chosen:
             return None, []
-        asked = [member.definition.sampling for _, member in chosen]
+        asked = [member.spec.sampling for _, member in chosen]
         penalties = Penalties(
             row=np.array([number for number, _ in chosen], dtype=np.int64),
             repetition=np.array([one.repetition_penalty for one in asked], dtype=np.float32),
@@ -70,7 +70,7 @@ class Batch:
         )
         histories = [
             History(
-                table.prompt[member.row, 0, : member.definition.num_prompt_tokens].astype(np.int64),
+                table.prompt[member.row, 0, : member.spec.num_prompt_tokens].astype(np.int64),
                 table.ids[member.row, : member.count].astype(np.int64),
             )
             for _, member in chosen
@@ -85,8 +85,8 @@ class Batch:
             if member.count:
                 inputs[index] = table.ids[member.row, member.count - 1]
             else:
-                definition = member.definition
-                length = definition.num_companion_tokens if which else definition.num_prompt_tokens
+                spec = member.spec
+                length = spec.num_companion_tokens if which else spec.num_prompt_tokens
                 inputs[index] = table.prompt[member.row, which, length - 1]
         return inputs
 

@@ -24,7 +24,7 @@ from ..host.actor import Actor
 from ..host.device import Completion, raise_if_fatal
 from ..host.language_model import open_decoding_model
 from ..host.shared_tensors import SharedTensors
-from ..host.solo_trials import Probation, solo_step
+from ..host.solo_trials import SoloTrials, solo_step
 from ..host.step_limit import StepLimit
 from .running_set import Outcome, RunningSet
 
@@ -72,7 +72,7 @@ class Decoding:
         self._status: ActorStatus = actor.status
         worst_s = actor.status.step_cost_ns / 1e9
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s)
-        self._probation = Probation(actor.death, table.rows_in(Phase.DECODE))
+        self._probation = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
 
     def run(self) -> None:
         """Step until told to end; wait for messages while there is nothing to step."""
@@ -122,19 +122,19 @@ class Decoding:
 
     def _try_one(self) -> None:
         """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
-        probation = self._probation
+        trials = self._probation
         self._settle()
-        probation.suspects = [at for at in probation.suspects if self._is_open(*at)]
-        for place in probation.suspects:
+        trials.suspects = [at for at in trials.suspects if self._is_open(*at)]
+        for place in trials.suspects:
             began_ns = time.monotonic_ns()
             with self._status.step(solo_step(place), self._limit.limit_s(1)):
                 outcome = self._running.step_one(*place)
             if outcome is not None:
-                probation.passed(place)
+                trials.passed(place)
                 self._record(began_ns, outcome, 1)
                 self._publish(outcome.rows, outcome.ended)
                 break
-        self._running.hold(probation.held)
+        self._running.hold(trials.held)
 
     def _is_open(self, row: int, generation: int) -> bool:
         """Whether it may still be in the running set, and has not ended."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...models.config import ModelConfig, family_of
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
-from ...runtime.bus.messages import SequenceDefinition, decode_sequence_definition
+from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec
 from ...schema.rows import EndCode
 from ...shm.errors import StaleRow
 from ...shm.sequence_table import SequenceTable
@@ -93,7 +93,7 @@ class RunningSet:
     def expire(self, now_s: float) -> None:
         """Take out whose deadline has passed (monotonic seconds): the controller, if it is there, ends them."""
         for member in list(self._members.values()):
-            if 0 < member.definition.deadline_s <= now_s:
+            if 0 < member.spec.deadline_s <= now_s:
                 self.remove(member.row, member.generation)
 
     def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
@@ -107,18 +107,18 @@ class RunningSet:
         if self._table.end(row, generation) != EndCode.NONE:
             return
         try:
-            definition = decode_sequence_definition(self._table.read_definition(row, generation))
+            spec = decode_sequence_spec(self._table.read_spec(row, generation))
         except StaleRow:
             return
-        if 0 < definition.deadline_s <= now_s:
+        if 0 < spec.deadline_s <= now_s:
             return
         count = self._table.committed(row, generation)
-        if (code := self._end_of(row, definition, count)) != EndCode.NONE:
+        if (code := self._end_of(row, spec, count)) != EndCode.NONE:
             self._table.set_end(row, generation, code)  # who committed its last token died before saying so
             return
-        _, delta = family_of(self._config).positions(self._config, definition.num_prompt_tokens, definition.spans)
+        _, delta = family_of(self._config).positions(self._config, spec.num_prompt_tokens, spec.spans)
         self._keep_counts()
-        self._members[row] = Member(row, generation, definition, delta, count)
+        self._members[row] = Member(row, generation, spec, delta, count)
 
     def remove(self, row: int, generation: int) -> None:
         """Take a row out; nothing happens when this generation of it is not in."""
@@ -231,11 +231,11 @@ class RunningSet:
             ended.append((row, generation, code))
         return Outcome(batch.row_N.tolist(), ended)
 
-    def _end_of(self, row: int, definition: SequenceDefinition, count: int) -> EndCode:
+    def _end_of(self, row: int, spec: SequenceSpec, count: int) -> EndCode:
         """How a sequence has ended whose ``count`` ids are committed, NONE if it goes on."""
-        if count and not definition.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
+        if count and not spec.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
             return EndCode.STOP
-        return EndCode.LENGTH if count >= definition.max_new_tokens else EndCode.NONE
+        return EndCode.LENGTH if count >= spec.max_new_tokens else EndCode.NONE
 
     def _current_batch(self) -> Batch:
         """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
@@ -257,11 +257,11 @@ class RunningSet:
         return batch.fits(self._table, self._page_tokens, ahead) and not any(map(self._has_pages, self._waiting))
 
     def _has_pages(self, member: Member) -> bool:
-        definition = member.definition
+        spec = member.spec
         capacity = self._table.num_pages[member.row].astype(np.int64) * self._page_tokens
-        if definition.num_companion_tokens and capacity[1] < definition.num_companion_tokens + member.count:
+        if spec.num_companion_tokens and capacity[1] < spec.num_companion_tokens + member.count:
             return False
-        return bool(capacity[0] >= definition.num_prompt_tokens + member.count)
+        return bool(capacity[0] >= spec.num_prompt_tokens + member.count)
 
     def _keep_counts(self) -> None:
         """Carry what the arrays counted over to the members, before the arrays are dropped."""

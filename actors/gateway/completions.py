@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from ...runtime.bus.messages import Definition, MediaItem
+from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .metrics import Metrics
@@ -140,7 +140,7 @@ class Completions:
         for stream in list(self._streams):
             began_s = stream.write_began_s
             if stream.request.is_too_slow or (began_s is not None and now_s - began_s > SLOW_READER_S):
-                log.info("%s: its client reads too slowly", stream.request.definition.request_id)
+                log.info("%s: its client reads too slowly", stream.request.spec.request_id)
                 _reset(stream.transport)
             elif now_s - stream.written_s >= self._server.keep_alive_s:
                 stream.event.set()
@@ -229,7 +229,7 @@ class Completions:
         now_s = time.monotonic()
         id = http[REQUEST_ID] = f"{answer.id_prefix}{secrets.token_hex(12)}"
         media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
-        definition = Definition(
+        spec = RequestSpec(
             request_id=id,
             prompt_ids=prompt.ids,
             items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work) for m in media],
@@ -243,7 +243,7 @@ class Completions:
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
-        request = self._registry.submit(definition, [medium.data for medium in media], event.set, now_s)
+        request = self._registry.submit(spec, [medium.data for medium in media], event.set, now_s)
         try:
             if asked.stream:
                 chunks = ChunkEncoder(completion, asked.include_usage, asked.continuous_usage, asked.return_token_ids)
@@ -280,7 +280,7 @@ class Completions:
             request.finish,
             request.prompt_tokens(),
             request.num_tokens,
-            ids if request.definition.return_token_ids else None,
+            ids if request.spec.return_token_ids else None,
         )
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
 

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from ...runtime.bus.messages import (
     Cancel,
-    Definition,
     Delivered,
     Delta,
     Failed,
@@ -27,6 +26,7 @@ from ...runtime.bus.messages import (
     Query,
     Queued,
     Released,
+    RequestSpec,
     Submit,
     ToActor,
     ToController,
@@ -69,9 +69,9 @@ class Stage(enum.Enum):
 class Request:
     """One request. The HTTP side reads it and is woken by ``wake``; only the registry changes it, but for ``take``."""
 
-    def __init__(self, key: int, definition: Definition, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> None:
+    def __init__(self, key: int, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> None:
         self.key = key
-        self.definition = definition
+        self.spec = spec
         self.stage = Stage.SUBMITTED
         self.wake = wake
         self.position: int | None = None  # in the queue
@@ -109,7 +109,7 @@ class Request:
 
     def prompt_tokens(self) -> int:
         """Prompt tokens for the usage, media included; before Prepared has come, without."""
-        return len(self.definition.prompt_ids) if self.num_prompt_tokens is None else self.num_prompt_tokens
+        return len(self.spec.prompt_ids) if self.num_prompt_tokens is None else self.num_prompt_tokens
 
     def take(self) -> str:
         """The text that has come since the last call."""
@@ -147,17 +147,17 @@ class RequestRegistry:
         """End every request that is not over with this error: the gateway itself ends."""
         for request in list(self._requests.values()):
             if not request.is_over:
-                log.warning("%s is cut off", request.definition.request_id)
+                log.warning("%s is cut off", request.spec.request_id)
             self.cancel(request, now_s, error)
 
-    def submit(self, definition: Definition, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> Request:
-        """A new request. ``media`` are the bytes of ``definition.items``; ``wake`` is called when there is news for the client."""
+    def submit(self, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> Request:
+        """A new request. ``media`` are the bytes of ``spec.items``; ``wake`` is called when there is news for the client."""
         key = 0
         while key == 0 or key in self._requests:
             key = secrets.randbits(63)
-        request = self._requests[key] = Request(key, definition, media, wake, now_s)
-        self._flight.received(key, definition)
-        self._command(request, Submit(self._generation, key, definition), now_s)
+        request = self._requests[key] = Request(key, spec, media, wake, now_s)
+        self._flight.received(key, spec)
+        self._command(request, Submit(self._generation, key, spec), now_s)
         return request
 
     def sent(self, request: Request, num_tokens: int, now_s: float) -> None:
@@ -176,7 +176,7 @@ class RequestRegistry:
     def tick(self, now_s: float) -> None:
         """Send again what was not answered, ask where requests are, and end those whose deadline has passed."""
         for request in list(self._requests.values()):
-            deadline_s = request.definition.deadline_s
+            deadline_s = request.spec.deadline_s
             if deadline_s and now_s >= deadline_s and not request.is_over:
                 self.cancel(request, now_s, _timed_out(request, now_s))
             if request._unsettled is not None and now_s >= request._settle_at_s:
@@ -251,7 +251,7 @@ class RequestRegistry:
             if runs:
                 self._flight.written(request.key, began_ns, sum(map(len, request._media)))
         except StalePage as error:
-            log.warning("%s: an outdated grant is ignored: %s", request.definition.request_id, error)
+            log.warning("%s: an outdated grant is ignored: %s", request.spec.request_id, error)
             request._command = None
             request._query_at_s = now_s + RESEND_S
             return False
@@ -285,12 +285,12 @@ class RequestRegistry:
         if request._unsettled is not None:
             self._settle(request, now_s)
             return
-        log.error("%s: the controller does not know it any more (stage %s)", request.definition.request_id, request.stage.name)
+        log.error("%s: the controller does not know it any more (stage %s)", request.spec.request_id, request.stage.name)
         request.error = RequestError("the server has lost this request", status=500, type="internal_error", retry_after_s=1)
         self._close(request, Delivered(self._generation, request.key), now_s)
 
     def _fail_internally(self, request: Request, problem: str, now_s: float) -> None:
-        log.error("%s: %s", request.definition.request_id, problem)
+        log.error("%s: %s", request.spec.request_id, problem)
         self.cancel(request, now_s, RequestError("internal error", status=500, type="internal_error"))
 
     # --------------------------------------------------------------------------------------- from the detokenizer
@@ -302,7 +302,7 @@ class RequestRegistry:
             return
         known = request._received - delta.byte_offset
         if known < 0:
-            log.warning("%s: a gap of %d bytes in its text; all of it will come again", request.definition.request_id, -known)
+            log.warning("%s: a gap of %d bytes in its text; all of it will come again", request.spec.request_id, -known)
             return
         if request.first_text_s is None:
             request.first_text_s = now_s
@@ -325,7 +325,7 @@ class RequestRegistry:
         if delta.finish is not None:
             request._unsettled = delta.finish
             request._settle_at_s = now_s + SETTLE_S
-            if request.num_prompt_tokens is not None or not request.definition.items or request.error is not None:
+            if request.num_prompt_tokens is not None or not request.spec.items or request.error is not None:
                 self._settle(request, now_s)
         elif len(request._pending) > MAX_PENDING_BYTES:
             request.is_too_slow = True

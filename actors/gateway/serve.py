@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
-FAREWELL_S = 1.0  # for error events to reach their clients at the end
+DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
 SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
@@ -182,7 +182,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
             handler_cancellation=True,
             access_log=None,
             logger=_protocol_log(),
-            shutdown_timeout=FAREWELL_S,
+            shutdown_timeout=DRAIN_ERROR_S,
             keepalive_timeout=IDLE_CONNECTION_S,
             auto_decompress=False,  # it would unpack in this loop, without a pause, also what nobody reads any more
         )
@@ -272,7 +272,7 @@ async def _drain(completions: Completions, registry: RequestRegistry, tick: Call
         await asyncio.sleep(TICK_S / 2)
     completions.is_closed = True
     registry.fail_all(shutting_down(), time.monotonic())
-    end_s = time.monotonic() + FAREWELL_S
+    end_s = time.monotonic() + DRAIN_ERROR_S
     while completions.num_open and time.monotonic() < end_s:
         tick()
         await asyncio.sleep(TICK_S / 10)

@@ -110,7 +110,7 @@ _THINKING = Harmless(
 )
 _FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
-HARMLESS: Mapping[str, Harmless] = {
+IGNORED_FIELDS: Mapping[str, Harmless] = {
     "n": _number(1),
     "best_of": _number(1),
     "use_beam_search": _one_of(False),
@@ -220,7 +220,7 @@ def _refuse_others(fields: Fields) -> None:
     for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
         if fields.leftover.get(choice) == "none" and isinstance(fields.leftover.get(tools), list):
             fields.take(tools)
-    for name, harmless in HARMLESS.items():
+    for name, harmless in IGNORED_FIELDS.items():
         value = fields.take(name)
         if value is not None and not harmless.is_it(value):
             raise refuse(name, f"is {show(value)}, only {harmless.words} is supported")

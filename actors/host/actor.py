@@ -233,7 +233,7 @@ class Actor:
         if self.status is not None:
             self.status.set_state(ActorState.STOPPING)
             if self.session is not None:  # its successor has the role before the supervisor knows of this end
-                write_exit_note(self.run.path, self.name, ExitNote(os.getpid(), 0, guest=True))
+                write_exit_note(self.run.path, self.name, ExitNote(os.getpid(), 0, debugger=True))
         if self._flight is not None:
             self._flight.event(Kind.STOPPING, os.getpid(), int(self.ending))
         if self._bus is not None:
@@ -244,9 +244,9 @@ class Actor:
         self.role.release()
         self.notifier.close()
         if orphaned:
-            self.run.leave(self._last_words if self.lifeline.fd is not None else None)
+            self.run.leave(self._save_recorders if self.lifeline.fd is not None else None)
 
-    def _last_words(self) -> None:
+    def _save_recorders(self) -> None:
         """The supervisor was killed and this is the last process of the run: keep what everybody has done."""
         try:
             save_crash(self.run, read_environment().state_home / self.run.path.name, "supervisor", "the supervisor was killed")

@@ -3,7 +3,7 @@
 Pure but for looking at phase words in the sequence table.
 """
 
-from ...runtime.bus.messages import Analyse, DecodeSegment, Encode, Plan
+from ...runtime.bus.messages import Analyse, Encode, Plan, PreprocessSegment
 from ...schema.rows import Phase
 from ...shm.sequence_table import SequenceTable
 
@@ -20,7 +20,7 @@ def still_wanted(plan: Plan, table: SequenceTable) -> Plan | None:
         generation, phase = table.phase(row)
         return generation == row_generation and phase not in (Phase.ENDING, Phase.FREE)
 
-    if isinstance(plan, Analyse | DecodeSegment):
+    if isinstance(plan, Analyse | PreprocessSegment):
         return plan if is_alive(plan.row, plan.row_generation) else None
     if isinstance(plan, Encode):
         parts = [part for part in plan.parts if is_alive(part.row, part.row_generation)]
@@ -31,7 +31,7 @@ def still_wanted(plan: Plan, table: SequenceTable) -> Plan | None:
 
 def cost_units(plan: Plan) -> float | None:
     """What a step over the plan costs about in proportion to; None where that cannot be told (media: their own time is limited)."""
-    if isinstance(plan, Analyse | DecodeSegment):
+    if isinstance(plan, Analyse | PreprocessSegment):
         return None
     if isinstance(plan, Encode):
         return sum(part.shape.num_rows * (1 + part.shape.num_rows / _LINEAR) for part in plan.parts)

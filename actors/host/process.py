@@ -58,16 +58,16 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
             raise ConfigError(
                 f"{name} cannot be debugged in a process that is {', '.join(together)}: actors.layout can give it its own"
             )
-        guests = [Actor(guest, join_run(guest, environment), Lifeline(lifeline.fd), None) for guest in together if guest != name]
+        others = [Actor(other, join_run(other, environment), Lifeline(lifeline.fd), None) for other in together if other != name]
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)
-    if guests:
+    if others:
         sys.breakpointhook = _passing_by(_ALONE)
         for one in together:
             _entry(one)
         # By its name, like an actor's own module: who is alone in a process does not depend on it (runtime/supervisor/reload.py).
         run_together = importlib.import_module(".shared_process", __package__).run_together
-        status: int = run_together([*guests, actor], Lifeline(lifeline.fd), _live)
+        status: int = run_together([*others, actor], Lifeline(lifeline.fd), _live)
         return status
     actor.catch_signals()
     return _live(actor, session)

@@ -5,12 +5,12 @@ The controller's records are made of the effects that it performs, where they ar
 
 import time
 
-from ...runtime.bus.messages import Definition, Filled, ItemError, Plan, PlanDone, Result, Skipped, ToController
+from ...runtime.bus.messages import Filled, ItemError, Plan, PlanDone, RequestSpec, Result, Skipped, ToController
 from ...runtime.config import ACTORS
-from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteDefinition, WriteJournal, WritePlan
+from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
-from ...runtime.controller.state import Core, Outstanding
+from ...runtime.controller.state import ControllerState, InflightPlan
 from ...runtime.observe.flight import Kind, pack_id, pack_plan, plan_kind, plan_share, plan_units
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
@@ -46,18 +46,18 @@ class PlanFlight:
 class ControllerFlight:
     """The controller's records, from messages, effects and ticks."""
 
-    def __init__(self, flight: FlightWriter, core: Core) -> None:
+    def __init__(self, flight: FlightWriter, state: ControllerState) -> None:
         self._flight = flight
-        self._core = core
+        self._state = state
         self._counters: dict[tuple[int, int], tuple[int, int, int, int]] = {}
 
     def message(self, message: ToController) -> None:
         """A message has come, before it is handled."""
         if isinstance(message, PlanDone):
-            if message.plan_id in self._core.plans:
+            if message.plan_id in self._state.plans:
                 self._flight.event(Kind.ACKNOWLEDGED, message.plan_id)
         elif isinstance(message, Filled):
-            request = self._core.requests.get(message.key)
+            request = self._state.requests.get(message.key)
             if request is not None and request.has_row and not request.record.filled:
                 self._flight.event(Kind.FILLED, message.key)
 
@@ -69,8 +69,8 @@ class ControllerFlight:
             self._issued(effect)
         elif isinstance(effect, WriteJournal):
             self._journaled(effect)
-        elif isinstance(effect, BeginRow | SetPhase | WriteDefinition):
-            request = self._core.rows[effect.row]
+        elif isinstance(effect, BeginRow | SetPhase | WriteSpec):
+            request = self._state.rows[effect.row]
             if request is not None:
                 self._row(effect, request)
 
@@ -86,15 +86,15 @@ class ControllerFlight:
 
     def counters(self) -> None:
         """Use of pools, queues and budgets, where they are not what they were."""
-        core = self._core
+        state = self._state
         for index, name in enumerate(POOLS):
-            pool = core.pools[name]
+            pool = state.pools[name]
             self._count(Kind.POOL, 0, index, pool.num_used, pool.num_pages)
-        rows = [request for request in core.rows if request is not None]
+        rows = [request for request in state.rows if request is not None]
         preparing = sum(request.phase == Phase.PREPARE for request in rows)
         running = sum(request.phase == Phase.DECODE and not request.is_finished for request in rows)
-        self._count(Kind.QUEUES, len(core.plans), len(core.waiting), preparing, running)
-        steering = core.steering
+        self._count(Kind.QUEUES, len(state.plans), len(state.waiting), preparing, running)
+        steering = state.steering
         self._count(Kind.BUDGETS, 0, steering.prefill.units, steering.encode.units, int(1e9 * (steering.tbt_s or 0.0)))
 
     def _count(self, kind: Kind, key: int, a: int, b: int, c: int) -> None:
@@ -104,25 +104,25 @@ class ControllerFlight:
             self._flight.event(kind, key, a, b, c)
 
     def _issued(self, effect: WritePlan) -> None:
-        outstanding: Outstanding | None = self._core.plans.get(effect.plan_id)
-        if outstanding is None:
+        inflight: InflightPlan | None = self._state.plans.get(effect.plan_id)
+        if inflight is None:
             return
-        plan = outstanding.plan
-        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan_kind(plan), len(outstanding.requests))
-        for request in outstanding.requests:
+        plan = inflight.plan
+        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan_kind(plan), len(inflight.requests))
+        for request in inflight.requests:
             self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, plan_share(plan, request.row))
 
     def _journaled(self, effect: WriteJournal) -> None:
         record = effect.record
         if isinstance(record, Submitted):
-            definition = record.definition
-            self._flight.event(Kind.SUBMITTED, record.key, len(definition.prompt_ids), len(definition.items), record.arrival)
+            spec = record.spec
+            self._flight.event(Kind.SUBMITTED, record.key, len(spec.prompt_ids), len(spec.items), record.arrival)
         elif isinstance(record, Refused):
             self._flight.event(Kind.FAILED, record.key, record.failure.status)
         else:
             self._flight.event(Kind.ENDED, record.key)
 
-    def _row(self, effect: BeginRow | SetPhase | WriteDefinition, request: Request) -> None:
+    def _row(self, effect: BeginRow | SetPhase | WriteSpec, request: Request) -> None:
         flight, key = self._flight, request.key
         if isinstance(effect, BeginRow):
             flight.event(Kind.ROW, key, effect.row, effect.generation)
@@ -140,9 +140,9 @@ class GatewayFlight:
     def __init__(self, flight: FlightWriter | None) -> None:
         self._flight = flight
 
-    def received(self, key: int, definition: Definition) -> None:
+    def received(self, key: int, spec: RequestSpec) -> None:
         """The request was read and goes to the controller."""
-        self._event(Kind.RECEIVED, key, *pack_id(definition.request_id), sum(item.num_bytes for item in definition.items))
+        self._event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
 
     def now_ns(self) -> int:
         """For ``written``: the registry has no clock."""

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # how long one actor's Python may keep the others from theirs
 TURN_S = 0.5
 LATE_S = 1.0  # a turn later than this means that this process was stopped or starved
-_last_words = threading.Lock()  # of the actor that ends the process: taken once, and never given back
+_exit_lock = threading.Lock()  # of the actor that ends the process: taken once, and never given back
 
 
-class Chorus:
+class ProcessNotifier:
     """What the actors of a process say to whoever has started it, through the notifier of the one that it is called after."""
 
     def __init__(self, notifier: Notifier, names: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Chorus:
         for name in list(self._beats):
             self.beat(name)
 
-    def heard_s(self, name: str) -> float:
+    def last_heard_s(self, name: str) -> float:
         """When its loop has last turned, monotonic seconds."""
         return self._beats[name]
 
@@ -72,21 +72,21 @@ class Chorus:
         return [name for name, beat_s in list(self._beats.items()) if beat_s < since_s]
 
 
-class Voice(Notifier):
+class ActorNotifier(Notifier):
     """The notifier of one actor of several."""
 
-    def __init__(self, chorus: Chorus, actor: str) -> None:
+    def __init__(self, process_notifier: ProcessNotifier, actor: str) -> None:
         super().__init__(None, actor)
-        self._chorus = chorus
+        self._process_notifier = process_notifier
 
     def ready(self, status: str = "ready") -> None:
-        self._chorus.ready(self.actor, status)
+        self._process_notifier.ready(self.actor, status)
 
     def active(self, status: str = "active") -> None:
-        self._chorus.active(self.actor, status)
+        self._process_notifier.active(self.actor, status)
 
     def watchdog(self) -> None:
-        self._chorus.beat(self.actor)
+        self._process_notifier.beat(self.actor)
 
 
 def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Actor], int]) -> int:
@@ -101,7 +101,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
         load_one_at_a_time()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(levelname)s %(threadName)s: %(name)s: %(message)s"))
-    chorus = Chorus(actors[-1].notifier, [actor.name for actor in actors])
+    process_notifier = ProcessNotifier(actors[-1].notifier, [actor.name for actor in actors])
     signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     told = threading.Event()
 
@@ -113,7 +113,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
     signal.signal(signal.SIGTERM, end_all)
     signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
     for actor in actors:
-        actor.notifier = Voice(chorus, actor.name)
+        actor.notifier = ActorNotifier(process_notifier, actor.name)
     ended: list[str] = []
 
     def be(actor: Actor) -> None:
@@ -131,12 +131,12 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
             os.read(signalled, 512)
         now_s = time.monotonic()
         if now_s > last_s + TURN_S + LATE_S or told.is_set() or lifeline.is_gone():
-            chorus.excuse()
+            process_notifier.excuse()
         last_s = now_s
-        _look_after(actors, chorus, now_s)
+        _look_after(actors, process_notifier, now_s)
     if told.is_set():
-        chorus.notifier.stopping()
-    chorus.notifier.close()
+        process_notifier.notifier.stopping()
+    process_notifier.notifier.close()
     return 0
 
 
@@ -151,7 +151,7 @@ def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> 
         log.exception("%s failed", actor.name)
         actor.failure, status = error, 1
     if status:
-        _last_words.acquire()
+        _exit_lock.acquire()
         if actor.failure is None or not is_lost(actor.failure):
             _excuse_others(actor, actors, status)
         log.error("%s has failed: the process that it shares ends", actor.name)
@@ -162,20 +162,20 @@ def _excuse_others(culprit: Actor, actors: Sequence[Actor], status: int) -> None
     """Leave word that it was not their work. Those that have not taken over yet leave none: what is there is about the one before."""
     for other in actors:
         if other is not culprit and other.status is not None:
-            write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, bystander=True))
+            write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, other_actor=True))
 
 
-def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
+def _look_after(actors: Sequence[Actor], process_notifier: ProcessNotifier, now_s: float) -> None:
     """Say that the process is alive while no step is overdue, and end it with an actor that hangs outside of its steps."""
     watchdog_s = actors[-1].config.supervisor.watchdog_s
-    silent = chorus.silent(now_s - watchdog_s)
+    silent = process_notifier.silent(now_s - watchdog_s)
     for actor in actors:
         if actor.status is not None and actor.status.step_deadline_ns:
-            chorus.beat(actor.name)
+            process_notifier.beat(actor.name)
         elif actor.name in silent:
-            _last_words.acquire()
+            _exit_lock.acquire()
             # What was under way before may be what holds it up.
-            since_ns = 1e9 * chorus.heard_s(actor.name)
+            since_ns = 1e9 * process_notifier.last_heard_s(actor.name)
             later = [one for one in actors if one.status is not None and one.status.step_start_ns > since_ns]
             _excuse_others(actor, later, -signal.SIGKILL)
             log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
@@ -183,4 +183,4 @@ def _look_after(actors: Sequence[Actor], chorus: Chorus, now_s: float) -> None:
                 write_exit_note(actor.run.path, actor.name, ExitNote(os.getpid(), -signal.SIGKILL, hang=True))
             os.kill(os.getpid(), signal.SIGKILL)
     if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):
-        chorus.notifier.watchdog()
+        process_notifier.notifier.watchdog()

@@ -31,7 +31,7 @@ def solo_place(step: int) -> Place | None:
     return ((step & ~_SOLO) >> 32, step & 0xFFFF_FFFF) if step & _SOLO else None
 
 
-class Probation:
+class SoloTrials:
     """``suspects`` are yet to be tried, in turn; ``guilty`` is to be given up, if somebody is."""
 
     def __init__(self, death: Death | None, places: Iterable[Place]) -> None:

@@ -22,7 +22,18 @@ from ...media.limits import MediaLimits, TimeBudget
 from ...media.segments import MAX_THREADS
 from ...models.config import Item, MediaKind, ModelConfig
 from ...models.errors import UnsupportedMediaError
-from ...runtime.bus.messages import Analyse, Analysed, DecodeSegment, Done, ItemError, ItemShape, Overran, Plan, Result, SegmentShape
+from ...runtime.bus.messages import (
+    Analyse,
+    Analysed,
+    Done,
+    ItemError,
+    ItemShape,
+    Overran,
+    Plan,
+    PreprocessSegment,
+    Result,
+    SegmentShape,
+)
 from ...runtime.config import MediaSection, RuntimeConfig
 from ...runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from ...runtime.environment import read_environment
@@ -104,7 +115,7 @@ def main(actor: Actor) -> None:
 
 
 def _is_large(plan: Plan) -> bool:
-    return isinstance(plan, Analyse | DecodeSegment) and is_large(estimated_work(plan.media))
+    return isinstance(plan, Analyse | PreprocessSegment) and is_large(estimated_work(plan.media))
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
@@ -140,7 +151,7 @@ def _jpeg_decoder(config: RuntimeConfig) -> JpegDecoder | None:
 class _Entry:
     opened: OpenItem
     budget: TimeBudget
-    plan: Analyse | DecodeSegment  # the first that named it
+    plan: Analyse | PreprocessSegment  # the first that named it
     due: int = 0  # the segment that comes next
 
 
@@ -190,7 +201,7 @@ class VideoWorker:
 
         Raises: whatever is not the medium's fault, with the item closed; MemoryError where this process has too little left.
         """
-        assert isinstance(plan, Analyse | DecodeSegment)
+        assert isinstance(plan, Analyse | PreprocessSegment)
         self._ahead = not alone
         try:
             return self.analyse(plan) if isinstance(plan, Analyse) else self.decode_segment(plan)
@@ -202,11 +213,11 @@ class VideoWorker:
         """Find the item's shape."""
         return self._guarded(plan, lambda: Analysed(_shape(self._entry(plan).opened.item)))
 
-    def decode_segment(self, plan: DecodeSegment) -> Done | ItemError | Overran:
+    def decode_segment(self, plan: PreprocessSegment) -> Done | ItemError | Overran:
         """Write one segment's rows into its patch pages."""
         return self._guarded(plan, lambda: self._decode_segment(plan))
 
-    def _decode_segment(self, plan: DecodeSegment) -> Done:
+    def _decode_segment(self, plan: PreprocessSegment) -> Done:
         self._patches.check(plan.target.pages, plan.target.generations)
         held = self._open.get(_key(plan))
         if held is not None and plan.segment < held.due:
@@ -225,7 +236,7 @@ class VideoWorker:
             self._close(_key(plan))
         return Done()
 
-    def _entry(self, plan: Analyse | DecodeSegment) -> _Entry:
+    def _entry(self, plan: Analyse | PreprocessSegment) -> _Entry:
         key = _key(plan)
         entry = self._open.get(key)
         if entry is None:
@@ -249,7 +260,7 @@ class VideoWorker:
         if entry is not None:
             entry.opened.close()
 
-    def _guarded(self, plan: Analyse | DecodeSegment, work: Callable[[], R]) -> R | ItemError | Overran:
+    def _guarded(self, plan: Analyse | PreprocessSegment, work: Callable[[], R]) -> R | ItemError | Overran:
         try:
             return work()
         except Exception as error:
@@ -285,7 +296,7 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _key(plan: Analyse | DecodeSegment) -> Key:
+def _key(plan: Analyse | PreprocessSegment) -> Key:
     return plan.row, plan.row_generation, plan.item
 
 

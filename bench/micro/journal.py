@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from ...actors.controller.journal import Journal
-from ...runtime.bus.messages import Definition, Sampling
+from ...runtime.bus.messages import RequestSpec, Sampling
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.controller.records import Ended, JournalRecord, Submitted
 from ...shm.run_directory import RunDirectory
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_cost(directory: Path, prompt_tokens: int, num_requests: int) -> NoteCost:
     """Note requests as the controller does, each ended 32 requests later. ``directory`` is on tmpfs. Raises: OSError."""
-    definition = Definition(
+    spec = RequestSpec(
         request_id="chatcmpl-000000000000000000000000",
         prompt_ids=[(7919 * index) % 150_000 for index in range(prompt_tokens)],
         items=[],
@@ -117,7 +117,7 @@ def measure_cost(directory: Path, prompt_tokens: int, num_requests: int) -> Note
     )
     records: list[JournalRecord] = []
     for key in range(num_requests):
-        records.append(Submitted(key, 1, key, definition))
+        records.append(Submitted(key, 1, key, spec))
         if key >= 32:
             records.append(Ended(key - 32))
     without_s = _time(lambda record: None, records)

@@ -77,7 +77,7 @@ class MediaItem(Record, frozen=True):
     work: int = 0
 
 
-class Definition(Record, frozen=True):
+class RequestSpec(Record, frozen=True):
     """A request as submitted. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
 
     request_id: str
@@ -131,8 +131,8 @@ class MediaSpan(Record, frozen=True):
     shape: ItemShape
 
 
-class SequenceDefinition(Record, frozen=True):
-    """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: definition).
+class SequenceSpec(Record, frozen=True):
+    """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: spec).
 
     Prompt ids (expanded: each placeholder repeated num_tokens times) stand in the row's own arrays, not here.
     """
@@ -164,7 +164,7 @@ class Analyse(Wire, frozen=True):
     source: PageRun
 
 
-class DecodeSegment(Wire, frozen=True):
+class PreprocessSegment(Wire, frozen=True):
     """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
 
     row: int
@@ -223,7 +223,7 @@ class Prefill(Wire, frozen=True):
     chunks: list[PrefillChunk]
 
 
-Plan = Analyse | DecodeSegment | Encode | Prefill
+Plan = Analyse | PreprocessSegment | Encode | Prefill
 
 
 # to any actor
@@ -403,7 +403,7 @@ class Submit(Wire, frozen=True):
 
     generation: int
     key: int
-    definition: Definition
+    spec: RequestSpec
 
 
 class Filled(Wire, frozen=True):
@@ -484,6 +484,6 @@ def _checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Me
 decode_to_actor = _checked(msgspec.msgpack.Decoder(ToActor).decode)
 decode_to_controller = _checked(msgspec.msgpack.Decoder(ToController).decode)
 decode_plan = _checked(msgspec.msgpack.Decoder(Plan).decode)
-decode_sequence_definition = _checked(msgspec.msgpack.Decoder(SequenceDefinition).decode)
+decode_sequence_spec = _checked(msgspec.msgpack.Decoder(SequenceSpec).decode)
 decode_token_hint = _checked(msgspec.msgpack.Decoder(TokenHint).decode)
 decode_delta = _checked(msgspec.msgpack.Decoder(Delta).decode)

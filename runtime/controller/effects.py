@@ -37,11 +37,11 @@ class WriteState(NamedTuple):
     state: bytes
 
 
-class WriteDefinition(NamedTuple):
+class WriteSpec(NamedTuple):
     """``prompts``: expanded ids per member."""
 
     row: int
-    definition: bytes
+    spec: bytes
     prompts: tuple[list[int], ...]
 
 
@@ -90,7 +90,7 @@ Effect = (
     | SetPageGenerations
     | BeginRow
     | WriteState
-    | WriteDefinition
+    | WriteSpec
     | AppendPages
     | ClearPages
     | SetPrefilled

@@ -1,10 +1,9 @@
-"""From Submit to a prepared row: checks, queue, media pages, expansion of the prompt, answers (pure; rules over ``Core``)."""
+"""From Submit to a prepared row: checks, queue, media pages, expansion of the prompt, replies."""
 
 from collections.abc import Sequence
 
 from ...schema.rows import Phase
 from ..bus.messages import (
-    Definition,
     Failed,
     Granted,
     ItemShape,
@@ -12,14 +11,15 @@ from ..bus.messages import (
     Prepared,
     Queued,
     Released,
+    RequestSpec,
     SegmentShape,
-    SequenceDefinition,
+    SequenceSpec,
     ToActor,
     Unknown,
     encode,
 )
 from ..errors import RequestError
-from .effects import BeginRow, WriteDefinition
+from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out
 from .guidance import member_lengths, num_pages
 from .kv_manager import grant_kv, wanted_kv
@@ -28,37 +28,37 @@ from .outages import check_served
 from .poison import MAX_DEATHS, STRIKE_BYTES
 from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
-from .scheduling.admission import Granter, Load, check_lengths, check_submission, media_pages
+from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
 from .scheduling.types import Limits
 from .scheduling.unified import MAX_PARTS
-from .state import Core
+from .state import ControllerState
 
 
-def submit(core: Core, generation: int, key: int, definition: Definition, now: float) -> None:
+def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
     """A new request, or one that is known. Journaled before anything is answered; refusals are stateless."""
-    if key not in core.requests and key not in core.ended:
+    if key not in state.requests and key not in state.ended:
         try:
-            if definition.deadline_s and now >= definition.deadline_s:
+            if spec.deadline_s and now >= spec.deadline_s:
                 raise timed_out()
-            check_placeholders(definition, core.limits)
-            check_submission(definition, core.limits, load(core))
-            check_served(core, definition)
+            check_placeholders(spec, state.limits)
+            check_submission(spec, state.limits, load(state))
+            check_served(state, spec)
         except RequestError as error:
-            core.send("gateway", failed_message(core.epoch, key, error))
+            state.send("gateway", failed_message(state.epoch, key, error))
             return
-        request = Request(key, core.next_arrival, generation, definition, heard_s=now)
-        core.next_arrival += 1
-        core.journal(Submitted(key, generation, request.arrival, definition))
-        core.requests[key] = core.waiting[key] = request
-    core.ask(key, generation)
+        request = Request(key, state.next_arrival, generation, spec, last_heard_s=now)
+        state.next_arrival += 1
+        state.journal(Submitted(key, generation, request.arrival, spec))
+        state.requests[key] = state.waiting[key] = request
+    state.ask(key, generation)
 
 
-def load(core: Core) -> Load:
+def load(state: ControllerState) -> Load:
     return Load(
-        num_waiting=len(core.waiting),
-        num_waiting_tokens=sum(len(request.definition.prompt_ids) for request in core.waiting.values()),
-        num_rows_used=core.limits.num_rows - len(core.free_rows),
-        service_s=core.steering.service_s,
+        num_waiting=len(state.waiting),
+        num_waiting_tokens=sum(len(request.spec.prompt_ids) for request in state.waiting.values()),
+        num_rows_used=state.limits.num_rows - len(state.free_rows),
+        service_s=state.steering.service_s,
     )
 
 
@@ -66,111 +66,111 @@ def timed_out() -> RequestError:
     return RequestError("the request was not finished in time (server.request_timeout_s)", status=504, type="timeout_error")
 
 
-def check_deadlines(core: Core, now: float) -> None:
+def check_deadlines(state: ControllerState, now: float) -> None:
     """Fail what is late, in whatever phase it is."""
-    for request in list(core.requests.values()):
-        if request.failure is None and 0 < request.definition.deadline_s <= now and not request.is_finished:
-            fail(core, request, timed_out())
+    for request in list(state.requests.values()):
+        if request.failure is None and 0 < request.spec.deadline_s <= now and not request.is_finished:
+            fail(state, request, timed_out())
 
 
-def break_silence(core: Core, now: float) -> None:
+def probe_silent_requests(state: ControllerState, now: float) -> None:
     """Tell the gateway where a request stands that it should have asked about: if it has forgotten it, it answers Cancel.
 
     Needed where a Submit was accepted after the gateway had given the request up, and the answer was lost.
     """
-    for request in core.requests.values():
-        if now - request.heard_s >= core.limits.silence_s:
-            request.heard_s = now
-            core.ask(request.key, request.gateway_generation)
+    for request in state.requests.values():
+        if now - request.last_heard_s >= state.limits.silence_s:
+            request.last_heard_s = now
+            state.ask(request.key, request.gateway_generation)
 
 
-def cancel_older_gateways(core: Core) -> None:
+def cancel_older_gateways(state: ControllerState) -> None:
     """A new gateway generation is there: nobody waits for what older ones submitted."""
-    current = core.actors.get("gateway", 0)
-    for request in [request for request in core.requests.values() if request.gateway_generation < current]:
-        end(core, request)
+    current = state.actors.get("gateway", 0)
+    for request in [request for request in state.requests.values() if request.gateway_generation < current]:
+        end(state, request)
 
 
-def admit(core: Core, granter: Granter, request: Request, now: float) -> None:
+def admit(state: ControllerState, gate: ResourceGate, request: Request, now: float) -> None:
     """Give a waiting request a row and pages, if the granter has all that it needs and nobody older waits for any of it."""
-    definition = request.definition
-    media = sum(media_pages(definition, core.limits))
+    spec = request.spec
+    media = sum(media_pages(spec, state.limits))
     kv = 0
-    if not definition.items:  # else the need is known after analysis
-        lengths = text_lengths(definition)
-        kv = sum(wanted_kv(core, lengths, 0, check_lengths(definition, lengths, core.limits), 0.0))
-    if granter.take(row=1, media=media, kv=kv):
-        _place(core, request, now)
+    if not spec.items:  # else the need is known after analysis
+        lengths = text_lengths(spec)
+        kv = sum(wanted_kv(state, lengths, 0, check_lengths(spec, lengths, state.limits), 0.0))
+    if gate.take(row=1, media=media, kv=kv):
+        _place(state, request, now)
 
 
-def text_lengths(definition: Definition) -> tuple[int, ...]:
-    return member_lengths(len(definition.prompt_ids), len(definition.companion_ids or ()))
+def text_lengths(spec: RequestSpec) -> tuple[int, ...]:
+    return member_lengths(len(spec.prompt_ids), len(spec.companion_ids or ()))
 
 
-def _place(core: Core, request: Request, now: float) -> None:
+def _place(state: ControllerState, request: Request, now: float) -> None:
     """Give the request a row and its media pages; a text request is prepared at once. The phase word makes it count."""
-    del core.waiting[request.key]
-    request.row = core.free_rows.pop()
-    core.row_generations[request.row] += 1
-    request.row_generation = core.row_generations[request.row]
-    core.rows[request.row] = request
+    del state.waiting[request.key]
+    request.row = state.free_rows.pop()
+    state.row_generations[request.row] += 1
+    request.row_generation = state.row_generations[request.row]
+    state.rows[request.row] = request
     request.placed_s = request.video_s = now
-    core.emit(BeginRow(request.row, request.row_generation))
+    state.emit(BeginRow(request.row, request.row_generation))
     items = []
-    for count in media_pages(request.definition, core.limits):
-        run = core.allocate("media", request, count)
+    for count in media_pages(request.spec, state.limits):
+        run = state.allocate("media", request, count)
         assert run is not None, "the granter gave media pages that are not free"
         items.append(ItemRecord(run))
     request.record = RowRecord(request.key, filled=not items, items=items)
-    core.save(request)
-    core.set_phase(request, Phase.PREPARE)
-    core.totals.admitted += 1
+    state.save(request)
+    state.set_phase(request, Phase.PREPARE)
+    state.totals.admitted += 1
     if items:
-        core.ask(request.key, request.gateway_generation)
+        state.ask(request.key, request.gateway_generation)
         return
-    prepare(core, request)
+    prepare(state, request)
     if request.record.prepared:
-        granted = grant_kv(core, request)
+        granted = grant_kv(state, request)
         assert granted, "the granter gave KV pages that are not free"
 
 
-def prepare_analysed(core: Core) -> None:
+def prepare_analysed(state: ControllerState) -> None:
     """Prepare the rows whose items have all been analysed."""
-    for request in core.rows:
+    for request in state.rows:
         if request is None or request.ending or request.failure is not None or request.record.prepared:
             continue
         if request.record.filled and all(item.shape is not None for item in request.record.items):
-            prepare(core, request)
+            prepare(state, request)
 
 
-def prepare(core: Core, request: Request) -> None:
+def prepare(state: ControllerState, request: Request) -> None:
     """All items are analysed: expand the prompt, check it against the context, and write what other actors read."""
     shapes = [item.shape for item in request.record.items if item.shape is not None]
-    definition, limits = request.definition, core.limits
-    assert len(shapes) == len(definition.items)
+    spec, limits = request.spec, state.limits
+    assert len(shapes) == len(spec.items)
     try:
-        prompt, starts = expand(definition, shapes, limits)
-        lengths = member_lengths(len(prompt), len(definition.companion_ids or ()))
-        max_new_tokens = check_lengths(definition, lengths, limits)
+        prompt, starts = expand(spec, shapes, limits)
+        lengths = member_lengths(len(prompt), len(spec.companion_ids or ()))
+        max_new_tokens = check_lengths(spec, lengths, limits)
         check_segments(shapes, limits)
         spans = [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)]
         encoded = encode(
-            SequenceDefinition(
+            SequenceSpec(
                 key=request.key,
-                request_id=definition.request_id,
-                sampling=definition.sampling,
+                request_id=spec.request_id,
+                sampling=spec.sampling,
                 num_prompt_tokens=lengths[0],
                 num_companion_tokens=lengths[1] if len(lengths) > 1 else 0,
                 max_new_tokens=max_new_tokens,
                 spans=spans,
-                stop=definition.stop,
-                ignore_eos=definition.ignore_eos,
+                stop=spec.stop,
+                ignore_eos=spec.ignore_eos,
                 gateway_generation=request.gateway_generation,
-                return_token_ids=definition.return_token_ids,
-                deadline_s=definition.deadline_s,
+                return_token_ids=spec.return_token_ids,
+                deadline_s=spec.deadline_s,
             )
         )
-        _fits("the request's description", len(encoded), limits.max_definition_bytes)
+        _fits("the request's description", len(encoded), limits.max_spec_bytes)
         record = request.record
         for item, shape in zip(record.items, shapes, strict=True):
             item.segments = [SegmentRecord() for _ in shape.segments]
@@ -179,16 +179,16 @@ def prepare(core: Core, request: Request) -> None:
         num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
         page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
         page_bytes += MAX_DEATHS * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
-        check_record(core, request, page_bytes)
+        check_record(state, request, page_bytes)
     except RequestError as error:
-        fail(core, request, error)
+        fail(state, request, error)
         return
     record.prepared, record.max_new_tokens = True, max_new_tokens
-    core.emit(WriteDefinition(request.row, encoded, (prompt, *([definition.companion_ids] if definition.companion_ids else []))))
-    core.save(request)
+    state.emit(WriteSpec(request.row, encoded, (prompt, *([spec.companion_ids] if spec.companion_ids else []))))
+    state.save(request)
     set_layout(request, lengths, starts, shapes, limits)
-    core.totals.prompt_tokens += lengths[0]
-    core.ask(request.key, request.gateway_generation)
+    state.totals.prompt_tokens += lengths[0]
+    state.ask(request.key, request.gateway_generation)
 
 
 def set_layout(request: Request, lengths: tuple[int, ...], starts: list[int], shapes: list[ItemShape], limits: Limits) -> None:
@@ -198,19 +198,19 @@ def set_layout(request: Request, lengths: tuple[int, ...], starts: list[int], sh
         request.tracker = EmbeddingTracker(lay_out(starts, shapes), limits.embedding_page_tokens)
 
 
-def check_placeholders(definition: Definition, limits: Limits) -> None:
+def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
     """One placeholder per medium, of its kind, in order, and text behind the last one. Raises RequestError."""
     kinds = {token: kind for kind, token in limits.placeholder_ids.items()}
-    found = [kinds[token] for token in definition.prompt_ids if token in kinds]
-    wanted = [item.kind for item in definition.items]
+    found = [kinds[token] for token in spec.prompt_ids if token in kinds]
+    wanted = [item.kind for item in spec.items]
     if found != wanted:
         message = f"the prompt has placeholders for {found or 'no media'}, the request has {wanted or 'none'}"
         raise RequestError(message, param="messages")
-    if wanted and definition.prompt_ids[-1] in kinds:
+    if wanted and spec.prompt_ids[-1] in kinds:
         raise RequestError("the prompt ends in media, text must follow it", param="messages")
 
 
-def expand(definition: Definition, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
+def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
     """Prompt ids with each placeholder repeated, by its segments' kinds, and where each item starts.
 
     Raises: RequestError for an item without tokens.
@@ -218,7 +218,7 @@ def expand(definition: Definition, shapes: Sequence[ItemShape], limits: Limits) 
     placeholders = set(limits.placeholder_ids.values()) if shapes else set()
     prompt: list[int] = []
     starts: list[int] = []
-    for token in definition.prompt_ids:
+    for token in spec.prompt_ids:
         if token not in placeholders:
             prompt.append(token)
             continue
@@ -256,10 +256,10 @@ def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
                 raise RequestError(message, param="messages")
 
 
-def check_record(core: Core, request: Request, more_bytes: int = 0) -> None:
+def check_record(state: ControllerState, request: Request, more_bytes: int = 0) -> None:
     """What is known of the media must fit the row, with ``more_bytes`` that are still to come. Raises RequestError."""
     num_bytes = len(encode_record(request.record)) + more_bytes
-    _fits("the record of the request's media", num_bytes, core.limits.max_state_bytes)
+    _fits("the record of the request's media", num_bytes, state.limits.max_state_bytes)
 
 
 def _fits(what: str, num_bytes: int, limit: int) -> None:
@@ -267,26 +267,26 @@ def _fits(what: str, num_bytes: int, limit: int) -> None:
         raise RequestError(f"{what} takes {num_bytes} bytes, the limit is {limit}", param="messages")
 
 
-def flush_answers(core: Core) -> None:
+def send_replies(state: ControllerState) -> None:
     """Tell the gateway, once per turn, where the requests stand that it asked about or that moved."""
-    asked, core.asked = core.asked, {}
-    position = {key: index for index, key in enumerate(core.waiting)} if asked else {}
-    for key, generation in asked.items():
-        if core.actors.get("gateway") == generation:
-            core.send("gateway", _answer(core, key, position))
+    pending_replies, state.pending_replies = state.pending_replies, {}
+    position = {key: index for index, key in enumerate(state.waiting)} if pending_replies else {}
+    for key, generation in pending_replies.items():
+        if state.actors.get("gateway") == generation:
+            state.send("gateway", _answer(state, key, position))
 
 
-def _answer(core: Core, key: int, position: dict[int, int]) -> ToActor:
-    request = core.requests.get(key)
+def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToActor:
+    request = state.requests.get(key)
     if request is None:
-        return Released(core.epoch, key) if key in core.ended else Unknown(core.epoch, key)
+        return Released(state.epoch, key) if key in state.ended else Unknown(state.epoch, key)
     if (failure := request.failure) is not None:
-        return Failed(core.epoch, key, *failed_fields(failure))
+        return Failed(state.epoch, key, *failed_fields(failure))
     if not request.has_row:
-        return Queued(core.epoch, key, position[key])
+        return Queued(state.epoch, key, position[key])
     if request.record.prepared:
-        return Prepared(core.epoch, key, request.lengths[0])
-    return Granted(core.epoch, key, [item.source for item in request.record.items])
+        return Prepared(state.epoch, key, request.lengths[0])
+    return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 
 def failed_fields(failure: Failed) -> tuple[int, str, str, str | None, int | None]:

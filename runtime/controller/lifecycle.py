@@ -1,4 +1,4 @@
-"""How a request fails, ends, loses its pages and leaves its row (pure; rules over ``Core``).
+"""How a request fails, ends, loses its pages and leaves its row.
 
 All ways out are one: retire what the row owns, get decode's word that it has let go (Drop until Dropped), wait for the plans
 that name the row, then free. ``settle`` is called whenever one of those holders is gone.
@@ -11,75 +11,75 @@ from .effects import ClearPages
 from .records import Ended, Refused
 from .request import Request
 from .scheduling.types import SegmentStage
-from .state import LONG_AGO_S, Core, membership, owner
+from .state import LONG_AGO_S, ControllerState, membership, owner
 
 
-def fail(core: Core, request: Request, error: RequestError) -> None:
+def fail(state: ControllerState, request: Request, error: RequestError) -> None:
     """The request cannot go on. The gateway is told until it says Delivered; pages go back at once. Journal before phase."""
-    if request.failure is not None or request.key not in core.requests:
+    if request.failure is not None or request.key not in state.requests:
         return
-    request.failure = failed_message(core.epoch, request.key, error)
-    core.journal(Refused(request.key, request.failure))
-    core.totals.failed += 1
-    core.waiting.pop(request.key, None)
+    request.failure = failed_message(state.epoch, request.key, error)
+    state.journal(Refused(request.key, request.failure))
+    state.totals.failed += 1
+    state.waiting.pop(request.key, None)
     if request.record.filled:  # else the gateway may be writing into the media pages: they wait for its answer
-        leave_row(core, request)
-    core.ask(request.key, request.gateway_generation)
+        leave_row(state, request)
+    state.ask(request.key, request.gateway_generation)
 
 
 def failed_message(epoch: int, key: int, error: RequestError) -> Failed:
     return Failed(epoch, key, error.status, error.message, error.type, error.param, error.retry_after_s)
 
 
-def end(core: Core, request: Request) -> None:
+def end(state: ControllerState, request: Request) -> None:
     """The gateway has seen the last of it, or is gone, or nobody wants it any more. Journal before phase."""
-    core.journal(Ended(request.key))
-    del core.requests[request.key]
-    core.waiting.pop(request.key, None)
-    core.remember_end(request.key)
-    core.totals.finished += request.failure is None
-    leave_row(core, request)
-    core.ask(request.key, request.gateway_generation)
+    state.journal(Ended(request.key))
+    del state.requests[request.key]
+    state.waiting.pop(request.key, None)
+    state.remember_end(request.key)
+    state.totals.finished += request.failure is None
+    leave_row(state, request)
+    state.ask(request.key, request.gateway_generation)
 
 
-def leave_row(core: Core, request: Request) -> None:
+def leave_row(state: ControllerState, request: Request) -> None:
     """Retire everything that the row owns. Phase ENDING says so to the next controller and to everybody who looks."""
     if not request.has_row or request.ending:
         return
     request.ending = True
     if request.placed_s:
-        core.steering.service_s += 0.1 * (core.now - request.placed_s - core.steering.service_s)
-    core.set_phase(request, Phase.ENDING)
-    core.totals.generated_tokens += request.committed
-    for pool in core.pools.values():
+        state.steering.service_s += 0.1 * (state.now - request.placed_s - state.steering.service_s)
+    state.set_phase(request, Phase.ENDING)
+    state.totals.generated_tokens += request.committed
+    for pool in state.pools.values():
         pool.retire(owner(request))
-    settle(core, request)
+    settle(state, request)
 
 
-def preempt(core: Core, request: Request) -> None:
+def preempt(state: ControllerState, request: Request) -> None:
     """Take a row's KV pages back; it stays in its row and is prefilled again over its prompt and what it generated.
 
     Its media are decoded again from the media pages, which it keeps. The record says so before the phase does.
     """
     assert request.has_kv and not request.ending
-    core.totals.preempted += 1
+    state.totals.preempted += 1
     request.record.evicting = True
     request.blocked_s = -1.0
-    reset_media(core, request, consumed_too=True)
-    core.save(request)
+    reset_media(state, request, consumed_too=True)
+    state.save(request)
     if request.phase == Phase.DECODE:
-        core.set_phase(request, Phase.PREPARE)
-    core.pools["kv"].retire(owner(request))
-    settle(core, request)
+        state.set_phase(request, Phase.PREPARE)
+    state.pools["kv"].retire(owner(request))
+    settle(state, request)
 
 
-def reset_media(core: Core, request: Request, consumed_too: bool) -> None:
+def reset_media(state: ControllerState, request: Request, consumed_too: bool) -> None:
     """Give up patch and embedding pages: the segments are to be decoded again. Results still to come are for retired pages.
 
     Unless ``consumed_too``, what prefill has read to its end, or will have with the plan in work, stays: it is not needed again, and
     its pages come free with that plan and not before. The caller saves the record, in the same turn.
     """
-    reached = 0 if consumed_too else _prefilled_soon(core, request)
+    reached = 0 if consumed_too else _prefilled_soon(state, request)
     kept: set[int] = set()
     for index, item in enumerate(request.record.items):
         for number, segment in enumerate(item.segments):
@@ -94,71 +94,71 @@ def reset_media(core: Core, request: Request, consumed_too: bool) -> None:
             request.num_consumed.pop((index, number), None)
             if request.tracker is not None:
                 request.tracker.mark_unready(index, number)
-    core.pools["patch"].retire(owner(request))
-    embedding = core.pools["embedding"]
+    state.pools["patch"].retire(owner(request))
+    embedding = state.pools["embedding"]
     embedding.retire(owner(request), embedding.owned_by(owner(request)) - kept)
 
 
-def _prefilled_soon(core: Core, request: Request) -> int:
+def _prefilled_soon(state: ControllerState, request: Request) -> int:
     """Tokens of the first member that are in the KV cache, or will be once the plan that is in work is done."""
     ends = [request.prefilled[0]]
     if request.prefill_plan:
-        plan = core.plans[request.prefill_plan].plan
+        plan = state.plans[request.prefill_plan].plan
         assert isinstance(plan, Prefill)
         place = (request.row, request.row_generation)
         ends += [chunk.end for chunk in plan.chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == place]
     return max(ends)
 
 
-def settle(core: Core, request: Request) -> None:
+def settle(state: ControllerState, request: Request) -> None:
     """Free what nobody holds any more. Idempotent."""
     if not request.has_row:
         return
     record = request.record
     if record.member and (request.ending or record.evicting or request.is_finished):
-        request.drop_ticket = request.drop_ticket or core.number()
+        request.drop_ticket = request.drop_ticket or state.number()
         return
-    if (request.ending or record.evicting or request.is_finished) and not _prefill_in_flight(core, request):
+    if (request.ending or record.evicting or request.is_finished) and not _prefill_in_flight(state, request):
         if any(request.block_tables) or any(request.prefilled):
-            clear_pages(core, request)
+            clear_pages(state, request)
         if record.evicting and not request.ending:
             record.evicting = False
-            request.looked = False
-            core.save(request)
+            request.counts_known = False
+            state.save(request)
     if request.ending and not request.plans:
-        core.set_phase(request, Phase.FREE)
-        core.rows[request.row] = None
-        core.free_rows.append(request.row)
+        state.set_phase(request, Phase.FREE)
+        state.rows[request.row] = None
+        state.free_rows.append(request.row)
         request.row = -1
 
 
-def clear_pages(core: Core, request: Request) -> None:
+def clear_pages(state: ControllerState, request: Request) -> None:
     """Empty the row's block tables: the words are the truth about KV pages, so they go before the pages can be given away."""
-    core.emit(ClearPages(request.row))
-    core.pools["kv"].retire(owner(request))
+    state.emit(ClearPages(request.row))
+    state.pools["kv"].retire(owner(request))
     request.block_tables = ([], [])
     request.prefilled = [0, 0]
 
 
-def _prefill_in_flight(core: Core, request: Request) -> bool:
-    return any(isinstance(core.plans[plan_id].plan, Prefill) for plan_id in request.plans)
+def _prefill_in_flight(state: ControllerState, request: Request) -> bool:
+    return any(isinstance(state.plans[plan_id].plan, Prefill) for plan_id in request.plans)
 
 
-def send_drops(core: Core, now: float) -> None:
+def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode to let go, again and again."""
-    for request in core.rows:
-        if request is not None and request.drop_ticket and now - request.drop_sent_s >= core.limits.resend_s:
-            if core.send("decode", Drop(core.epoch, request.row, request.row_generation, request.drop_ticket)):
+    for request in state.rows:
+        if request is not None and request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
+            if state.send("decode", Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
                 request.drop_sent_s = now
 
 
-def on_dropped(core: Core, row: int, row_generation: int, ticket: int) -> None:
+def on_dropped(state: ControllerState, row: int, row_generation: int, ticket: int) -> None:
     """decode's active generation has let go of the row: the membership ends."""
-    request = core.rows[row] if 0 <= row < len(core.rows) else None
+    request = state.rows[row] if 0 <= row < len(state.rows) else None
     if request is None or request.row_generation != row_generation or not ticket or request.drop_ticket != ticket:
         return
     request.drop_ticket, request.drop_sent_s = 0, LONG_AGO_S
     request.record.member = False
-    core.save(request)
-    core.pools["kv"].drop(membership(request))
-    settle(core, request)
+    state.save(request)
+    state.pools["kv"].drop(membership(request))
+    settle(state, request)

@@ -1,4 +1,4 @@
-"""Requests that need an actor which is broken (pure; rules over ``Core``).
+"""Requests that need an actor which is broken.
 
 The supervisor tells which actors it has given up for now (``shm/outages.py``); where there is none an actor is taken for broken that
 nobody has been for long. Nobody waits for one: a request that still needs it is refused, or ends, with status 503. What can go on
@@ -10,31 +10,31 @@ from collections.abc import Mapping
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
-from ..bus.messages import Definition
+from ..bus.messages import RequestSpec
 from ..errors import RequestError
 from .lifecycle import fail
 from .request import Request
 from .scheduling.types import SegmentStage
-from .state import Core
+from .state import ControllerState
 
 MEDIA_ACTORS = frozenset({"video", "encoder"})  # text is served without them
 MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 30  # where nobody knows when it will be tried again
 
 
-def check_served(core: Core, definition: Definition) -> None:
+def check_served(state: ControllerState, spec: RequestSpec) -> None:
     """Refuse a request that needs what is broken. Raises RequestError."""
-    if core.outages and (outage := _first(core.outages, _needed_by_new(definition))):
-        raise unavailable(outage, core.now)
+    if state.outages and (outage := _first(state.outages, _needed_by_new(spec))):
+        raise unavailable(outage, state.now)
 
 
-def fail_stranded(core: Core) -> None:
+def fail_stranded(state: ControllerState) -> None:
     """End the requests that cannot go on, in whatever phase they are."""
-    if not core.outages:
+    if not state.outages:
         return
-    for request in list(core.requests.values()):
-        if request.failure is None and (outage := _first(core.outages, needed_actors(request))):
-            fail(core, request, unavailable(outage, core.now))
+    for request in list(state.requests.values()):
+        if request.failure is None and (outage := _first(state.outages, needed_actors(request))):
+            fail(state, request, unavailable(outage, state.now))
 
 
 def unavailable(outage: Outage, now: float) -> RequestError:
@@ -56,7 +56,7 @@ def needed_actors(request: Request) -> frozenset[str]:
     if request.phase == Phase.DECODE:
         return frozenset({"decode", "detokenizer"})
     if not request.record.prepared:
-        return _needed_by_new(request.definition)
+        return _needed_by_new(request.spec)
     needed = {"decode", "detokenizer"}
     if any(request.targets) and not (request.has_kv and request.is_prefilled):
         needed.add("prefill")
@@ -64,16 +64,16 @@ def needed_actors(request: Request) -> frozenset[str]:
         for segment in item.segments:
             if segment.stage < SegmentStage.ENCODED:
                 needed.add("encoder")
-            if segment.stage < SegmentStage.DECODED:
+            if segment.stage < SegmentStage.PREPROCESSED:
                 needed.add("video")
     return frozenset(needed)
 
 
-def _needed_by_new(definition: Definition) -> frozenset[str]:
+def _needed_by_new(spec: RequestSpec) -> frozenset[str]:
     needed = {"decode", "detokenizer"}
-    if definition.items:
+    if spec.items:
         needed |= MEDIA_ACTORS
-    if definition.items or len(definition.prompt_ids) > 1 or len(definition.companion_ids or ()) > 1:
+    if spec.items or len(spec.prompt_ids) > 1 or len(spec.companion_ids or ()) > 1:
         needed.add("prefill")
     return frozenset(needed)
 

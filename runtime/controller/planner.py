@@ -1,7 +1,7 @@
-"""Work for video, encoder and prefill: the view that policies see, and the plans that follow (pure; rules over ``Core``).
+"""Work for video, encoder and prefill: the view that policies see, and the plans that follow.
 
 A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
-``results`` says what becomes of plans.
+``plan_results`` says what becomes of plans.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypedDict
 
 from ...schema.rows import Phase
-from ..bus.messages import Analyse, DecodeSegment, Encode, EncodePart, Plan, Prefill, PrefillChunk
+from ..bus.messages import Analyse, Encode, EncodePart, Plan, Prefill, PrefillChunk, PreprocessSegment
 from .effects import PoolName
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -28,7 +28,7 @@ from .scheduling.types import (
     StepLimits,
     View,
 )
-from .state import LONG_AGO_S, Core, owner
+from .state import LONG_AGO_S, ControllerState, owner
 
 MAX_ROUNDS = 8
 STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
@@ -44,107 +44,107 @@ class _VideoShare(TypedDict):
 # ------------------------------------------------------------------------------------------------------------ planning
 
 
-def issue(core: Core, now: float) -> None:
+def issue(state: ControllerState, now: float) -> None:
     """Plan and send until the policy has nothing more for the credit that is left."""
-    steering = core.steering
-    _aim(core)
-    for outstanding in core.plans.values():
-        if outstanding.begun_s == LONG_AGO_S:  # of another controller, or for another actor: whoever has it now has just begun
-            outstanding.begun_s = now
-    limits = StepLimits(steering.prefill.units, steering.encode.units, core.limits.exclusive)
+    steering = state.steering
+    _aim(state)
+    for inflight in state.plans.values():
+        if inflight.begun_s == LONG_AGO_S:  # of another controller, or for another actor: whoever has it now has just begun
+            inflight.begun_s = now
+    limits = StepLimits(steering.prefill.units, steering.encode.units, state.limits.exclusive)
     for _ in range(MAX_ROUNDS):
-        view = make_view(core)
+        view = make_view(state)
         step = unified.plan(view, limits, now) if view.requests else None
         if not step:
             break
         for choice in step.analyse:
-            _issue_analysis(core, core.requests[choice.key], choice.item, now)
+            _issue_analysis(state, state.requests[choice.key], choice.item, now)
         for segment in step.decode:
-            _issue_segment(core, segment, now)
+            _issue_segment(state, segment, now)
         if step.encode:
-            _issue_encode(core, step.encode, now)
+            _issue_encode(state, step.encode, now)
         if step.prefill:
-            _issue_prefill(core, step.prefill, now)
-    _notice_shortage(core, view, now)
+            _issue_prefill(state, step.prefill, now)
+    _notice_shortage(state, view, now)
 
 
-def _aim(core: Core) -> None:
+def _aim(state: ControllerState) -> None:
     """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
-    steering = core.steering
-    allowance = allowance_s(steering.share, _num_decoding(core), core.tbt_target_s)
+    steering = state.steering
+    allowance = allowance_s(steering.share, _num_decoding(state), state.tbt_target_s)
     if allowance != steering.allowance_s:
         steering.allowance_s = allowance
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
 
 
-def _num_decoding(core: Core) -> int:
-    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in core.rows)
+def _num_decoding(state: ControllerState) -> int:
+    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in state.rows)
 
 
-def make_view(core: Core) -> View:
+def make_view(state: ControllerState) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
-    preparing = [r for r in core.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
+    preparing = [r for r in state.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
     rows = [r for r in preparing if r.record.filled and r.failure is None]
     rows.sort(key=lambda request: request.arrival)
-    in_flight = [outstanding.actor for outstanding in core.plans.values() if core.now - outstanding.begun_s < STUCK_S]
+    in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
-        requests=tuple(_view_request(core, request) for request in rows),
-        video_credit=core.credit("video"),
-        encoder_credit=core.credit("encoder"),
-        prefill_credit=core.credit("prefill"),
+        requests=tuple(_view_request(state, request) for request in rows),
+        video_credit=state.credit("video"),
+        encoder_credit=state.credit("encoder"),
+        prefill_credit=state.credit("prefill"),
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
-        num_decoding=_num_decoding(core),
-        num_patch_pages=core.limits.num_patch_pages,
-        num_free_patch_pages=core.pools["patch"].num_free,
-        num_embedding_pages=core.limits.num_embedding_pages,
-        num_free_embedding_pages=core.pools["embedding"].num_free,
-        last=core.steering.last,
-        large_in_flight=any(_is_large(outstanding.plan) for outstanding in core.plans.values()),
-        last_streamed=core.steering.last_streamed,
+        num_decoding=_num_decoding(state),
+        num_patch_pages=state.limits.num_patch_pages,
+        num_free_patch_pages=state.pools["patch"].num_free,
+        num_embedding_pages=state.limits.num_embedding_pages,
+        num_free_embedding_pages=state.pools["embedding"].num_free,
+        last=state.steering.last,
+        large_in_flight=any(_is_large(inflight.plan) for inflight in state.plans.values()),
+        last_streamed=state.steering.last_streamed,
     )
 
 
 def _is_large(plan: Plan) -> bool:
-    return isinstance(plan, Analyse | DecodeSegment) and is_large(estimated_work(plan.media))
+    return isinstance(plan, Analyse | PreprocessSegment) and is_large(estimated_work(plan.media))
 
 
-def _view_request(core: Core, request: Request) -> RequestView:
+def _view_request(state: ControllerState, request: Request) -> RequestView:
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
-        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_video_share(core, request))
-    segments = () if request.record.evicting else tuple(islice(_open_segments(core, request), WINDOW))
+        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_video_share(state, request))
+    segments = () if request.record.evicting else tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
         request.key,
         request.arrival,
-        has_kv=request.has_kv and request.looked,
+        has_kv=request.has_kv and request.counts_known,
         prefill_in_flight=bool(request.prefill_plan),
         members=_members(request),
         segments=segments,
-        patch_held=core.pools["patch"].num_owned(owner(request)),
-        embedding_held=core.pools["embedding"].num_owned(owner(request)),
+        patch_held=state.pools["patch"].num_owned(owner(request)),
+        embedding_held=state.pools["embedding"].num_owned(owner(request)),
         alone=is_suspect(request),
-        **_video_share(core, request),
+        **_video_share(state, request),
     )
 
 
-def _video_share(core: Core, request: Request) -> _VideoShare:
+def _video_share(state: ControllerState, request: Request) -> _VideoShare:
     return {
-        "work": tuple(map(estimated_work, request.definition.items)),
-        "video_in_flight": sum(core.plans[plan_id].actor == "video" for plan_id in request.plans),
-        "video_wait_s": core.now - request.video_s,
+        "work": tuple(map(estimated_work, request.spec.items)),
+        "video_in_flight": sum(state.plans[plan_id].actor == "video" for plan_id in request.plans),
+        "video_wait_s": state.now - request.video_s,
     }
 
 
-def _open_segments(core: Core, request: Request) -> Iterator[SegmentView]:
+def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
     """Segments that are not encoded yet, in prompt order."""
     for index, item in enumerate(request.record.items):
         for number, segment in enumerate(item.segments):
             if segment.stage < SegmentStage.ENCODED:
                 assert item.shape is not None
                 shape = item.shape.segments[number]
-                pages = patch_pages(shape, core.limits), embedding_pages(shape, core.limits)
+                pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
                 yield SegmentView(index, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
@@ -155,30 +155,30 @@ def _members(request: Request) -> tuple[MemberView, ...]:
     return tuple(MemberView(request.prefilled[m], ready[m], targets[m]) for m in range(len(targets)))
 
 
-def _notice_shortage(core: Core, view: View, now: float) -> None:
+def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
     """If the oldest row with KV pages cannot get patch or embedding pages for a while, younger rows lose theirs."""
     for seen in view.requests:
-        request = core.requests[seen.key]
+        request = state.requests[seen.key]
         if not seen.segments or request.plans or not seen.has_kv:
             continue
         segment = seen.segments[0]
         pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"
         actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
-        if not core.credit(actor) or core.pools[pool].num_free >= need:
+        if not state.credit(actor) or state.pools[pool].num_free >= need:
             return
         if request.blocked_s < 0:
             request.blocked_s = now
-        elif now - request.blocked_s >= core.limits.patience_s:
+        elif now - request.blocked_s >= state.limits.patience_s:
             request.blocked_s = now
-            _evict_younger(core, request, pool, need)
+            _evict_younger(state, request, pool, need)
         return
 
 
-def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> None:
+def _evict_younger(state: ControllerState, request: Request, pool: PoolName, need: int) -> None:
     """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later. If older
     rows have what is missing, younger ones keep theirs."""
-    ledger = core.pools[pool]
-    younger = [r for r in core.rows if r is not None and not r.ending and r.arrival > request.arrival]
+    ledger = state.pools[pool]
+    younger = [r for r in state.rows if r is not None and not r.ending and r.arrival > request.arrival]
     holders = sorted((r for r in younger if ledger.num_owned(owner(r))), key=lambda r: -r.arrival)
     coming = ledger.num_free + ledger.num_retired
     if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
@@ -187,71 +187,71 @@ def _evict_younger(core: Core, request: Request, pool: PoolName, need: int) -> N
         if coming >= need:
             return
         coming += ledger.num_owned(owner(victim))  # what it keeps is named by a prefill plan, and comes free with it
-        core.totals.evicted += 1
-        reset_media(core, victim, consumed_too=False)
-        core.save(victim)
+        state.totals.evicted += 1
+        reset_media(state, victim, consumed_too=False)
+        state.save(victim)
 
 
 # ------------------------------------------------------------------------------------------------------------- issuing
 
 
-def _issue_analysis(core: Core, request: Request, item: int, now: float) -> None:
+def _issue_analysis(state: ControllerState, request: Request, item: int, now: float) -> None:
     source = request.record.items[item].source
-    plan = Analyse(request.row, request.row_generation, item, request.definition.items[item], source)
+    plan = Analyse(request.row, request.row_generation, item, request.spec.items[item], source)
     request.analysing.add(item)
-    _place_video_plan(core, request, plan, [("media", source.pages)], now)
+    _place_video_plan(state, request, plan, [("media", source.pages)], now)
 
 
-def _issue_segment(core: Core, choice: SegmentChoice, now: float) -> None:
-    request = core.requests[choice.key]
+def _issue_segment(state: ControllerState, choice: SegmentChoice, now: float) -> None:
+    request = state.requests[choice.key]
     item = request.record.items[choice.item]
     segment = item.segments[choice.segment]
     assert item.shape is not None and segment.stage == SegmentStage.PENDING
-    target = core.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], core.limits))
+    target = state.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], state.limits))
     assert target is not None, "the policy chose a segment without patch pages for it"
-    segment.stage, segment.patch = SegmentStage.DECODING, target
+    segment.stage, segment.patch = SegmentStage.PREPROCESSING, target
     request.blocked_s = -1.0
-    core.save(request)
-    plan = DecodeSegment(
+    state.save(request)
+    plan = PreprocessSegment(
         request.row,
         request.row_generation,
         choice.item,
         choice.segment,
-        request.definition.items[choice.item],
+        request.spec.items[choice.item],
         item.shape,
         item.source,
         target,
     )
-    _place_video_plan(core, request, plan, [("media", item.source.pages), ("patch", target.pages)], now)
+    _place_video_plan(state, request, plan, [("media", item.source.pages), ("patch", target.pages)], now)
 
 
 def _place_video_plan(
-    core: Core, request: Request, plan: Analyse | DecodeSegment, uses: list[tuple[PoolName, list[int]]], now: float
+    state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, uses: list[tuple[PoolName, list[int]]], now: float
 ) -> None:
     request.video_s = now
     if _is_large(plan):
-        core.steering.last_streamed = isinstance(plan, DecodeSegment) and plan.shape.segments[plan.segment].kind == "video"
-    core.place_plan("video", plan, [request], uses, now)
+        state.steering.last_streamed = isinstance(plan, PreprocessSegment) and plan.shape.segments[plan.segment].kind == "video"
+    state.place_plan("video", plan, [request], uses, now)
 
 
-def _issue_encode(core: Core, choices: tuple[SegmentChoice, ...], now: float) -> None:
+def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
     parts: list[EncodePart] = []
     requests: dict[int, Request] = {}
     for choice in choices:
-        request = requests[choice.key] = core.requests[choice.key]
+        request = requests[choice.key] = state.requests[choice.key]
         item = request.record.items[choice.item]
         segment = item.segments[choice.segment]
-        assert item.shape is not None and segment.patch is not None and segment.stage == SegmentStage.DECODED
+        assert item.shape is not None and segment.patch is not None and segment.stage == SegmentStage.PREPROCESSED
         shape = item.shape.segments[choice.segment]
-        target = core.allocate("embedding", request, embedding_pages(shape, core.limits))
+        target = state.allocate("embedding", request, embedding_pages(shape, state.limits))
         assert target is not None, "the policy chose a segment without embedding pages for it"
         segment.stage, segment.embedding = SegmentStage.ENCODING, target
         request.blocked_s = -1.0
         parts.append(EncodePart(request.row, request.row_generation, shape, segment.patch, target))
     for request in requests.values():
-        core.save(request)
-    core.steering.last = "encode"
-    core.place_plan("encoder", Encode(parts), requests.values(), encode_uses(parts), now)
+        state.save(request)
+    state.steering.last = "encode"
+    state.place_plan("encoder", Encode(parts), requests.values(), encode_uses(parts), now)
 
 
 def encode_uses(parts: list[EncodePart]) -> list[tuple[PoolName, list[int]]]:
@@ -261,13 +261,13 @@ def encode_uses(parts: list[EncodePart]) -> list[tuple[PoolName, list[int]]]:
     return [("patch", patch), ("embedding", embedding)]
 
 
-def _issue_prefill(core: Core, choices: tuple[ChunkChoice, ...], now: float) -> None:
-    chunks = [_chunk(core.requests[choice.key], choice) for choice in choices]
-    requests = {choice.key: core.requests[choice.key] for choice in choices}
-    core.steering.last = "prefill"
-    outstanding = core.place_plan("prefill", Prefill(chunks), requests.values(), prefill_uses(chunks, list(requests.values())), now)
+def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
+    chunks = [_chunk(state.requests[choice.key], choice) for choice in choices]
+    requests = {choice.key: state.requests[choice.key] for choice in choices}
+    state.steering.last = "prefill"
+    inflight = state.place_plan("prefill", Prefill(chunks), requests.values(), prefill_uses(chunks, list(requests.values())), now)
     for request in requests.values():
-        request.prefill_plan = outstanding.plan_id
+        request.prefill_plan = inflight.plan_id
 
 
 def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:

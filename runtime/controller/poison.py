@@ -1,4 +1,4 @@
-"""Requests whose plans fail or end their actor: who is suspected, who is tried alone, who is given up (pure; rules over ``Core``).
+"""Poison requests: those whose plans fail or end their actor are suspected, tried alone, and given up.
 
 A plan of several requests that fails as a whole says nothing about any one of them: each gets a *strike* and is tried alone, one
 piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has ended its actor twice, not
@@ -6,12 +6,12 @@ by anybody's hand, is given up with its request (docs/recovery.md); its batch-ma
 the plan they come from, so that neither a new controller nor a repeated message counts one twice.
 """
 
-from ..bus.messages import Analyse, DecodeSegment, Died, Encode, ItemError, Plan
+from ..bus.messages import Analyse, Died, Encode, ItemError, Plan, PreprocessSegment
 from ..errors import RequestError
 from .lifecycle import fail
 from .request import Request, SegmentRecord, Strike, StrikeKind
 from .scheduling.types import SegmentStage
-from .state import WORKERS, Core, Outstanding, owner
+from .state import WORKERS, ControllerState, InflightPlan, owner
 
 MAX_CRASHES = 2
 STRIKE_BYTES = 20  # of one strike in the row's record, at most
@@ -25,41 +25,41 @@ def is_suspect(request: Request) -> bool:
     return bool(request.record.strikes)
 
 
-def blame(core: Core, outstanding: Outstanding, live: list[Request], result: ItemError | Died) -> None:
+def blame(state: ControllerState, inflight: InflightPlan, live: list[Request], result: ItemError | Died) -> None:
     """The plan failed, or its actor died in it. The work goes back to be done again, unless the request is to blame."""
-    is_alone = len({request.key for request in outstanding.requests}) == 1
+    is_alone = len({request.key for request in inflight.requests}) == 1
     for request in live:
-        error = _charge(request, outstanding, result, is_alone)
+        error = _charge(request, inflight, result, is_alone)
         if error is not None:
-            core.totals.quarantined += isinstance(result, Died)
-            fail(core, request, error)
+            state.totals.quarantined += isinstance(result, Died)
+            fail(state, request, error)
         else:
-            give_back(core, request, outstanding.plan)
-            core.save(request)
+            give_back(state, request, inflight.plan)
+            state.save(request)
 
 
-def _charge(request: Request, outstanding: Outstanding, result: ItemError | Died, is_alone: bool) -> RequestError | None:
+def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, is_alone: bool) -> RequestError | None:
     """Count this against the request. Returns its verdict, None while it may try again."""
     if isinstance(result, ItemError) and is_alone:
         if result.status < 500:
-            plan = outstanding.plan
-            path = plan.media.path if isinstance(plan, Analyse | DecodeSegment) else "messages"
+            plan = inflight.plan
+            path = plan.media.path if isinstance(plan, Analyse | PreprocessSegment) else "messages"
             return RequestError(result.message, status=result.status, param=path)
         return RequestError(result.message, status=result.status, type="internal_error")
     kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED if result.crashed else StrikeKind.KILLED
     strikes = request.record.strikes
-    actor = WORKERS.index(outstanding.actor)
-    places = _places(request, outstanding.plan)
+    actor = WORKERS.index(inflight.actor)
+    places = _places(request, inflight.plan)
     for place in places:
-        if not any(strike.plan_id == outstanding.plan_id and strike.place == place for strike in strikes):
-            strikes.append(Strike(outstanding.plan_id, actor, *place, kind))
+        if not any(strike.plan_id == inflight.plan_id and strike.place == place for strike in strikes):
+            strikes.append(Strike(inflight.plan_id, actor, *place, kind))
     if not is_alone:
         return None
     for place in places:
         kinds = [strike.kind for strike in strikes if strike.actor == actor and strike.place == place]
         deaths = len(kinds) - kinds.count(StrikeKind.ERROR)
         if kinds.count(StrikeKind.CRASHED) >= MAX_CRASHES or deaths >= MAX_DEATHS:
-            message = f"the request ended the {outstanding.actor} process {deaths} times and is given up"
+            message = f"the request ended the {inflight.actor} process {deaths} times and is given up"
             return RequestError(message, status=500, type="internal_error")
     return None
 
@@ -75,18 +75,18 @@ def absolve(request: Request, plan: Plan) -> bool:
     return len(kept) < len(strikes)
 
 
-def give_back(core: Core, request: Request, plan: Plan) -> None:
+def give_back(state: ControllerState, request: Request, plan: Plan) -> None:
     """The plan's work on this request is to be done again, into other pages. The caller saves the record, in the same turn."""
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         segment = request.record.items[plan.item].segments[plan.segment]
-        if segment.stage == SegmentStage.DECODING and segment.patch == plan.target:
-            core.pools["patch"].retire(owner(request), plan.target.pages)
+        if segment.stage == SegmentStage.PREPROCESSING and segment.patch == plan.target:
+            state.pools["patch"].retire(owner(request), plan.target.pages)
             segment.stage, segment.patch = SegmentStage.PENDING, None
     elif isinstance(plan, Encode):
         for _, segment in segments_by_target(request, plan):
             assert segment.embedding is not None
-            core.pools["embedding"].retire(owner(request), segment.embedding.pages)
-            segment.stage, segment.embedding = SegmentStage.DECODED, None
+            state.pools["embedding"].retire(owner(request), segment.embedding.pages)
+            segment.stage, segment.embedding = SegmentStage.PREPROCESSED, None
 
 
 def segments_by_target(request: Request, plan: Encode) -> list[tuple[Place, SegmentRecord]]:
@@ -103,7 +103,7 @@ def segments_by_target(request: Request, plan: Encode) -> list[tuple[Place, Segm
 def _places(request: Request, plan: Plan) -> list[Place]:
     if isinstance(plan, Analyse):
         return [(plan.item, -1)]
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return [(plan.item, plan.segment)]
     if isinstance(plan, Encode):
         return [place for place, _ in segments_by_target(request, plan)]
@@ -111,5 +111,5 @@ def _places(request: Request, plan: Plan) -> list[Place]:
 
 
 def _actor(plan: Plan) -> int:
-    name = "video" if isinstance(plan, Analyse | DecodeSegment) else "encoder" if isinstance(plan, Encode) else "prefill"
+    name = "video" if isinstance(plan, Analyse | PreprocessSegment) else "encoder" if isinstance(plan, Encode) else "prefill"
     return WORKERS.index(name)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..bus.messages import Definition, Failed
+from ..bus.messages import Failed, RequestSpec
 
 KEPT_ENDS = 4096
 
@@ -15,7 +15,7 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     key: int
     gateway_generation: int
     arrival: int
-    definition: Definition
+    spec: RequestSpec
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

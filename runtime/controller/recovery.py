@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import Analyse, DecodeSegment, Definition, Encode, PageRun, Plan, Prefill, Sampling, decode_plan
+from ..bus.messages import Analyse, Encode, PageRun, Plan, Prefill, PreprocessSegment, RequestSpec, Sampling, decode_plan
 from .effects import POOLS, ClearPages, PoolName
 from .guidance import member_lengths, wanted_pages
 from .intake import cancel_older_gateways, expand, set_layout
@@ -21,7 +21,7 @@ from .planner import encode_uses, prefill_uses
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
 from .scheduling.types import Limits, SegmentStage
-from .state import Core, Outstanding, membership, owner
+from .state import ControllerState, InflightPlan, membership, owner
 
 
 class RowSnapshot(NamedTuple):
@@ -57,63 +57,63 @@ class RunSnapshot(NamedTuple):
 
 def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     """Rebuild the controller's state. The first ``tick`` sends what is outstanding. An empty snapshot gives a fresh controller."""
-    core = Core(limits, epoch, snapshot.page_generations)
-    core.actors.update(snapshot.actors)
-    core.next_arrival = snapshot.journal.next_arrival
-    core.row_generations = list(snapshot.row_generations)
-    _restore_requests(core, snapshot.journal)
+    state = ControllerState(limits, epoch, snapshot.page_generations)
+    state.actors.update(snapshot.actors)
+    state.next_arrival = snapshot.journal.next_arrival
+    state.row_generations = list(snapshot.row_generations)
+    _restore_requests(state, snapshot.journal)
     for row in snapshot.rows:
-        _restore_row(core, row)
-    core.free_rows = [row for row in range(limits.num_rows - 1, -1, -1) if core.rows[row] is None]
-    _restore_plans(core, snapshot.plans)
-    targets = _targets(core)
-    for request in _rows(core):
-        _normalise(core, request, targets)
-    _restore_ledgers(core)
-    for request in _rows(core):
+        _restore_row(state, row)
+    state.free_rows = [row for row in range(limits.num_rows - 1, -1, -1) if state.rows[row] is None]
+    _restore_plans(state, snapshot.plans)
+    targets = _targets(state)
+    for request in _rows(state):
+        _normalise(state, request, targets)
+    _restore_ledgers(state)
+    for request in _rows(state):
         if not request.ending:
-            core.save(request)
-        settle(core, request)
-    core.waiting = {key: r for key, r in core.requests.items() if not r.has_row and r.failure is None}
-    cancel_older_gateways(core)
-    return Controller(core)
+            state.save(request)
+        settle(state, request)
+    state.waiting = {key: r for key, r in state.requests.items() if not r.has_row and r.failure is None}
+    cancel_older_gateways(state)
+    return Controller(state)
 
 
-def _rows(core: Core) -> list[Request]:
-    return [request for request in core.rows if request is not None]
+def _rows(state: ControllerState) -> list[Request]:
+    return [request for request in state.rows if request is not None]
 
 
-def _restore_requests(core: Core, journal: JournalState) -> None:
+def _restore_requests(state: ControllerState, journal: JournalState) -> None:
     for key, submitted in journal.live.items():
-        request = Request(key, submitted.arrival, submitted.gateway_generation, submitted.definition)
+        request = Request(key, submitted.arrival, submitted.gateway_generation, submitted.spec)
         request.failure = journal.failures.get(key)
-        core.requests[key] = request
+        state.requests[key] = request
     for key in journal.ended:
-        core.remember_end(key)
+        state.remember_end(key)
 
 
-def _restore_row(core: Core, row: RowSnapshot) -> None:
+def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     """Give a row back to its request, or to nobody if that has ended. A row without a record may be in decode's running set."""
     record = decode_record(row.state) if row.state is not None else RowRecord(0, member=True)
-    request = core.requests.get(record.key)
+    request = state.requests.get(record.key)
     if request is None or row.phase == Phase.ENDING and request.failure is None:
-        request = Request(record.key, -1, -1, Definition("", [], [], Sampling(), None), ending=True)
+        request = Request(record.key, -1, -1, RequestSpec("", [], [], Sampling(), None), ending=True)
     elif request.failure is not None and (record.filled or row.phase == Phase.ENDING):
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
     request.block_tables, request.prefilled = row.block_tables, list(row.prefilled)
     request.committed, request.end_code = row.committed, row.end_code
-    core.rows[row.row] = request
+    state.rows[row.row] = request
 
 
-def _restore_plans(core: Core, plans: Sequence[PlanSnapshot]) -> None:
+def _restore_plans(state: ControllerState, plans: Sequence[PlanSnapshot]) -> None:
     used = {plan.slot for plan in plans}
-    core.free_slots = [slot for slot in range(core.limits.num_plan_slots - 1, -1, -1) if slot not in used]
-    by_row = {(request.row, request.row_generation): request for request in _rows(core)}
+    state.free_slots = [slot for slot in range(state.limits.num_plan_slots - 1, -1, -1) if slot not in used]
+    by_row = {(request.row, request.row_generation): request for request in _rows(state)}
     for slot, plan_id, actor, payload in plans:
         plan = decode_plan(payload)
         requests = list({place: by_row[place] for place in _rows_of(plan) if place in by_row}.values())
-        core.adopt_plan(Outstanding(plan_id, slot, actor, plan, requests), ())
+        state.adopt_plan(InflightPlan(plan_id, slot, actor, plan, requests), ())
         for request in requests:
             if isinstance(plan, Prefill):
                 request.prefill_plan = plan_id
@@ -123,44 +123,44 @@ def _restore_plans(core: Core, plans: Sequence[PlanSnapshot]) -> None:
 
 def _rows_of(plan: Plan) -> list[tuple[int, int]]:
     """(row, generation) of all rows that a plan names."""
-    if isinstance(plan, Analyse | DecodeSegment):
+    if isinstance(plan, Analyse | PreprocessSegment):
         return [(plan.row, plan.row_generation)]
     parts = plan.parts if isinstance(plan, Encode) else plan.chunks
     return [(part.row, part.row_generation) for part in parts]
 
 
-def _targets(core: Core) -> list[PageRun]:
+def _targets(state: ControllerState) -> list[PageRun]:
     """Page runs that some live plan is writing."""
     targets: list[PageRun] = []
-    for outstanding in core.plans.values():
-        if isinstance(outstanding.plan, DecodeSegment):
-            targets.append(outstanding.plan.target)
-        elif isinstance(outstanding.plan, Encode):
-            targets += [part.target for part in outstanding.plan.parts]
+    for inflight in state.plans.values():
+        if isinstance(inflight.plan, PreprocessSegment):
+            targets.append(inflight.plan.target)
+        elif isinstance(inflight.plan, Encode):
+            targets += [part.target for part in inflight.plan.parts]
     return targets
 
 
-def _normalise(core: Core, request: Request, targets: list[PageRun]) -> None:
+def _normalise(state: ControllerState, request: Request, targets: list[PageRun]) -> None:
     """Mend what the last controller was in the middle of."""
     record = request.record
     if request.ending:
         if request.phase != Phase.ENDING:
-            core.set_phase(request, Phase.ENDING)
+            state.set_phase(request, Phase.ENDING)
         return
     if record.member and request.phase == Phase.PREPARE and not record.evicting:
         record.member = False  # the phase word was still to come: decode has never seen the row
     if record.evicting and request.phase == Phase.DECODE:
-        core.set_phase(request, Phase.PREPARE)
+        state.set_phase(request, Phase.PREPARE)
     if not record.prepared:
         return
-    definition = request.definition
+    spec = request.spec
     shapes = [item.shape for item in record.items if item.shape is not None]
-    prompt, starts = expand(definition, shapes, core.limits)
-    set_layout(request, member_lengths(len(prompt), len(definition.companion_ids or ())), starts, shapes, core.limits)
+    prompt, starts = expand(spec, shapes, state.limits)
+    set_layout(request, member_lengths(len(prompt), len(spec.companion_ids or ())), starts, shapes, state.limits)
     if request.phase == Phase.PREPARE and not record.evicting:
-        least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, core.limits.kv_page_tokens, ahead_pages=0)
+        least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, state.limits.kv_page_tokens, ahead_pages=0)
         if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
-            core.emit(ClearPages(request.row))  # all or none: the grant was cut short
+            state.emit(ClearPages(request.row))  # all or none: the grant was cut short
             request.block_tables, request.prefilled = ([], []), [0, 0]
     _normalise_segments(request, targets)
 
@@ -168,10 +168,10 @@ def _normalise(core: Core, request: Request, targets: list[PageRun]) -> None:
 def _normalise_segments(request: Request, targets: list[PageRun]) -> None:
     for index, item in enumerate(request.record.items):
         for number, segment in enumerate(item.segments):
-            if segment.stage == SegmentStage.DECODING and segment.patch not in targets:
+            if segment.stage == SegmentStage.PREPROCESSING and segment.patch not in targets:
                 segment.stage, segment.patch = SegmentStage.PENDING, None
             elif segment.stage == SegmentStage.ENCODING and segment.embedding not in targets:
-                segment.stage, segment.embedding = SegmentStage.DECODED, None
+                segment.stage, segment.embedding = SegmentStage.PREPROCESSED, None
             elif segment.stage == SegmentStage.ENCODED:
                 assert request.tracker is not None
                 request.tracker.mark_ready(index, number)
@@ -183,11 +183,11 @@ def _normalise_segments(request: Request, targets: list[PageRun]) -> None:
                     request.num_consumed[index, number] = consumed
 
 
-def _restore_ledgers(core: Core) -> None:
+def _restore_ledgers(state: ControllerState) -> None:
     """Rows own what their records and block tables name; plans and memberships hold what they name, owned or not."""
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in POOLS}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
-    for request in _rows(core):
+    for request in _rows(state):
         kv = [page for table in request.block_tables for page in table]
         if request.record.member:
             used["kv"][membership(request)] = kv
@@ -205,20 +205,20 @@ def _restore_ledgers(core: Core) -> None:
         ]
         if not request.record.evicting:
             owned["kv"][owner(request)] = kv
-    for outstanding in core.plans.values():
-        for name, pages in _uses(outstanding):
-            used[name].setdefault(User("plan", outstanding.plan_id), []).extend(pages)
+    for inflight in state.plans.values():
+        for name, pages in _uses(inflight):
+            used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)
     for name in POOLS:
-        generations = core.pools[name].generations
-        core.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name])
+        generations = state.pools[name].generations
+        state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name])
 
 
-def _uses(outstanding: Outstanding) -> list[tuple[PoolName, list[int]]]:
-    plan = outstanding.plan
+def _uses(inflight: InflightPlan) -> list[tuple[PoolName, list[int]]]:
+    plan = inflight.plan
     if isinstance(plan, Analyse):
         return [("media", plan.source.pages)]
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return [("media", plan.source.pages), ("patch", plan.target.pages)]
     if isinstance(plan, Encode):
         return encode_uses(plan.parts)
-    return prefill_uses(plan.chunks, outstanding.requests)
+    return prefill_uses(plan.chunks, inflight.requests)

@@ -1,7 +1,7 @@
 """One request as the controller knows it, and the part of that which is left in its row for the next controller (pure).
 
 ``RowRecord`` is rewritten whenever it changes; with the row's words (phase, pages, prefilled, count, end), the journaled
-definition and the plan table it says everything. What can be derived from those is not in it.
+spec and the plan table it says everything. What can be derived from those is not in it.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...schema.rows import Phase
-from ..bus.messages import Definition, Failed, ItemShape, PageRun
+from ..bus.messages import Failed, ItemShape, PageRun, RequestSpec
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
 from .scheduling.types import SegmentStage
@@ -38,7 +38,7 @@ class StrikeKind:
 
 
 class Strike(msgspec.Struct, frozen=True, array_like=True):
-    """A plan with this work of the request came to no good (``quarantine``). ``actor``: index into ``core.WORKERS``."""
+    """A plan with this work of the request came to no good (``poison``). ``actor``: index into ``state.WORKERS``."""
 
     plan_id: int
     actor: int
@@ -75,9 +75,9 @@ class Request:
     key: int
     arrival: int
     gateway_generation: int
-    definition: Definition
+    spec: RequestSpec
     failure: Failed | None = None
-    heard_s: float = 0.0  # when the gateway last spoke of it
+    last_heard_s: float = 0.0  # when the gateway last spoke of it
     ending: bool = False
 
     row: int = -1
@@ -94,7 +94,7 @@ class Request:
 
     committed: int = 0
     end_code: int = 0
-    looked: bool = True  # ``committed`` has been read since decode let go of the row
+    counts_known: bool = True  # ``committed`` has been read since decode let go of the row
     rate: float = 0.0  # tokens/s, measured
     window: tuple[float, int] | None = None  # (time, committed) where the measurement began
 

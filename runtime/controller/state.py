@@ -1,7 +1,7 @@
-"""The controller's state and the few things that change it everywhere: effects, page grants, plans, replies (pure).
+"""The controller's state and the few things that change it everywhere: effects, page grants, plans, replies.
 
-``lifecycle``, ``intake``, ``outages``, ``stages``, ``results``, ``quarantine``, ``decoding`` and ``recovery`` are the rules, as
-functions over this; ``state.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or
+``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_results``, ``poison``, ``kv_manager`` and ``recovery`` are the rules, as
+functions over this; ``machine.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or
 derived from them (design §3), but for ``outages``, which the supervisor knows.
 """
 
@@ -36,7 +36,7 @@ LONG_AGO_S = float("-inf")
 
 
 @dataclass(slots=True, eq=False)
-class Outstanding:
+class InflightPlan:
     """A plan in the plan table. It is sent again until its result comes, also when its requests are gone."""
 
     plan_id: int
@@ -85,7 +85,7 @@ def _no_generations() -> dict[PoolName, Sequence[int]]:
 
 
 @dataclass(slots=True, eq=False)
-class Core:
+class ControllerState:
     """One controller generation (``epoch``). Not shared between threads."""
 
     limits: Limits
@@ -98,12 +98,12 @@ class Core:
     rows: list[Request | None] = field(init=False)
     row_generations: list[int] = field(init=False)
     free_rows: list[int] = field(init=False)
-    plans: dict[int, Outstanding] = field(default_factory=dict)
+    plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
-    asked: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
+    pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
     steering: Steering = field(init=False)
@@ -159,7 +159,7 @@ class Core:
 
     def ask(self, key: int, gateway_generation: int) -> None:
         """Tell this gateway generation at the end of the turn where the request stands."""
-        self.asked[key] = gateway_generation
+        self.pending_replies[key] = gateway_generation
 
     def number(self) -> int:
         """A number that no controller of this run has used or will use: plan ids, drop tickets."""
@@ -185,40 +185,40 @@ class Core:
 
     def place_plan(
         self, actor: str, plan: Plan, requests: Iterable[Request], uses: Iterable[tuple[PoolName, Iterable[int]]], now: float
-    ) -> Outstanding:
+    ) -> InflightPlan:
         """Write a plan into a slot, hold what it names, and send it."""
-        outstanding = Outstanding(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
-        self.adopt_plan(outstanding, uses)
-        self.emit(WritePlan(outstanding.slot, outstanding.plan_id, actor, encode(plan)))
-        self.send_plan(outstanding, now)
-        return outstanding
+        inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
+        self.adopt_plan(inflight, uses)
+        self.emit(WritePlan(inflight.slot, inflight.plan_id, actor, encode(plan)))
+        self.send_plan(inflight, now)
+        return inflight
 
-    def adopt_plan(self, outstanding: Outstanding, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
+    def adopt_plan(self, inflight: InflightPlan, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
         """Account for a plan that is, or is about to be, in the plan table."""
-        self.plans[outstanding.plan_id] = outstanding
-        if outstanding.actor in DISTURBING:
+        self.plans[inflight.plan_id] = inflight
+        if inflight.actor in DISTURBING:
             self.steering.disturbed_s = self.now
         for pool, pages in uses:
-            self.pools[pool].use(User("plan", outstanding.plan_id), pages)
-        for request in outstanding.requests:
-            request.plans.add(outstanding.plan_id)
+            self.pools[pool].use(User("plan", inflight.plan_id), pages)
+        for request in inflight.requests:
+            request.plans.add(inflight.plan_id)
 
-    def send_plan(self, outstanding: Outstanding, now: float) -> None:
-        deadlines_s = [request.definition.deadline_s for request in outstanding.requests]
+    def send_plan(self, inflight: InflightPlan, now: float) -> None:
+        deadlines_s = [request.spec.deadline_s for request in inflight.requests]
         deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
-        if self.send(outstanding.actor, Run(self.epoch, outstanding.slot, outstanding.plan_id, deadline_s)):
-            outstanding.sent_s = now
+        if self.send(inflight.actor, Run(self.epoch, inflight.slot, inflight.plan_id, deadline_s)):
+            inflight.sent_s = now
 
-    def clear_plan(self, outstanding: Outstanding) -> None:
+    def clear_plan(self, inflight: InflightPlan) -> None:
         """The plan is acknowledged: nobody works on it. Its slot is free first, then what it held."""
-        del self.plans[outstanding.plan_id]
-        self.emit(ClearPlan(outstanding.slot))
-        self.free_slots.append(outstanding.slot)
+        del self.plans[inflight.plan_id]
+        self.emit(ClearPlan(inflight.slot))
+        self.free_slots.append(inflight.slot)
         for pool in self.pools.values():
-            pool.drop(User("plan", outstanding.plan_id))
-        for request in outstanding.requests:
-            request.plans.discard(outstanding.plan_id)
-            if request.prefill_plan == outstanding.plan_id:
+            pool.drop(User("plan", inflight.plan_id))
+        for request in inflight.requests:
+            request.plans.discard(inflight.plan_id)
+            if request.prefill_plan == inflight.plan_id:
                 request.prefill_plan = 0
 
     # ------------------------------------------------------------------------------------------------------- ending

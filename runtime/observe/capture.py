@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ..bus.messages import (
     Analyse,
-    DecodeSegment,
     EmbeddingSpan,
     Encode,
     EncodePart,
@@ -23,8 +22,9 @@ from ..bus.messages import (
     Plan,
     Prefill,
     PrefillChunk,
+    PreprocessSegment,
     Result,
-    SequenceDefinition,
+    SequenceSpec,
 )
 from ..config import RuntimeConfig, convert_config
 from ..errors import ConfigError, UserError
@@ -40,7 +40,7 @@ class CapturedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     row: int
     generation: int
-    definition: SequenceDefinition
+    spec: SequenceSpec
     block_tables: tuple[list[int], list[int]]
     committed: int
 
@@ -141,8 +141,8 @@ class Capture(msgspec.Struct, frozen=True):
                     raise UserError(f"{path} has pages of pool {pool!r}, whose page size it does not say")
                 wanted[f"{when}.{pool}"] = (len(pages), header.page_bytes[pool]), "uint8"
         for row in header.rows:
-            definition = row.definition
-            for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+            spec = row.spec
+            for member, length in enumerate((spec.num_prompt_tokens, spec.num_companion_tokens)):
                 wanted[f"prompt.{row.row}.{member}"] = (length,), "int32"
             wanted[f"ids.{row.row}"] = (row.committed,), "int32"
         for name, (shape, dtype) in wanted.items():
@@ -217,7 +217,7 @@ def renumbered(plan: Plan, pages: Mapping[str, Mapping[int, int]], rows: Mapping
     replace = msgspec.structs.replace
     if isinstance(plan, Analyse):
         return replace(plan, row=0, row_generation=1, source=run("media", plan.source))
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return replace(plan, row=0, row_generation=1, source=run("media", plan.source), target=run("patch", plan.target))
     if isinstance(plan, Encode):
         return Encode([_part(part, run("patch", part.source), run("embedding", part.target)) for part in plan.parts])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
-from ..bus.messages import Analyse, DecodeSegment, Encode, Plan
+from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment
 from ..config import ACTORS
 
 SUPERVISOR = "supervisor"
@@ -90,7 +90,7 @@ def plan_kind(plan: Plan) -> PlanKind:
     """Which kind a plan is."""
     if isinstance(plan, Analyse):
         return PlanKind.ANALYSE
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return PlanKind.DECODE_SEGMENT
     return PlanKind.ENCODE if isinstance(plan, Encode) else PlanKind.PREFILL
 
@@ -99,7 +99,7 @@ def plan_units(plan: Plan) -> int:
     """How much a plan is: bytes to analyse, patch or mel rows, or tokens."""
     if isinstance(plan, Analyse):
         return plan.media.num_bytes
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return plan.shape.segments[plan.segment].num_rows
     if isinstance(plan, Encode):
         return sum(part.shape.num_rows for part in plan.parts)
@@ -113,7 +113,7 @@ def plan_share(plan: Plan, row: int) -> int:
     """``b`` of PLAN_REQUEST: what of the plan is for this row."""
     if isinstance(plan, Analyse):
         first, last = plan.item, 0
-    elif isinstance(plan, DecodeSegment):
+    elif isinstance(plan, PreprocessSegment):
         first, last = plan.item, plan.segment
     elif isinstance(plan, Encode):
         first, last = 0, sum(part.row == row for part in plan.parts)

@@ -33,8 +33,8 @@ from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_of, request
 
 _STAGE_NAMES = {
     SegmentStage.PENDING: "pending",
-    SegmentStage.DECODING: "decoding",
-    SegmentStage.DECODED: "decoded",
+    SegmentStage.PREPROCESSING: "decoding",
+    SegmentStage.PREPROCESSED: "decoded",
     SegmentStage.ENCODING: "encoding",
     SegmentStage.ENCODED: "ready",
 }
@@ -125,12 +125,12 @@ class _Builder:
 
     def report(self, plans: Sequence[LivePlan], actors: Mapping[str, ActorReading]) -> RequestReport:
         submitted, row, span = self._submitted, self._row, self._span
-        definition = row.definition if row is not None else None
-        deadline_s = submitted.definition.deadline_s if submitted is not None else 0.0
-        request_id = definition.request_id if definition is not None else span.request_id
+        spec = row.spec if row is not None else None
+        deadline_s = submitted.spec.deadline_s if submitted is not None else 0.0
+        request_id = spec.request_id if spec is not None else span.request_id
         return RequestReport(
             key=f"{self._key:x}",
-            request_id=submitted.definition.request_id if submitted is not None else request_id,
+            request_id=submitted.spec.request_id if submitted is not None else request_id,
             stage=self._stage(),
             live=submitted is not None or row is not None or not span.end_ns,
             age_s=max(0, self._now_ns - span.begin_ns) / 1e9 if span.stages else 0.0,
@@ -143,7 +143,7 @@ class _Builder:
             end=row.end.name.lower() if row is not None and row.end else "",
             committed_tokens=row.committed if row is not None else 0,
             sent_tokens=span.num_sent,
-            max_new_tokens=definition.max_new_tokens if definition is not None else 0,
+            max_new_tokens=spec.max_new_tokens if spec is not None else 0,
             in_running_set=row is not None and row.phase == Phase.DECODE and not row.end,
             failure=f"{self._failure.status}: {self._failure.message}" if self._failure is not None else "",
             members=self._members(),
@@ -177,9 +177,9 @@ class _Builder:
 
     def _make_tracker(self) -> EmbeddingTracker | None:
         row = self._row
-        if row is None or row.definition is None or row.record is None or not row.definition.spans:
+        if row is None or row.spec is None or row.record is None or not row.spec.spans:
             return None
-        spans = row.definition.spans
+        spans = row.spec.spans
         tracker = EmbeddingTracker(lay_out([span.start for span in spans], [span.shape for span in spans]), 1)
         for index, item in enumerate(row.record.items):
             for number, segment in enumerate(item.segments):
@@ -189,9 +189,9 @@ class _Builder:
 
     def _members(self) -> list[MemberReport]:
         row = self._row
-        if row is None or row.definition is None:
+        if row is None or row.spec is None:
             return []
-        lengths = row.definition.num_prompt_tokens, row.definition.num_companion_tokens
+        lengths = row.spec.num_prompt_tokens, row.spec.num_companion_tokens
         return [
             MemberReport(
                 prompt_tokens=length,
@@ -208,7 +208,7 @@ class _Builder:
             return []
         records = self._row.record.items if self._row is not None and self._row.record is not None else []
         items = []
-        for index, medium in enumerate(self._submitted.definition.items):
+        for index, medium in enumerate(self._submitted.spec.items):
             record = records[index] if index < len(records) else None
             shape = record.shape if record is not None else None
             segments = []

@@ -9,7 +9,7 @@ from ...schema.rows import EndCode, Phase
 from ...shm.errors import StaleRow
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
-from ..bus.messages import Analyse, DecodeSegment, Encode, Plan, SequenceDefinition, decode_plan, decode_sequence_definition
+from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment, SequenceSpec, decode_plan, decode_sequence_spec
 from ..config import ACTORS
 from ..controller.request import RowRecord, decode_record
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     generation: int
     phase: Phase
     record: RowRecord | None
-    definition: SequenceDefinition | None
+    spec: SequenceSpec | None
     block_tables: tuple[list[int], list[int]]
     prefilled: tuple[int, int]
     committed: int
@@ -48,15 +48,15 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
         end = table.end(row, generation)
         committed = table.committed(row, generation)
         try:
-            definition = decode_sequence_definition(table.read_definition(row, generation))
+            spec = decode_sequence_spec(table.read_spec(row, generation))
         except StaleRow:
-            definition = None
+            spec = None
         first, second = table.prefilled[row].tolist()  # before what it is a part of, which grows
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
         if table.phase(row) == (generation, phase):
             record = None if state is None else decode_record(state)
-            return Row(row, generation, phase, record, definition, tables, (first, second), committed, end)
+            return Row(row, generation, phase, record, spec, tables, (first, second), committed, end)
     return None
 
 
@@ -67,7 +67,7 @@ def live_plans(table: PlanTable) -> list[LivePlan]:
 
 def names(plan: Plan, row: Row) -> bool:
     """Whether a plan is for this generation of the row."""
-    if isinstance(plan, Analyse | DecodeSegment):
+    if isinstance(plan, Analyse | PreprocessSegment):
         return (plan.row, plan.row_generation) == (row.row, row.generation)
     parts = plan.parts if isinstance(plan, Encode) else plan.chunks
     return any((part.row, part.row_generation) == (row.row, row.generation) for part in parts)

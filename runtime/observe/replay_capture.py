@@ -21,7 +21,7 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
-from ..bus.messages import Analyse, DecodeSegment, Encode, Plan, Prefill, Result, decode_plan, decode_sequence_definition
+from ..bus.messages import Analyse, Encode, Plan, Prefill, PreprocessSegment, Result, decode_plan, decode_sequence_spec
 from ..config import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
 
@@ -141,7 +141,7 @@ class _Memory:
             read["kv"] = _distinct(page for row in rows for table in row.block_tables for page in table)
             written["kv"] = self._written_kv(plan, rows)
             for row in rows:
-                lengths = row.definition.num_prompt_tokens, row.definition.num_companion_tokens
+                lengths = row.spec.num_prompt_tokens, row.spec.num_companion_tokens
                 for member, length in enumerate(lengths):
                     tensors[f"prompt.{row.row}.{member}"] = self._table.prompt_ids(row.row, member, length).copy()
                 tensors[f"ids.{row.row}"] = self._table.ids[row.row, : row.committed].copy()
@@ -173,11 +173,11 @@ class _Memory:
         for chunk in plan.chunks:
             if chunk.row in found:
                 continue
-            definition = decode_sequence_definition(self._table.read_definition(chunk.row, chunk.row_generation))
+            spec = decode_sequence_spec(self._table.read_spec(chunk.row, chunk.row_generation))
             found[chunk.row] = CapturedRow(
                 row=chunk.row,
                 generation=chunk.row_generation,
-                definition=definition,
+                spec=spec,
                 block_tables=(self._block_table(plan, chunk.row, 0), self._block_table(plan, chunk.row, 1)),
                 committed=self._table.committed(chunk.row, chunk.row_generation),
             )
@@ -223,7 +223,7 @@ def _pages_of(plan: Plan) -> tuple[Pages, Pages]:
     """(pages that a plan names and reads, pages that it names and writes), by pool."""
     if isinstance(plan, Analyse):
         return {"media": _distinct(plan.source.pages)}, {}
-    if isinstance(plan, DecodeSegment):
+    if isinstance(plan, PreprocessSegment):
         return {"media": _distinct(plan.source.pages)}, {"patch": _distinct(plan.target.pages)}
     if isinstance(plan, Encode):
         return (

@@ -49,14 +49,16 @@ def is_from_outside(status: int, obeys: bool, oom_kills: int) -> bool:
 
 
 class ExitNote(msgspec.Struct, frozen=True):
-    """How a process ended: exit status or minus the signal; ``hang``: by the watchdog; ``guest``: in a debugger's hands; ``bystander``:
-    by what another actor of the same process was at."""
+    """How a process ended: exit status, or minus the signal.
+
+    ``hang``: by the watchdog; ``debugger``: under a debugger; ``other_actor``: by the work of another actor of the same process.
+    """
 
     pid: int
     status: int
     hang: bool = False
-    guest: bool = False
-    bystander: bool = False
+    debugger: bool = False
+    other_actor: bool = False
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -82,8 +84,8 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     """
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
         return None
-    if note is not None and (note.guest or note.bystander):
-        reason = "ended in a debugger" if note.guest else "ended with another actor of its process"
+    if note is not None and (note.debugger or note.other_actor):
+        reason = "ended in a debugger" if note.debugger else "ended with another actor of its process"
         return Death(last.step_plan, False, reason, 0, _forgetting(last), excused=True)
     streak = 0 if last.steps else last.streak + 1
     crashed, reason = _blame(last, note, now_ns, oom_kills)
@@ -92,18 +94,18 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     return Death(last.step_plan, crashed, reason, streak, _forgetting(last) + crashed)
 
 
-def leave_notes(run: Path, note: ExitNote, actors: Collection[str], culprits: Collection[str]) -> list[str]:
+def leave_notes(run: Path, note: ExitNote, actors: Collection[str], suspects: Collection[str]) -> list[str]:
     """Tell each actor of a process of its end, unless the process has left word itself. Returns those whose work is to blame for it.
 
-    ``culprits``: whose work ended it, as far as that is known: then the others' is not to blame, else everybody's is.
+    ``suspects``: whose work ended it, as far as that is known: then the others' is not to blame, else everybody's is.
     """
     blamed = []
     for actor in actors:
         own = read_exit_note(run, actor, note.pid)
         if own is None:
-            own = msgspec.structs.replace(note, bystander=bool(culprits) and actor not in culprits)
+            own = msgspec.structs.replace(note, other_actor=bool(suspects) and actor not in suspects)
             write_exit_note(run, actor, own)
-        if not own.bystander:
+        if not own.other_actor:
             blamed.append(actor)
     return blamed
 

@@ -7,9 +7,9 @@ from typing import Protocol
 from ..errors import RunError
 from .control import DebugReply, DebugRequest, DownReply, DownRequest, ErrorReply, Reply, Request, RestartRequest, StatusReply
 from .control_server import WithDescriptors
-from .handover import expect_free, lend, restart
+from .handover import expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
-from .processes import GuestProcess
+from .processes import ForeignProcess
 from .run_report import RunReport
 from .starter import Starter
 
@@ -51,12 +51,12 @@ class Commands:
         return StatusReply(self._run.report())
 
     def close(self) -> None:
-        for loan in self._loans:
-            loan.cancel()
+        for debugging in self._loans:
+            debugging.cancel()
 
     def _is_ours(self, pid: int) -> bool:
         instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
-        return any(instance.process.pid == pid and not instance.is_guest for instance in instances)
+        return any(instance.process.pid == pid and not instance.is_debugger for instance in instances)
 
     def _actor(self, name: str) -> SupervisedActor:
         """The one that lives in the process that ``name`` lives in."""
@@ -74,19 +74,19 @@ class Commands:
         return reply
 
     def _debug(self, request: DebugRequest, pid: int) -> Reply | WithDescriptors:
-        """Lend the role to the asking process: it stays a guest until it ends."""
+        """Lend the role to the asking process: it is the debugger of the actor until it ends."""
         actor = self._actor(request.actor)
         if len(actor.spec.roles) > 1:
             together = ", ".join(actor.spec.roles)
             raise RunError(f"{request.actor} cannot be debugged in a process that is {together}: actors.layout can give it its own")
         expect_free(actor)
         try:
-            guest = Instance(GuestProcess(pid), None, is_guest=True)
+            debugger = Instance(ForeignProcess(pid), None, is_debugger=True)
         except ProcessLookupError:
             return ErrorReply(f"process {pid} has gone")
-        self._run.on_started(actor, guest)
-        loan = asyncio.create_task(lend(actor, guest))
-        self._loans.add(loan)
-        loan.add_done_callback(self._loans.discard)
+        self._run.on_started(actor, debugger)
+        debugging = asyncio.create_task(hand_over_to_debugger(actor, debugger))
+        self._loans.add(debugging)
+        debugging.add_done_callback(self._loans.discard)
         fds = self._starter.listen_fds(actor.spec)
         return WithDescriptors(DebugReply(self._starter.environment(actor.spec), len(fds)), fds)

@@ -16,8 +16,8 @@ def expect_free(actor: SupervisedActor) -> None:
     """Raises: RunError if the role is being handed over already, is in a debugger's hands, or the actor is ending."""
     if actor.stopping.is_set():
         raise RunError(f"{actor.name} is {actor.state}")
-    if actor.guest is not None:
-        raise RunError(f"{actor.name} is being debugged by pid {actor.guest.process.pid}")
+    if actor.debugger is not None:
+        raise RunError(f"{actor.name} is being debugged by pid {actor.debugger.process.pid}")
     if actor.candidate is not None or actor.state == "restarting":
         raise RunError(f"{actor.name} is being restarted already")
 
@@ -62,32 +62,32 @@ async def restart(actor: SupervisedActor) -> RestartReply:
     )
 
 
-async def lend(actor: SupervisedActor, guest: Instance) -> None:
-    """Give the role to ``guest`` once that is ready, and keep a warm process that takes over when it ends, however it ends.
+async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> None:
+    """Give the role to ``debugger`` once that is ready, and keep a warm process that takes over when it ends, however it ends.
 
-    Ends with the guest. ``actor`` must be free (``expect_free``).
+    Ends with the debugger. ``actor`` must be free (``expect_free``).
     """
-    actor.candidate = guest
-    pid = guest.process.pid
-    if not await _reaches(guest, guest.ready):
-        if actor.candidate is guest:
+    actor.candidate = debugger
+    pid = debugger.process.pid
+    if not await _reaches(debugger, debugger.ready):
+        if actor.candidate is debugger:
             actor.candidate = None
         actor.say(f"is not debugged after all: pid {pid} has gone")
         return
-    await _end_predecessor(actor, guest)
-    if await _reaches(guest, guest.active):
+    await _end_predecessor(actor, debugger)
+    if await _reaches(debugger, debugger.active):
         actor.say(f"is debugged by pid {pid}")
-        await _keep_standby(actor, guest)
-    await guest.ended()
+        await _keep_standby(actor, debugger)
+    await debugger.ended()
     actor.say(f"is not debugged any more: pid {pid} has gone")
 
 
-async def _keep_standby(actor: SupervisedActor, guest: Instance) -> None:
+async def _keep_standby(actor: SupervisedActor, debugger: Instance) -> None:
     try:
         standby = await actor.start()
     except (RunError, OSError):
-        return  # its task will see the same when the guest has ended, and say so
-    if actor.current is guest and guest.process.alive:
+        return  # its task will see the same when the debugger has ended, and say so
+    if actor.current is debugger and debugger.process.alive:
         actor.candidate = standby
     else:
         standby.kill("the debugger has gone already")
@@ -95,9 +95,9 @@ async def _keep_standby(actor: SupervisedActor, guest: Instance) -> None:
 
 
 def drop_standby(actor: SupervisedActor) -> None:
-    """While a guest has the role: forget the warm process behind it, whose code is outdated. A fresh one will start instead."""
+    """While a debugger has the role: forget the warm process behind it, whose code is outdated. A fresh one will start instead."""
     standby = actor.candidate
-    if standby is not None and not standby.is_guest:
+    if standby is not None and not standby.is_debugger:
         actor.candidate = None
         standby.kill("its code is outdated")
 

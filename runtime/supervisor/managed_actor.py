@@ -2,7 +2,7 @@
 
 ``SupervisedActor.run`` is the actor's task in the supervisor's event loop; it starts a process, waits for its end, and lets
 ``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. The supervisor is reached through the
-``Host`` protocol alone.
+``SupervisorApi`` protocol alone.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     command: tuple[str, ...]  # the plain way
-    guests: tuple[str, ...] = ()  # actors that live in its process, too
+    others: tuple[str, ...] = ()  # actors that live in its process, too
     needs: str | None = None  # the zygote's import stage after which it can be forked; None: always start plainly
     entry: str = ""  # what the fork calls, "module:function", with its name
     requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
@@ -51,7 +51,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def roles(self) -> tuple[str, ...]:
         """The actors that its process is."""
-        return (*self.guests, self.name)
+        return (*self.others, self.name)
 
 
 class Step(NamedTuple):
@@ -68,7 +68,7 @@ class Outage(NamedTuple):
     next_probe_s: float
 
 
-class Host(Protocol):
+class SupervisorApi(Protocol):
     """What an actor needs of the supervisor."""
 
     policy: RestartPolicy
@@ -88,13 +88,13 @@ class Host(Protocol):
 class Instance:
     """One process of an actor, and what it has told about itself.
 
-    A *guest* runs in somebody's terminal (``mmrt debug``): it is no child of ours, its output is not ours, and no watchdog looks at it.
+    A *debugger* runs in a user's terminal (``mmrt debug``): it is no child of ours, its output is not ours, and no watchdog looks at it.
     """
 
-    def __init__(self, process: Process, pump: LogPump | None, *, is_guest: bool = False) -> None:
+    def __init__(self, process: Process, pump: LogPump | None, *, is_debugger: bool = False) -> None:
         self.process = process
         self.pump = pump
-        self.is_guest = is_guest
+        self.is_debugger = is_debugger
         self.generation = 0
         self.ready = asyncio.Event()
         self.active = asyncio.Event()
@@ -104,7 +104,7 @@ class Instance:
         self.extended_until_s = 0.0
         self.excused_until_s = 0.0
         self.killed_because = ""
-        self.culprits: list[str] = []  # actors of the process whose work ended it, where that is known
+        self.suspects: list[str] = []  # actors of the process whose work ended it, where that is known
         self.is_relieved = False  # told to end because its successor is ready
         self.obeys = False  # it has said that it ends because it was told to
         self.oom_kills = oom_kills()  # the machine's counter when it was started
@@ -138,7 +138,7 @@ class Instance:
 class SupervisedActor:
     """State and processes of one actor. ``current`` is the generation that does the work, ``candidate`` the one to replace it."""
 
-    def __init__(self, spec: ActorSpec, host: Host) -> None:
+    def __init__(self, spec: ActorSpec, host: SupervisorApi) -> None:
         self.spec = spec
         self.state: State = "waiting"
         self.current: Instance | None = None
@@ -169,15 +169,15 @@ class SupervisedActor:
         return [instance for instance in (self.current, self.candidate) if instance is not None]
 
     @property
-    def guest(self) -> Instance | None:
+    def debugger(self) -> Instance | None:
         """The process under a debugger that has this actor's role, or waits at its first prompt before it takes it."""
-        return next((instance for instance in self.instances if instance.is_guest), None)
+        return next((instance for instance in self.instances if instance.is_debugger), None)
 
     @property
     def status(self) -> str:
         """One line for people."""
-        if self.guest is not None:
-            return f"{'debugged' if self.guest is self.current else 'about to be debugged'} by pid {self.guest.process.pid}"
+        if self.debugger is not None:
+            return f"{'debugged' if self.debugger is self.current else 'about to be debugged'} by pid {self.debugger.process.pid}"
         if self.outage is not None:
             wait_s = self.outage.next_probe_s - time.monotonic()
             return f"{self.outage.reason}; {'is being tried' if self.current else f'is tried again in {max(0.0, wait_s):.0f} s'}"
@@ -204,18 +204,18 @@ class SupervisedActor:
             self.came.set()
             self.follow(instance)
             await instance.ended()
-            if not instance.is_guest:
+            if not instance.is_debugger:
                 # One that was told to make room has not failed: that is no news.
                 handed_over = instance.is_relieved and instance.process.returncode == 0
                 self.last_exit = "" if handed_over else instance.describe_exit()
                 self.last_tail = instance.tail
-            expected = self.stopping.is_set() or instance.is_relieved or instance.is_guest
+            expected = self.stopping.is_set() or instance.is_relieved or instance.is_debugger
             self._host.on_ended(self, instance, not expected)
             self.current = self._successor()
             if self.stopping.is_set():
                 break
             lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a start that failed has not run
-            if self.current is not None or instance.is_guest:
+            if self.current is not None or instance.is_debugger:
                 self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
             else:
                 assert instance.process.returncode is not None
@@ -225,7 +225,7 @@ class SupervisedActor:
 
     def _successor(self) -> Instance | None:
         """The candidate, now that the process before it has ended."""
-        if self.candidate is not None and self.candidate.is_guest and not self.candidate.ready.is_set():
+        if self.candidate is not None and self.candidate.is_debugger and not self.candidate.ready.is_set():
             return None  # somebody sits at its first prompt: until it goes on a process of ours serves
         successor, self.candidate = self.candidate, None
         return successor
@@ -332,7 +332,7 @@ class SupervisedActor:
         ``steps_of``: for each process, the steps that its actors are in.
         """
         for instance in self.instances:
-            if instance.is_guest or not instance.process.alive or now_s < instance.extended_until_s:
+            if instance.is_debugger or not instance.process.alive or now_s < instance.extended_until_s:
                 continue
             steps = steps_of.get(instance.process.pid, {})
             if steps or instance.active.is_set():
@@ -352,7 +352,7 @@ class SupervisedActor:
             first_s = min(step.deadline_s for step in steps.values())
             if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
                 # Whatever was under way at the deadline may be what held the other up.
-                instance.culprits = [actor for actor, step in steps.items() if step.start_s < first_s]
+                instance.suspects = [actor for actor, step in steps.items() if step.start_s < first_s]
                 instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
@@ -369,7 +369,7 @@ class SupervisedActor:
         if self.stopping.is_set():
             return
         if instance.active.is_set():
-            self.set_state("debugged" if instance.is_guest else "active")
+            self.set_state("debugged" if instance.is_debugger else "active")
         elif self.outage is not None:
             self.set_state("broken")
         else:

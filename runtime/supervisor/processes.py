@@ -88,7 +88,7 @@ class Process:
         return status
 
 
-class GuestProcess(Process):
+class ForeignProcess(Process):
     """A process that is not our child: we learn that it has ended, and not how (``returncode`` 0)."""
 
     def _reap(self) -> None:

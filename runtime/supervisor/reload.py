@@ -105,7 +105,7 @@ class Reloader:
             try:
                 reply = await restart(actor)
             except RunError as error:
-                if actor.guest is not None:
+                if actor.debugger is not None:
                     drop_standby(actor)
                     self._say(f"reload: {error}, which keeps the code that it has loaded")
                     return

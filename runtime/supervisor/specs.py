@@ -24,7 +24,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
         specs.append(
             ActorSpec(
                 name=name,
-                guests=actors[:-1],
+                others=actors[:-1],
                 command=tuple(actor_command(name) if commands is None else commands[name]),
                 needs=stage if can_be_forked else None,
                 entry=ACTOR_ENTRY,

@@ -292,10 +292,10 @@ class Supervisor:
         assert process.returncode is not None
         self._on_notify()  # its last words
         words = self._words_of(actor, instance)
-        culprits = instance.culprits or crashed_in(actor.spec.roles, instance.tail)
-        note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_guest)
+        suspects = instance.suspects or crashed_in(actor.spec.roles, instance.tail)
+        note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_debugger)
         own_words = any(read_exit_note(self._run.path, role, process.pid) is not None for role in actor.spec.roles)
-        blamed = leave_notes(self._run.path, note, words, culprits)
+        blamed = leave_notes(self._run.path, note, words, suspects)
         in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
         instance.cause = "work" if in_step else self._cause_of(instance, own_words)
         whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""

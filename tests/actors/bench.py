@@ -23,7 +23,7 @@ from mmrt.runtime.bus.messages import (
     PrefillChunk,
     Sampling,
     SegmentShape,
-    SequenceDefinition,
+    SequenceSpec,
     encode,
 )
 from mmrt.schema.rows import EndCode, Phase
@@ -63,10 +63,10 @@ class Counting:
 class Row:
     """One generation of a row as the controller sees it."""
 
-    def __init__(self, row: int, generation: int, definition: SequenceDefinition) -> None:
+    def __init__(self, row: int, generation: int, spec: SequenceSpec) -> None:
         self.row = row
         self.generation = generation
-        self.definition = definition
+        self.spec = spec
         self.place = (row, generation)
 
 
@@ -130,7 +130,7 @@ class Bench:
         generation = self.table.begin(row)
         for member, ids in enumerate((prompt, companion)):
             self.table.write_prompt(row, member, ids)
-        definition = SequenceDefinition(
+        spec = SequenceSpec(
             key=100 + row,
             request_id=f"r{row}",
             sampling=sampling,
@@ -143,9 +143,9 @@ class Bench:
             gateway_generation=1,
             deadline_s=deadline_s,
         )
-        self.table.write_definition(row, encode(definition))
+        self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
-        return Row(row, generation, definition)
+        return Row(row, generation, spec)
 
     def grant(self, row: Row, *num_pages: int) -> None:
         """Pages for each member, neighbours nowhere."""
@@ -154,17 +154,17 @@ class Bench:
 
     def grant_all(self, row: Row) -> None:
         """Pages for all that the row can ever hold."""
-        definition = row.definition
-        for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+        spec = row.spec
+        for member, length in enumerate((spec.num_prompt_tokens, spec.num_companion_tokens)):
             if length:
-                pages = -(-(length + definition.max_new_tokens - 1) // PAGE_TOKENS)
+                pages = -(-(length + spec.max_new_tokens - 1) // PAGE_TOKENS)
                 self.grant(row, *((0,) * member), pages)
 
     def prefill(self, row: Row, chunk: int = MAX_CONTEXT, spans: Sequence[EmbeddingSpan] = ()) -> None:
         """Prefill both members but for their last token, in chunks, over what was committed too."""
         committed = self.table.committed(*row.place)
-        definition = row.definition
-        for member, length in enumerate((definition.num_prompt_tokens, definition.num_companion_tokens)):
+        spec = row.spec
+        for member, length in enumerate((spec.num_prompt_tokens, spec.num_companion_tokens)):
             target = length + committed - 1 if length else 0
             for start in range(0, target, chunk):
                 end = min(start + chunk, target)

@@ -19,7 +19,6 @@ from mmrt.models.config import KvDType, ModelConfig
 from mmrt.runtime.bus.messages import (
     Analyse,
     Analysed,
-    DecodeSegment,
     Done,
     Encode,
     ItemError,
@@ -29,6 +28,7 @@ from mmrt.runtime.bus.messages import (
     Plan,
     Prefill,
     PrefillChunk,
+    PreprocessSegment,
     Result,
     Run,
     encode,
@@ -172,7 +172,7 @@ def test_video(run: RunDirectory, tiny: tuple[ModelConfig, Weights], checkpoint:
     found = order.do(1, Analyse(4, 9, 0, item, source), worker.execute)
     assert isinstance(found, Analysed) and found.shape.grid == (1, 2, 4)
     target = PageRun([6, 1], [0, 0])
-    order.do(2, DecodeSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
+    order.do(2, PreprocessSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
     assert not order_path(run.path, "video").exists()
     for capture in order.taken():
         with Replay.open(capture, checkpoint) as replay:

@@ -250,8 +250,8 @@ def test_what_moves_is_looked_at_where_it_begins_and_ends(prepared: Prepared) ->
 
 def test_what_comes_in_again_is_looked_at_before_that(prepared: Prepared) -> None:
     found, row, media, facts = told(prepared, [clip(*(star(x) for x in (0.4, 0.7, 0.0, 0.3)))], [WHAT])
-    looked = set(found[OTHERS, int(row.answers[0][0]) - 1])
-    assert 0 in looked and len(looked) > 1 and looked <= {0, *media[: len(media) // 2]}
+    counts_known = set(found[OTHERS, int(row.answers[0][0]) - 1])
+    assert 0 in counts_known and len(counts_known) > 1 and counts_known <= {0, *media[: len(media) // 2]}
     assert facts == [[1, 1, 1, 2, 1, 1, 1]]
 
 

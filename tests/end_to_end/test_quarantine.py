@@ -75,7 +75,7 @@ CHANGES = {
         (
             "        if live:\n",
             "        for chunk in live:\n"
-            "            max_new = decode_sequence_definition(self._table.read_definition(chunk.row)).max_new_tokens\n"
+            "            max_new = decode_sequence_spec(self._table.read_spec(chunk.row)).max_new_tokens\n"
             f"            if max_new == {PREFILL}:\n"
             f"                {DIE}\n"
             f"            if max_new == {EXITS}:\n"

@@ -25,7 +25,7 @@ class Row:
         self.generation = generation
         self.phase = Phase.FREE
         self.pages = [[], []]
-        self.definition = self.state = None
+        self.spec = self.state = None
         self.ids = []
         self.end = EndCode.NONE
 
@@ -39,7 +39,7 @@ class TableMachine(RuleBasedStateMachine):
     @initialize()
     def create(self):
         self.run.segment_path("sequences").unlink(missing_ok=True)
-        self.controller = SequenceTable.create(self.run, ROWS, CONTEXT, PAGES, max_definition_bytes=40, max_state_bytes=40)
+        self.controller = SequenceTable.create(self.run, ROWS, CONTEXT, PAGES, max_spec_bytes=40, max_state_bytes=40)
         self.decode = SequenceTable.attach(self.run)
         self.reader = SequenceTable.attach(self.run, writable=False)
         self.rows = [Row(0) for _ in range(ROWS)]
@@ -101,15 +101,15 @@ class TableMachine(RuleBasedStateMachine):
             assert found in (mine, mine + pages)
             self.rows[row].pages[member] = found
 
-    @rule(row=row_numbers, definition=blobs, steps=st.none() | st.integers(0, 90))
-    def write_definition(self, row, definition, steps):
+    @rule(row=row_numbers, spec=blobs, steps=st.none() | st.integers(0, 90))
+    def write_spec(self, row, spec, steps):
         mine = self.rows[row]
-        if not mine.generation or mine.definition is not None:
+        if not mine.generation or mine.spec is not None:
             return
         if steps is not None:
-            self.dying(SequenceTable.write_definition, steps, row, definition)
-        self.controller.write_definition(row, definition)
-        mine.definition = definition
+            self.dying(SequenceTable.write_spec, steps, row, spec)
+        self.controller.write_spec(row, spec)
+        mine.spec = spec
 
     @rule(row=row_numbers, state=blobs, steps=st.none() | st.integers(0, 160))
     def write_state(self, row, state, steps):
@@ -175,14 +175,14 @@ class TableMachine(RuleBasedStateMachine):
                     assert self.reader.end(row, other) == EndCode.NONE
                     assert len(self.reader.new_ids(row, other)) == 0
                     with pytest.raises(StaleRow):
-                        self.reader.read_definition(row, other)
+                        self.reader.read_spec(row, other)
             assert self.reader.read_state(row) == mine.state
             assert [self.reader.pages(row, member).tolist() for member in (0, 1)] == mine.pages
-            if mine.definition is None:
-                with pytest.raises(StaleRow, match=f"row {row} has no definition of generation {max(1, generation)}"):
-                    self.reader.read_definition(row, max(1, generation))
+            if mine.spec is None:
+                with pytest.raises(StaleRow, match=f"row {row} has no spec of generation {max(1, generation)}"):
+                    self.reader.read_spec(row, max(1, generation))
             else:
-                assert self.reader.read_definition(row) == self.reader.read_definition(row, generation) == mine.definition
+                assert self.reader.read_spec(row) == self.reader.read_spec(row, generation) == mine.spec
             if mine.phase != Phase.FREE:
                 assert self.reader.phase(row) == (generation, mine.phase)
         for phase in (Phase.PREPARE, Phase.DECODE, Phase.ENDING):
@@ -201,7 +201,7 @@ def test_table_is_its_rows(run, crashes):
 
 @pytest.fixture
 def table(run):
-    table = SequenceTable.create(run, 8, 64, 8, max_definition_bytes=2048, max_state_bytes=4096)
+    table = SequenceTable.create(run, 8, 64, 8, max_spec_bytes=2048, max_state_bytes=4096)
     yield table
     table.close()
 
@@ -209,13 +209,13 @@ def table(run):
 def test_limits_are_named(table):
     table.begin(0)
     for call, message in (
-        (lambda: table.write_definition(0, bytes(2049)), "2049 bytes exceeds 2048"),
+        (lambda: table.write_spec(0, bytes(2049)), "2049 bytes exceeds 2048"),
         (lambda: table.write_state(0, bytes(4097)), "4097 bytes .* exceeds 4096"),
         (lambda: table.write_prompt(0, 0, [1] * 65), "65 tokens exceeds the context of 64"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    table.write_definition(0, bytes(2048))
+    table.write_spec(0, bytes(2048))
     table.write_state(0, bytes(4096))
     table.write_prompt(0, 1, range(64))
     assert table.prompt_ids(0, 1, 64).tolist() == list(range(64))
@@ -294,10 +294,10 @@ def test_decode_killed_anywhere_loses_and_invents_nothing(run, crashes, table):
 
 
 def test_controller_killed_anywhere_leaves_only_whole_rows(run, crashes, table):
-    """Definition, state, pages and phase of every row belong together, whenever a new controller or a reader looks."""
+    """Spec, state, pages and phase of every row belong together, whenever a new controller or a reader looks."""
     versions = {}
 
-    def definition(row, generation):
+    def spec(row, generation):
         return json.dumps([row, generation, "d" * ((row * 131 + generation * 17) % 1500)]).encode()
 
     def state(row, generation, version):
@@ -313,7 +313,7 @@ def test_controller_killed_anywhere_leaves_only_whole_rows(run, crashes, table):
                 mine.append_pages(row, 0, [row + generation])
                 mine.write_state(row, state(row, generation, 0))
                 mine.set_phase(row, Phase.PREPARE)
-                mine.write_definition(row, definition(row, generation))
+                mine.write_spec(row, spec(row, generation))
                 mine.set_phase(row, Phase.DECODE)
                 for version in range(1, 4):
                     mine.append_pages(row, 0, [row + generation + 2 * version - 1, row + generation + 2 * version])
@@ -328,7 +328,7 @@ def test_controller_killed_anywhere_leaves_only_whole_rows(run, crashes, table):
             record = table.read_state(row)
             pages = table.pages(row, 0).tolist()
             try:
-                found = table.read_definition(row, generation)
+                found = table.read_spec(row, generation)
             except StaleRow:
                 found = None
             if table.phase(row) != (generation, phase) or table.generation[row] != generation:
@@ -340,9 +340,9 @@ def test_controller_killed_anywhere_leaves_only_whole_rows(run, crashes, table):
             assert version >= versions.get((row, generation), 0)
             versions[row, generation] = version
             assert 2 * version + 1 <= len(pages) <= 7
-            assert found == definition(row, generation) or (phase == Phase.PREPARE and found is None)
+            assert found == spec(row, generation) or (phase == Phase.PREPARE and found is None)
 
     functions = (control, SequenceTable.begin, SequenceTable.set_phase, SequenceTable.append_pages)
-    blobs = (SequenceTable.write_definition, SequenceTable.write_state, VersionedBlob.write)
+    blobs = (SequenceTable.write_spec, SequenceTable.write_state, VersionedBlob.write)
     codes = crashes.codes(*functions, *blobs)
     crashes.storm(lambda: crashes.victim(control, codes), observe, kills=120, enough=lambda: len(versions) > 3)

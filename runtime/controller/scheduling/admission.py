@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...bus.messages import Definition
+from ...bus.messages import RequestSpec
 from ...errors import RequestError
 from ..guidance import Lengths, fitting_new_tokens
 from .types import Limits
@@ -29,26 +29,26 @@ class Load:
     service_s: float = 1.0  # how long a request has lately held its row
 
 
-def check_submission(definition: Definition, limits: Limits, load: Load) -> None:
+def check_submission(spec: RequestSpec, limits: Limits, load: Load) -> None:
     """Refuse what can never run, or what comes while too much waits. Raises RequestError."""
-    if not definition.prompt_ids:
+    if not spec.prompt_ids:
         raise RequestError("the prompt has no tokens", param="messages")
-    if definition.companion_ids is not None and not definition.companion_ids:
+    if spec.companion_ids is not None and not spec.companion_ids:
         raise RequestError("the negative prompt has no tokens", param="negative_prompt")
-    if len(definition.items) > limits.max_items:
-        raise RequestError(f"{len(definition.items)} media items, the limit is {limits.max_items}", param="messages")
-    num_media_pages = sum(media_pages(definition, limits))
+    if len(spec.items) > limits.max_items:
+        raise RequestError(f"{len(spec.items)} media items, the limit is {limits.max_items}", param="messages")
+    num_media_pages = sum(media_pages(spec, limits))
     if num_media_pages > limits.num_media_pages:
-        num_bytes = sum(item.num_bytes for item in definition.items)
+        num_bytes = sum(item.num_bytes for item in spec.items)
         raise RequestError(
             f"{num_bytes} bytes of media, the limit is {limits.num_media_pages * limits.media_page_bytes}",
             status=413,
             param="messages",
         )
-    check_lengths(definition, _shortest(definition), limits)
+    check_lengths(spec, _shortest(spec), limits)
     if load.num_waiting >= limits.max_waiting + limits.num_rows - load.num_rows_used:  # who comes for a free row does not wait
         raise overloaded(f"{load.num_waiting} requests are waiting, the limit is {limits.max_waiting}", limits, load)
-    num_tokens = load.num_waiting_tokens + len(definition.prompt_ids)
+    num_tokens = load.num_waiting_tokens + len(spec.prompt_ids)
     if load.num_waiting and num_tokens > limits.max_waiting_tokens:
         raise overloaded(f"{num_tokens} prompt tokens are waiting, the limit is {limits.max_waiting_tokens}", limits, load)
 
@@ -59,18 +59,18 @@ def overloaded(message: str, limits: Limits, load: Load) -> RequestError:
     return RequestError(message, status=503, type="overloaded_error", retry_after_s=max(1, min(RETRY_AFTER_LIMIT_S, round(wait_s))))
 
 
-def media_pages(definition: Definition, limits: Limits) -> list[int]:
+def media_pages(spec: RequestSpec, limits: Limits) -> list[int]:
     """Media pages per item; at least one each."""
-    return [max(1, -(-item.num_bytes // limits.media_page_bytes)) for item in definition.items]
+    return [max(1, -(-item.num_bytes // limits.media_page_bytes)) for item in spec.items]
 
 
-def _shortest(definition: Definition) -> Lengths:
+def _shortest(spec: RequestSpec) -> Lengths:
     """Prompt lengths if every medium took a single token: what is known before analysis."""
-    lengths: Lengths = (len(definition.prompt_ids),)
-    return lengths if definition.companion_ids is None else (*lengths, len(definition.companion_ids))
+    lengths: Lengths = (len(spec.prompt_ids),)
+    return lengths if spec.companion_ids is None else (*lengths, len(spec.companion_ids))
 
 
-def check_lengths(definition: Definition, lengths: Lengths, limits: Limits) -> int:
+def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
     """How many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit."""
     for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
         if length + 1 > limits.max_context:
@@ -85,7 +85,7 @@ def check_lengths(definition: Definition, lengths: Lengths, limits: Limits) -> i
         raise RequestError(
             f"the request needs {sum(lengths)} tokens of KV cache, the whole cache has {num_pool_tokens}", param="messages"
         )
-    wanted = definition.max_new_tokens
+    wanted = spec.max_new_tokens
     if wanted is None:
         return min(room, fitting)
     if wanted > room:
@@ -101,7 +101,7 @@ def check_lengths(definition: Definition, lengths: Lengths, limits: Limits) -> i
     return wanted
 
 
-class Granter:
+class ResourceGate:
     """First come, first served over several resources: whoever is short of one keeps it from all who come later."""
 
     def __init__(self, *, rows: int = 0, media: int = 0, kv: int = 0) -> None:

@@ -27,7 +27,7 @@ class Limits:
     max_items: int = 16
     max_waiting: int = 256
     max_waiting_tokens: int = 1 << 22
-    max_definition_bytes: int = 65536
+    max_spec_bytes: int = 65536
     max_state_bytes: int = 131072
     num_plan_slots: int = 64
     depth: int = 2  # plans that an actor may have unacknowledged
@@ -47,8 +47,8 @@ class SegmentStage:
     """Where a segment of an item stands; grows, except when a request is preempted or its pages are evicted."""
 
     PENDING = 0
-    DECODING = 1  # has patch pages and a plan
-    DECODED = 2
+    PREPROCESSING = 1  # has patch pages and a plan
+    PREPROCESSED = 2
     ENCODING = 3  # has embedding pages too, and a plan
     ENCODED = 4  # patch pages are given back; embedding pages go as prefill consumes them
 

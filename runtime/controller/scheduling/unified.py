@@ -64,9 +64,9 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
         if request.alone and batch:
             continue
         for segment in request.segments:
-            if segment.stage < SegmentStage.DECODED:
+            if segment.stage < SegmentStage.PREPROCESSED:
                 break  # in order: a later segment must not hold the pages that an earlier one needs
-            if segment.stage != SegmentStage.DECODED:
+            if segment.stage != SegmentStage.PREPROCESSED:
                 continue
             if batch and (num_rows + segment.num_rows > limits.encode_rows or len(batch) >= MAX_PARTS):
                 return tuple(batch)

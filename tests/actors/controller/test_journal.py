@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.actors.controller.journal import JOURNAL_NAME, Journal
-from mmrt.runtime.bus.messages import Definition, Failed, MediaItem, MediaOptions, Sampling, encode
+from mmrt.runtime.bus.messages import Failed, MediaItem, MediaOptions, RequestSpec, Sampling, encode
 from mmrt.runtime.controller.records import KEPT_ENDS, Ended, JournalRecord, JournalState, Refused, Submitted
 
 
 def submitted(key: int, size: int = 3) -> Submitted:
     item = MediaItem("video", 100, "video/mp4", MediaOptions(fps=0.5, max_frames=8, use_audio_in_video=True))
-    return Submitted(key, 1, key, Definition(f"request-{key}", list(range(size)), [item], Sampling(), None))
+    return Submitted(key, 1, key, RequestSpec(f"request-{key}", list(range(size)), [item], Sampling(), None))
 
 
 def refused(key: int) -> Refused:

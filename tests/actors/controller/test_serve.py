@@ -33,7 +33,7 @@ LIMITS = Limits(
     num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4, patch_page_bytes=16,
     num_patch_pages=4, embedding_page_tokens=4, num_embedding_pages=4, num_plan_slots=4, prefill_budget=16, encode_budget=16,
 )  # fmt: skip
-DEFINITION = m.Definition("r", [1, 2, 3, 4, 5], [], m.Sampling(), 3)
+DEFINITION = m.RequestSpec("r", [1, 2, 3, 4, 5], [], m.Sampling(), 3)
 TIMEOUT_S = 20.0
 
 
@@ -41,7 +41,7 @@ TIMEOUT_S = 20.0
 def run() -> Iterator[RunDirectory]:
     with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
         directory = RunDirectory.create(Path(place) / "run", {})
-        SequenceTable.create(directory, 2, 64, 16, max_definition_bytes=4096, max_state_bytes=4096).close()
+        SequenceTable.create(directory, 2, 64, 16, max_spec_bytes=4096, max_state_bytes=4096).close()
         PlanTable.create(directory, 4, 4096).close()
         for name, count in (("media", 4), ("patch", 4), ("embedding", 4), ("kv", 32)):
             PagePool.create(directory, name, count, 8).close()
@@ -63,7 +63,7 @@ class Epoch:
         self.stats = ControllerStats.attach(run)
         self.failed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.core)
+        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state)
         outages = OutageWatch(run, 30.0)
         self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, loop, self.failed.set)
 
@@ -206,7 +206,7 @@ def test_an_effect_that_fails_ends_the_actor(run: RunDirectory) -> None:
             assert isinstance(epoch.serving.failure, OSError)
             assert epoch.io.table.phase(0) == (0, Phase.FREE), "nothing after the failed effect was done"
         after = stack.enter_context(closing(Epoch(run, 2)))
-        assert not after.controller.core.requests
+        assert not after.controller.state.requests
 
     in_loop(body)
 

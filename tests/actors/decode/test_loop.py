@@ -155,7 +155,7 @@ def test_a_member_that_becomes_late_leaves(counting: Bench) -> None:
 @both_ways
 def test_a_row_that_cannot_be_taken_in_ends(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
     generation = counting.table.begin(0)
-    counting.table.write_definition(0, b"no definition")
+    counting.table.write_spec(0, b"no spec")
     counting.table.set_phase(0, Phase.DECODE)
     other = placed(counting, 1, 5)
     actor = serve(counting, *turns(6))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Delta, Sampling, SequenceDefinition, TokenHint, decode_delta, encode
+from mmrt.runtime.bus.messages import Delta, Sampling, SequenceSpec, TokenHint, decode_delta, encode
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.ring import Ring
 from mmrt.shm.run_directory import RunDirectory
@@ -43,10 +43,8 @@ class Bench:
 
     def admit(self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False) -> int:
         generation = self.table.begin(row)
-        definition = SequenceDefinition(
-            key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1, return_token_ids=return_token_ids
-        )
-        self.table.write_definition(row, encode(definition))
+        spec = SequenceSpec(key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1, return_token_ids=return_token_ids)
+        self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
         self.table.set_phase(row, Phase.DECODE)
         return generation
@@ -378,7 +376,7 @@ def test_a_text_that_raises_ends_with_an_error_and_the_others_go_on(bench: Bench
 
 def test_a_text_that_was_given_up_is_never_begun(bench: Bench) -> None:
     generation = bench.admit(0, key=1)
-    bench.table.write_definition(0, encode(SequenceDefinition(1, "r", Sampling(), 1, 0, 100, [], [], False, 1)))
+    bench.table.write_spec(0, encode(SequenceSpec(1, "r", Sampling(), 1, 0, 100, [], [], False, 1)))
     bench.commit(0, bench.tokenizer.encode("fox"))
     bench.detokenizer.give_up((0, generation))
     bench.step()

@@ -28,7 +28,6 @@ from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import (
     Cancel,
-    Definition,
     Delivered,
     Delta,
     Failed,
@@ -40,6 +39,7 @@ from mmrt.runtime.bus.messages import (
     Query,
     Queued,
     Released,
+    RequestSpec,
     Submit,
     ToActor,
     ToController,
@@ -123,10 +123,10 @@ def limits() -> Limits:
 class Play:
     """One request as a script sees it: what came, and what the controller and the detokenizer do about it."""
 
-    def __init__(self, controller: "Controller", key: int, definition: Definition) -> None:
+    def __init__(self, controller: "Controller", key: int, spec: RequestSpec) -> None:
         self._controller = controller
         self.key = key
-        self.definition = definition
+        self.spec = spec
         self.filled = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.delivered = asyncio.Event()
@@ -140,7 +140,7 @@ class Play:
 
     async def grant(self) -> list[bytes]:
         """Grant pages, wait until they are filled, and return what stands in them."""
-        sizes = [item.num_bytes for item in self.definition.items]
+        sizes = [item.num_bytes for item in self.spec.items]
         self.runs = [self._controller.allocate(size) for size in sizes]
         self._say(Granted(1, self.key, self.runs))
         await self.filled.wait()
@@ -148,14 +148,14 @@ class Play:
         return [b"".join(bytes(pool.page(page)) for page in run.pages)[:size] for run, size in zip(self.runs, sizes, strict=True)]
 
     def prepare(self, num_prompt_tokens: int | None = None) -> None:
-        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.definition.prompt_ids)))
+        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.spec.prompt_ids)))
 
     def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None) -> None:
         """A delta, as the detokenizer pushes it."""
         data = text.encode()
         known = self.num_tokens
         self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
-        ids = list(range(known, self.num_tokens)) if self.definition.return_token_ids else []
+        ids = list(range(known, self.num_tokens)) if self.spec.return_token_ids else []
         self._controller.push(Delta(self.key, 1, self.offset, self.num_tokens, data, finish, ids))
         self.offset += len(data)
 
@@ -248,9 +248,9 @@ class Controller:
             return
         self.log.append(message)
         match message:
-            case Submit(_, key, definition):
+            case Submit(_, key, spec):
                 if key not in self.plays:
-                    play = self.plays[key] = Play(self, key, definition)
+                    play = self.plays[key] = Play(self, key, spec)
                     self._has_play.set()
                     self._tasks[key] = asyncio.get_running_loop().create_task(self._perform(play))
                 else:

@@ -27,13 +27,13 @@ def test_an_answer(stage: Any) -> None:
         answer = await scene.client.chat.completions.create(model="tiny", messages=user(), max_tokens=9, temperature=0)
         (choice,) = answer.choices
         assert (choice.message.content, choice.message.role, choice.finish_reason) == (TEXT, "assistant", "stop")
-        definition = scene.controller.play.definition
+        spec = scene.controller.play.spec
         usage = answer.usage
-        assert usage.prompt_tokens == len(definition.prompt_ids)
+        assert usage.prompt_tokens == len(spec.prompt_ids)
         assert usage.completion_tokens == scene.controller.play.num_tokens == 5
         assert usage.total_tokens == usage.prompt_tokens + 5
-        assert answer.id == definition.request_id and answer.model == "tiny" and answer.system_fingerprint
-        assert (definition.max_new_tokens, definition.sampling.temperature) == (9, 0.0)
+        assert answer.id == spec.request_id and answer.model == "tiny" and answer.system_fingerprint
+        assert (spec.max_new_tokens, spec.sampling.temperature) == (9, 0.0)
         await scene.until(scene.controller.play.delivered.is_set)
 
     stage.run(test)
@@ -116,12 +116,12 @@ def test_media_reach_their_pages(stage: Any) -> None:
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage.prompt_tokens == 1000
         assert found == [image, sound]
-        definition = scene.controller.play.definition
-        assert [(item.kind, item.num_bytes, item.mime) for item in definition.items] == [
+        spec = scene.controller.play.spec
+        assert [(item.kind, item.num_bytes, item.mime) for item in spec.items] == [
             ("image", len(image), "image/png"),
             ("audio", len(sound), "audio/wav"),
         ]
-        assert [id for id in definition.prompt_ids if id in (2, 3, 4)] == [2, 4]
+        assert [id for id in spec.prompt_ids if id in (2, 3, 4)] == [2, 4]
 
     stage.run(test)
 
@@ -130,9 +130,9 @@ def test_guidance_makes_a_companion(stage: Any) -> None:
     async def test(scene: Any) -> None:
         extra = {"guidance_scale": 3.0, "negative_prompt": "blurry"}
         await scene.client.chat.completions.create(model="tiny", messages=user(), extra_body=extra)
-        definition = scene.controller.play.definition
-        assert definition.sampling.guidance_scale == 3.0
-        assert definition.companion_ids is not None and definition.companion_ids != definition.prompt_ids
+        spec = scene.controller.play.spec
+        assert spec.sampling.guidance_scale == 3.0
+        assert spec.companion_ids is not None and spec.companion_ids != spec.prompt_ids
 
     stage.run(test)
 

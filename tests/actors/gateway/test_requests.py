@@ -10,7 +10,6 @@ from mmrt.actors.gateway import requests as module
 from mmrt.actors.gateway.requests import Request, RequestRegistry, Stage
 from mmrt.runtime.bus.messages import (
     Cancel,
-    Definition,
     Delivered,
     Delta,
     Failed,
@@ -23,6 +22,7 @@ from mmrt.runtime.bus.messages import (
     Query,
     Queued,
     Released,
+    RequestSpec,
     Sampling,
     Submit,
     ToController,
@@ -69,8 +69,8 @@ class Desk:
 
     def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0) -> Request:
         items = [MediaItem("image", len(data), "image/png") for data in media]
-        definition = Definition("id", [1, 2, 3], items, Sampling(), 10, deadline_s=deadline_s)
-        return self.registry.submit(definition, media, self._wake, self.now_s)
+        spec = RequestSpec("id", [1, 2, 3], items, Sampling(), 10, deadline_s=deadline_s)
+        return self.registry.submit(spec, media, self._wake, self.now_s)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -108,7 +108,7 @@ def desk() -> Desk:
 
 def test_the_plain_course(desk: Desk) -> None:
     request = desk.submit()
-    assert desk.sent == [Submit(3, request.key, request.definition)]
+    assert desk.sent == [Submit(3, request.key, request.spec)]
     assert desk.answer(Queued(1, request.key, 4)) == []
     assert (request.stage, request.position, request.has_started) == (Stage.QUEUED, 4, False)
     assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
@@ -140,7 +140,7 @@ def test_what_could_not_be_sent_is_tried_at_the_first_interval(desk: Desk) -> No
     request = desk.submit()
     assert desk.pass_time(5) == []
     desk.reachable = True
-    assert desk.pass_time(0.2) == [Submit(3, request.key, request.definition)]
+    assert desk.pass_time(0.2) == [Submit(3, request.key, request.spec)]
 
 
 def test_filled_is_sent_again_until_prepared(desk: Desk) -> None:
@@ -248,7 +248,7 @@ def test_cancelling_what_is_over_does_nothing(desk: Desk) -> None:
 
 def test_unknown_before_acceptance_submits_again(desk: Desk) -> None:
     request = desk.submit()
-    assert desk.answer(Unknown(2, request.key)) == [Submit(3, request.key, request.definition)]
+    assert desk.answer(Unknown(2, request.key)) == [Submit(3, request.key, request.spec)]
     assert request.error is None
 
 

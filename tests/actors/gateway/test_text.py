@@ -29,9 +29,9 @@ def test_an_answer(stage: Any, tokenizer: Tokenizer) -> None:
         assert (choice.text, choice.finish_reason, choice.logprobs) == (TEXT, "stop", None)
         assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
         assert choice.token_ids == list(range(answer.usage.completion_tokens))
-        definition = scene.controller.play.definition
-        assert definition.prompt_ids == tokenizer.encode("the quick") and definition.max_new_tokens == 9
-        assert answer.usage.prompt_tokens == len(definition.prompt_ids)
+        spec = scene.controller.play.spec
+        assert spec.prompt_ids == tokenizer.encode("the quick") and spec.max_new_tokens == 9
+        assert answer.usage.prompt_tokens == len(spec.prompt_ids)
 
     stage.run(test)
 
@@ -47,7 +47,7 @@ def test_a_stream(stage: Any) -> None:
         assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
         assert {chunk.object for chunk in chunks} == {"text_completion"}
         assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 5
-        assert scene.controller.play.definition.max_new_tokens == TEXT_TOKENS
+        assert scene.controller.play.spec.max_new_tokens == TEXT_TOKENS
 
     stage.run(test)
 
@@ -111,7 +111,7 @@ def test_placeholders_as_ids_are_refused(prompts: PromptBuilder, limits: Limits,
 def test_without_a_number_of_tokens_there_are_sixteen_or_what_fits(stage: Any, num_ids: int, most: int) -> None:
     async def test(scene: Any) -> None:
         await scene.client.completions.create(model="tiny", prompt=[7] * num_ids)
-        assert scene.controller.play.definition.max_new_tokens == most
+        assert scene.controller.play.spec.max_new_tokens == most
 
     stage.run(test)
 

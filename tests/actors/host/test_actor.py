@@ -65,4 +65,4 @@ def test_who_was_debugged_says_so_before_it_gives_the_role_back(tmp_path: Path) 
     actor.notifier = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     actor.lifeline = SimpleNamespace(fd=0, is_gone=lambda: False)  # type: ignore[assignment]
     actor.close()
-    assert notes == [ExitNote(os.getpid(), 0, guest=True)]
+    assert notes == [ExitNote(os.getpid(), 0, debugger=True)]

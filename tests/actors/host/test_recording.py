@@ -7,7 +7,6 @@ import pytest
 from mmrt.actors.host.actor import Actor
 from mmrt.actors.host.recording import UNWANTED, ControllerFlight, GatewayFlight, PlanFlight
 from mmrt.runtime.bus.messages import (
-    Definition,
     Delivered,
     Done,
     Filled,
@@ -16,13 +15,14 @@ from mmrt.runtime.bus.messages import (
     MediaItem,
     Prefill,
     PrefillChunk,
+    RequestSpec,
     Sampling,
     Skipped,
     Submit,
     ToController,
 )
 from mmrt.runtime.bus.transport import ActorSocket
-from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteDefinition, WriteJournal, WritePlan
+from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.observe.flight import FlightRecord, Kind, PlanKind, merge, unpack_id, unpack_pair, unpack_plan
@@ -68,7 +68,7 @@ class Machine:
     def __init__(self, recorder: FlightRecorder) -> None:
         self.recorder = recorder
         self.controller = Controller.start(LIMITS, 1)
-        self.flight = ControllerFlight(recorder.writer(1), self.controller.core)
+        self.flight = ControllerFlight(recorder.writer(1), self.controller.state)
         self.done: list[Effect] = []
         for actor in ("gateway", "prefill", "video", "decode"):
             self.take(actor, Hello(actor, 1, 100, True))
@@ -91,8 +91,8 @@ class Machine:
 
 def test_a_controllers_decisions(recorder: FlightRecorder) -> None:
     machine = Machine(recorder)
-    definition = Definition("chatcmpl-" + "0" * 23 + "7", list(range(9)), [], Sampling(), 5)
-    machine.take("gateway", Submit(1, 55, definition))
+    spec = RequestSpec("chatcmpl-" + "0" * 23 + "7", list(range(9)), [], Sampling(), 5)
+    machine.take("gateway", Submit(1, 55, spec))
     machine.tick(2.0)
     found = records(recorder)
     kinds = [record.kind for record in found]
@@ -101,7 +101,7 @@ def test_a_controllers_decisions(recorder: FlightRecorder) -> None:
     prepared, issued, share = found[3], found[4], found[5]
     assert (prepared.a, prepared.b, prepared.c) == (9, 0, 5)
     assert (share.a, unpack_pair(share.b)) == (issued.key, (0, 8))
-    wanted = (BeginRow, SetPhase, WriteDefinition, WriteJournal, WritePlan)
+    wanted = (BeginRow, SetPhase, WriteSpec, WriteJournal, WritePlan)
     assert sum(isinstance(effect, wanted) for effect in machine.done) == len(found) - 1
     machine.flight.effect(ClearPlan(0))
     machine.take("gateway", Delivered(1, 55))
@@ -113,9 +113,9 @@ def test_media_are_filled_once(recorder: FlightRecorder) -> None:
     machine = Machine(recorder)
     limits = {"placeholder_ids": {"image": 3}}
     machine.controller = Controller.start(Limits(**{**{n: getattr(LIMITS, n) for n in LIMITS.__slots__}, **limits}), 1)
-    machine.flight = ControllerFlight(recorder.writer(1), machine.controller.core)
+    machine.flight = ControllerFlight(recorder.writer(1), machine.controller.state)
     machine.take("gateway", Hello("gateway", 1, 100, True))
-    machine.take("gateway", Submit(1, 55, Definition("x", [3, 4], [MediaItem("image", 4)], Sampling(), 5)))
+    machine.take("gateway", Submit(1, 55, RequestSpec("x", [3, 4], [MediaItem("image", 4)], Sampling(), 5)))
     machine.take("gateway", Filled(1, 55))  # before it has a row: nothing can be filled
     machine.tick(2.0)
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_counters_are_recorded_when_they_change(recorder: FlightRecorder) -> Non
     assert before.count(Kind.POOL) == 4 and before.count(Kind.QUEUES) == before.count(Kind.BUDGETS) == 1
     machine.flight.counters()
     assert machine.kinds() == before
-    machine.take("gateway", Submit(1, 55, Definition("x", list(range(9)), [], Sampling(), 5)))
+    machine.take("gateway", Submit(1, 55, RequestSpec("x", list(range(9)), [], Sampling(), 5)))
     machine.tick(2.0)
     machine.flight.counters()
     new = [record for record in records(recorder)[len(before) :] if record.kind in (Kind.POOL, Kind.QUEUES)]
@@ -152,7 +152,7 @@ def test_idle_ticks_are_not_recorded(recorder: FlightRecorder) -> None:
 def test_the_gateways_part(recorder: FlightRecorder) -> None:
     flight = GatewayFlight(recorder.writer(1))
     request_id = "chatcmpl-0123456789abcdef01234567"
-    flight.received(9, Definition(request_id, [1], [MediaItem("image", 40), MediaItem("audio", 2)], Sampling(), 5))
+    flight.received(9, RequestSpec(request_id, [1], [MediaItem("image", 40), MediaItem("audio", 2)], Sampling(), 5))
     flight.written(9, flight.now_ns(), 42)
     flight.first_text(9)
     flight.sent(9, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.actors.host.shared_process import Chorus, Voice
+from mmrt.actors.host.shared_process import ActorNotifier, ProcessNotifier
 from mmrt.runtime.process.crash_cause import ExitNote, crashed_in, read_exit_note
 from mmrt.runtime.process.notify import Notification, Notifier, NotifyListener
 
@@ -90,7 +90,7 @@ def test_the_others_are_told_that_it_was_not_they_where_that_is_known(start: Sta
     process.communicate(timeout=30)
     assert process.returncode == {"fail": 7, "cold": 7, "hang": -signal.SIGKILL}.get(behaviour, 1)
     notes = [read_exit_note(tmp_path, name, process.pid) for name in ("prefill", "decode")]
-    assert notes == [ExitNote(process.pid, process.returncode, bystander=True) if told else None] * 2
+    assert notes == [ExitNote(process.pid, process.returncode, other_actor=True) if told else None] * 2
     own = ExitNote(process.pid, -signal.SIGKILL, hang=True) if behaviour == "hang" else None
     assert read_exit_note(tmp_path, "encoder", process.pid) == own, "else that is for the supervisor to say"
 
@@ -127,11 +127,11 @@ def test_with_a_step_that_is_overdue_it_is_silent(listener: NotifyListener, star
 
 
 def test_a_voice_sends_nothing_by_itself(listener: NotifyListener, tmp_path: Path) -> None:
-    chorus = Chorus(Notifier(str(tmp_path / "notify"), "decode"), ["prefill", "decode"])
-    voice = Voice(chorus, "prefill")
+    process_notifier = ProcessNotifier(Notifier(str(tmp_path / "notify"), "decode"), ["prefill", "decode"])
+    voice = ActorNotifier(process_notifier, "prefill")
     voice.ready()
     voice.watchdog()
     voice.active()
     voice.close()
     assert listener.drain() == []
-    chorus.notifier.close()
+    process_notifier.notifier.close()

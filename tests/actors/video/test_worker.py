@@ -28,7 +28,6 @@ from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, Mo
 from mmrt.runtime.bus.messages import (
     Analyse,
     Analysed,
-    DecodeSegment,
     Done,
     ItemError,
     ItemShape,
@@ -37,6 +36,7 @@ from mmrt.runtime.bus.messages import (
     Overran,
     PageRun,
     Plan,
+    PreprocessSegment,
 )
 from mmrt.runtime.config import MediaSection, parse_config
 from mmrt.shm.errors import StalePage
@@ -100,10 +100,10 @@ class Bench:
         assert isinstance(result, ItemError), result
         return result
 
-    def segment_plan(self, plan: Analyse, shape: ItemShape, segment: int) -> DecodeSegment:
+    def segment_plan(self, plan: Analyse, shape: ItemShape, segment: int) -> PreprocessSegment:
         part = shape.segments[segment]
         target = self.grant(self.patch, self.patch.pages_for_rows(part.row_bytes, part.num_rows))
-        return DecodeSegment(plan.row, plan.row_generation, plan.item, segment, plan.media, shape, plan.source, target)
+        return PreprocessSegment(plan.row, plan.row_generation, plan.item, segment, plan.media, shape, plan.source, target)
 
     def rows(self, plan: Analyse, shape: ItemShape, segment: int) -> np.ndarray:
         command = self.segment_plan(plan, shape, segment)

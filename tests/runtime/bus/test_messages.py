@@ -15,7 +15,7 @@ DECODERS = {
     "to actor": m.decode_to_actor,
     "to controller": m.decode_to_controller,
     "plan": m.decode_plan,
-    "definition": m.decode_sequence_definition,
+    "spec": m.decode_sequence_spec,
     "token hint": m.decode_token_hint,
     "delta": m.decode_delta,
 }
@@ -54,7 +54,7 @@ CASES = (
     [("to actor", kind) for kind in TO_ACTOR]
     + [("to controller", kind) for kind in TO_CONTROLLER]
     + [("plan", kind) for kind in PLANS]
-    + [("definition", m.SequenceDefinition), ("token hint", m.TokenHint), ("delta", m.Delta)]
+    + [("spec", m.SequenceSpec), ("token hint", m.TokenHint), ("delta", m.Delta)]
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.serve import ControllerIO, perform_all
 from mmrt.actors.host.plan_checks import still_wanted
-from mmrt.actors.host.solo_trials import Probation, solo_step
+from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
@@ -47,7 +47,7 @@ class Wanted:
     """A request and what must come of it."""
 
     key: int
-    definition: m.Definition
+    spec: m.RequestSpec
     shapes: list[m.ItemShape]
     broken: int | None  # an item that analysis refuses
     eos_at: int | None
@@ -87,7 +87,7 @@ class Process:
     step: object = None  # work begun and not finished
     step_name: int = 0  # decode: what its status words would say
     death: Death | None = None  # of the generation before
-    probation: Probation | None = None  # decode's
+    trials: SoloTrials | None = None  # decode's
     broken_until_s: float = 0.0  # the supervisor has given it up until then
 
 
@@ -121,7 +121,7 @@ class World:
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
         self.table = SequenceTable.create(
-            self.run, limits.num_rows, limits.max_context, limits.max_context // 4, max_definition_bytes=8192, max_state_bytes=16384
+            self.run, limits.num_rows, limits.max_context, limits.max_context // 4, max_spec_bytes=8192, max_state_bytes=16384
         )
         self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
         sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
@@ -204,8 +204,8 @@ class World:
     def lose_controller(self) -> None:
         self.crash_at = -1
         if self.io is not None:
-            self.num_preempted += self.controller.core.totals.preempted
-            self.num_evicted += self.controller.core.totals.evicted
+            self.num_preempted += self.controller.state.totals.preempted
+            self.num_evicted += self.controller.state.totals.evicted
             self.io.close()
             self.journal.close()
             self.io = None
@@ -217,7 +217,7 @@ class World:
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
         known = {name: p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
-        for pool in self.controller.core.pools.values():
+        for pool in self.controller.state.pools.values():
             pool.check()
         self.perform(self.controller._take_effects(), 5 * self.controller_crash_rate)
 
@@ -259,14 +259,14 @@ class World:
                 wait_s = self.controller.next_tick_s()
                 assert 0 < wait_s <= 1.0
                 self.tick_s = self.now + wait_s
-                for pool in self.controller.core.pools.values():
+                for pool in self.controller.state.pools.values():
                     pool.check()
                 self.check_media_pages()
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""
-        core = self.controller.core
-        for request in core.rows:
+        state = self.controller.state
+        for request in state.rows:
             if request is None or request.ending:
                 continue
             patch: set[int] = set()
@@ -276,8 +276,8 @@ class World:
                     patch.update(segment.patch.pages if segment.patch is not None else ())
                     if segment.embedding is not None:
                         embedding.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
-            assert core.pools["patch"].owned_by(owner(request)) == patch
-            assert core.pools["embedding"].owned_by(owner(request)) == embedding
+            assert state.pools["patch"].owned_by(owner(request)) == patch
+            assert state.pools["embedding"].owned_by(owner(request)) == embedding
             assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding
 
     def outages(self) -> list[Outage]:
@@ -295,15 +295,15 @@ class World:
 
     def take_pages(self) -> None:
         """Preemption and eviction are harmless at any time to any row, so here they come far more often than policy has them."""
-        core = self.controller.core
-        rows = [r for r in core.rows if r is not None and r.has_kv and not r.ending and not r.is_finished]
+        state = self.controller.state
+        rows = [r for r in state.rows if r is not None and r.has_kv and not r.ending and not r.is_finished]
         if rows:
             victim = self.random.choice(rows)
             if self.random.random() < 0.5:
-                preempt(core, victim)
+                preempt(state, victim)
             else:
-                reset_media(core, victim, consumed_too=False)
-                core.save(victim)
+                reset_media(state, victim, consumed_too=False)
+                state.save(victim)
             self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     # ------------------------------------------------------------------------------------------------- workers
@@ -344,7 +344,7 @@ class World:
         process.generation = 0
         process.queue, process.done, process.step = [], OrderedDict(), None
         process.up_s = self.now + self.random.random()
-        process.probation = None
+        process.trials = None
         if name == "decode":
             self.members = {}
         if name == "gateway":
@@ -394,14 +394,14 @@ class World:
 
     def is_poisonous(self, plan: m.Plan) -> bool:
         """Whether the worker dies of this plan."""
-        if isinstance(plan, m.Analyse | m.DecodeSegment):
+        if isinstance(plan, m.Analyse | m.PreprocessSegment):
             poison = self.read_media(plan.source, plan.item).poison
-            return poison == "video" or poison == "segment" and isinstance(plan, m.DecodeSegment) and plan.segment > 0
+            return poison == "video" or poison == "segment" and isinstance(plan, m.PreprocessSegment) and plan.segment > 0
         if isinstance(plan, m.Encode):
             keys = {self.content["patch"][part.source.pages[0]][0][0] for part in plan.parts}
             return any(self.wanted[key].poison == "encoder" for key in keys)
-        definitions = (m.decode_sequence_definition(self.table.read_definition(chunk.row)) for chunk in plan.chunks)
-        return any(self.wanted[definition.key].poison == "prefill" for definition in definitions)
+        specs = (m.decode_sequence_spec(self.table.read_spec(chunk.row)) for chunk in plan.chunks)
+        return any(self.wanted[spec.key].poison == "prefill" for spec in specs)
 
     def check_run(self, pool: str, run: m.PageRun) -> None:
         self.pools[pool].check(run.pages, run.generations)
@@ -414,7 +414,7 @@ class World:
             if wanted.broken == plan.item:
                 return writes, m.ItemError(422, "broken")
             return writes, m.Analysed(wanted.shapes[plan.item])
-        if isinstance(plan, m.DecodeSegment):
+        if isinstance(plan, m.PreprocessSegment):
             wanted = self.read_media(plan.source, plan.item)
             assert plan.shape == wanted.shapes[plan.item]
             self.check_run("patch", plan.target)
@@ -446,16 +446,16 @@ class World:
             assert self.content["media"][page][0] == (key, item, index), "video reads foreign media"
         return self.wanted[key]
 
-    def tokens_of(self, row: int, definition: m.SequenceDefinition, member: int) -> list[int]:
-        length = definition.num_companion_tokens if member else definition.num_prompt_tokens
+    def tokens_of(self, row: int, spec: m.SequenceSpec, member: int) -> list[int]:
+        length = spec.num_companion_tokens if member else spec.num_prompt_tokens
         generation = int(self.table.generation[row])
         return self.table.prompt_ids(row, member, length).tolist() + self.table.new_ids(row, generation).tolist()
 
     def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
-        definition = m.decode_sequence_definition(self.table.read_definition(chunk.row, generation))
-        tokens = self.tokens_of(chunk.row, definition, chunk.member)
+        spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
+        tokens = self.tokens_of(chunk.row, spec, chunk.member)
         pages = self.table.pages(chunk.row, chunk.member).tolist()
         assert chunk.end <= len(tokens) - 1, "the last token is decode's"
         media = {}
@@ -465,21 +465,21 @@ class World:
                 page, slot = divmod(span.first_row + offset, 4)
                 media[span.start + offset] = (self.content["embedding"][span.source.pages[page]][0], slot)
         for position in range(chunk.start):
-            self.check_kv(pages, position, (definition.key, chunk.member, position, tokens[position]))
+            self.check_kv(pages, position, (spec.key, chunk.member, position, tokens[position]))
         for position in range(chunk.start, chunk.end):
-            place = self.media_place(definition, position) if chunk.member == 0 else None
+            place = self.media_place(spec, position) if chunk.member == 0 else None
             assert (position in media) == (place is not None), "spans do not cover the chunk's media"
             if place is not None:
                 item, segment, row = place
                 found, slot = media[position]
-                assert (found, slot) == ((definition.key, item, segment, row // 4), row % 4), "prefill reads foreign embeddings"
+                assert (found, slot) == ((spec.key, item, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
-            value = (definition.key, chunk.member, position, tokens[position])
+            value = (spec.key, chunk.member, position, tokens[position])
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
 
     @staticmethod
-    def media_place(definition: m.SequenceDefinition, position: int) -> tuple[int, int, int] | None:
-        for item, span in enumerate(definition.spans):
+    def media_place(spec: m.SequenceSpec, position: int) -> tuple[int, int, int] | None:
+        for item, span in enumerate(spec.spans):
             start = span.start
             for segment, shape in enumerate(span.shape.segments):
                 if start <= position < start + shape.num_tokens:
@@ -513,9 +513,9 @@ class World:
             self.members[row] = generation
 
     def decode_turn(self, process: Process) -> None:
-        if process.probation is None:
-            process.probation = Probation(process.death, self.table.rows_in(Phase.DECODE))
-            if (guilty := process.probation.guilty) is not None and self.table.end(*guilty) == EndCode.NONE:
+        if process.trials is None:
+            process.trials = SoloTrials(process.death, self.table.rows_in(Phase.DECODE))
+            if (guilty := process.trials.guilty) is not None and self.table.end(*guilty) == EndCode.NONE:
                 self.table.set_end(*guilty, EndCode.ERROR)
         if process.step is not None:
             if any(self.wanted[key].poison == "decode" for *_, key in process.step):
@@ -546,38 +546,38 @@ class World:
 
     def begin_step(self, process: Process) -> None:
         """One suspect alone, or all that are none, in turn."""
-        probation = process.probation
-        assert probation is not None
-        probation.suspects = [place for place in probation.suspects if self.members.get(place[0]) == place[1]]
-        for place in probation.suspects if self.random.random() < 0.5 else ():
+        trials = process.trials
+        assert trials is not None
+        trials.suspects = [place for place in trials.suspects if self.members.get(place[0]) == place[1]]
+        for place in trials.suspects if self.random.random() < 0.5 else ():
             if (made := self.begin_token(*place)) is not None:
                 process.step, process.step_name = [made], solo_step(place)
-                probation.passed(place)
+                trials.passed(place)
                 return
-        held = probation.held
+        held = trials.held
         step = [made for row, at in self.members.items() if row not in held and (made := self.begin_token(row, at)) is not None]
         process.step, process.step_name = step or None, 1
 
     def begin_token(self, row: int, generation: int) -> tuple | None:
-        definition = m.decode_sequence_definition(self.table.read_definition(row, generation))
-        wanted = self.wanted[definition.key]
+        spec = m.decode_sequence_spec(self.table.read_spec(row, generation))
+        wanted = self.wanted[spec.key]
         writes = []
-        for member in range(2 if definition.num_companion_tokens else 1):
-            tokens = self.tokens_of(row, definition, member)
+        for member in range(2 if spec.num_companion_tokens else 1):
+            tokens = self.tokens_of(row, spec, member)
             pages = self.table.pages(row, member).tolist()
             if len(pages) * 4 < len(tokens):
                 return None  # out of pages: both members leave the batch
             for position in range(len(tokens) - 1):
-                self.check_kv(pages, position, (definition.key, member, position, tokens[position]))
+                self.check_kv(pages, position, (spec.key, member, position, tokens[position]))
             position = len(tokens) - 1
             page = pages[position // 4]
-            value = (definition.key, member, position, tokens[-1])
+            value = (spec.key, member, position, tokens[-1])
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
         count = self.table.committed(row, generation)
         code = None
         if wanted.eos_at == count + 1:
             code = EndCode.STOP
-        elif count + 1 == definition.max_new_tokens:
+        elif count + 1 == spec.max_new_tokens:
             code = EndCode.LENGTH
         return row, generation, writes, wanted.token(count), code, wanted.key
 
@@ -603,7 +603,7 @@ class World:
             if request.outcome:
                 self.to_controller("gateway", (m.Cancel if request.cancelled else m.Delivered)(generation, key))
             elif request.state == "new":
-                self.to_controller("gateway", m.Submit(generation, key, request.wanted.definition))
+                self.to_controller("gateway", m.Submit(generation, key, request.wanted.spec))
             elif request.state == "granted" and request.filled:
                 self.to_controller("gateway", m.Filled(generation, key))
             else:
@@ -652,8 +652,8 @@ class World:
                 continue
             if not self.table.committed(row, generation) and self.table.end(row, generation) == EndCode.NONE:
                 continue
-            definition = m.decode_sequence_definition(self.table.read_definition(row, generation))
-            if definition.key != key:
+            spec = m.decode_sequence_spec(self.table.read_spec(row, generation))
+            if spec.key != key:
                 continue
             ended = phase == Phase.DECODE and self.table.end(row, generation) != EndCode.NONE
             ids = self.table.new_ids(row, generation).tolist()
@@ -663,7 +663,7 @@ class World:
                 return
             stopped = request.wanted.stop_at is not None and len(ids) >= request.wanted.stop_at
             if ended and not stopped:
-                assert len(ids) == request.wanted.length(definition.max_new_tokens), "a text has the wrong length"
+                assert len(ids) == request.wanted.length(spec.max_new_tokens), "a text has the wrong length"
             if ended or stopped:
                 request.outcome, request.sent_s = "stopped" if stopped else "finished", -9.0
 
@@ -691,9 +691,9 @@ class World:
     def is_idle(self) -> bool:
         if self.io is None or self.gateway:
             return False
-        core = self.controller.core
-        free = all(pool.num_used == 0 for pool in core.pools.values())
-        return free and not core.requests and not core.plans and all(row is None for row in core.rows)
+        state = self.controller.state
+        free = all(pool.num_used == 0 for pool in state.pools.values())
+        return free and not state.requests and not state.plans and all(row is None for row in state.rows)
 
 
 def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wanted:
@@ -712,10 +712,10 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wan
     companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
-    definition = m.Definition(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s)
+    spec = m.RequestSpec(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s)
     return Wanted(
         key,
-        definition,
+        spec,
         shapes,
         broken=rng.randrange(len(items)) if items and rng.random() < 0.05 else None,
         eos_at=rng.randint(1, 25 if crowded else 12) if rng.random() < 0.5 else None,
@@ -727,17 +727,17 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wan
 
 def refusal(wanted: Wanted, limits: Limits) -> int | None:
     """The status with which the request must be refused, if it must."""
-    definition = wanted.definition
-    pages = sum(-(-item.num_bytes // limits.media_page_bytes) for item in definition.items)
+    spec = wanted.spec
+    pages = sum(-(-item.num_bytes // limits.media_page_bytes) for item in spec.items)
     if pages > limits.num_media_pages:
         return 413
     try:
-        short = tuple(map(len, filter(None, (definition.prompt_ids, definition.companion_ids))))
-        check_lengths(definition, short, limits)
+        short = tuple(map(len, filter(None, (spec.prompt_ids, spec.companion_ids))))
+        check_lengths(spec, short, limits)
         if wanted.broken is not None:
             return 422
-        prompt, _ = expand(definition, wanted.shapes, limits)
-        check_lengths(definition, (len(prompt), *short[1:]), limits)
+        prompt, _ = expand(spec, wanted.shapes, limits)
+        check_lengths(spec, (len(prompt), *short[1:]), limits)
         check_segments(wanted.shapes, limits)
     except RequestError as error:
         return error.status
@@ -746,7 +746,7 @@ def refusal(wanted: Wanted, limits: Limits) -> int | None:
 
 def kills(wanted: Wanted) -> bool:
     """Whether some actor comes to the poison, if nothing else ends the request before."""
-    lengths = [len(ids) for ids in (wanted.definition.prompt_ids, wanted.definition.companion_ids) if ids]
+    lengths = [len(ids) for ids in (wanted.spec.prompt_ids, wanted.spec.companion_ids) if ids]
     match wanted.poison:
         case "video" | "encoder":
             return bool(wanted.shapes)
@@ -772,7 +772,7 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("stopped")
     if wanted.cancel_s is not None:
         allowed.add("cancelled")
-    if wanted.definition.deadline_s:
+    if wanted.spec.deadline_s:
         allowed.add("failed 504")
     if world.limits.max_waiting == 2 or world.has_been_broken:
         allowed.add("failed 503")
@@ -780,9 +780,9 @@ def check_outcome(world: World, wanted: Wanted) -> None:
 
 
 def describe(world: World) -> str:
-    core = world.controller.core
-    lines = [f"limits {world.limits}", f"waiting {list(core.waiting)}", f"plans {[(p.actor, p.plan) for p in core.plans.values()]}"]
-    lines += [f"{name}: {pool.num_used} of {pool.num_pages}" for name, pool in core.pools.items()]
-    lines += [f"row: {row}" for row in core.rows if row is not None]
+    state = world.controller.state
+    lines = [f"limits {world.limits}", f"waiting {list(state.waiting)}", f"plans {[(p.actor, p.plan) for p in state.plans.values()]}"]
+    lines += [f"{name}: {pool.num_used} of {pool.num_pages}" for name, pool in state.pools.items()]
+    lines += [f"row: {row}" for row in state.rows if row is not None]
     lines += [f"gateway {key}: {request}" for key, request in world.gateway.items()]
     return "\n".join(lines)

@@ -25,28 +25,28 @@ def reading(budget: int) -> Driver:
 
 
 def evict(driver: Driver) -> None:
-    request = driver.core.requests[KEY]
-    reset_media(driver.core, request, consumed_too=False)
-    driver.core.save(request)
+    request = driver.state.requests[KEY]
+    reset_media(driver.state, request, consumed_too=False)
+    driver.state.save(request)
     driver.tick()
 
 
 @pytest.mark.parametrize("result", [m.Done(), m.Died(False)])
 def test_an_eviction_leaves_what_the_chunk_in_flight_reads_to_its_end(result: m.Result) -> None:
     driver = reading(8)  # tokens 2 to 10
-    first, second = driver.core.requests[KEY].record.items[0].segments
-    kept, pool = first.embedding, driver.core.pools["embedding"]
+    first, second = driver.state.requests[KEY].record.items[0].segments
+    kept, pool = first.embedding, driver.state.pools["embedding"]
     evict(driver)
     assert first.stage == SegmentStage.ENCODED and first.embedding == kept and second.embedding is None
     assert (pool.num_used, pool.num_retired) == (3, 1), "of the second one the page that the plan reads is still held"
     _, plan = driver.plan("video")
-    assert isinstance(plan, m.DecodeSegment) and plan.segment == 1
+    assert isinstance(plan, m.PreprocessSegment) and plan.segment == 1
     driver.done("prefill", result)
     if isinstance(result, m.Died):
         _, again = driver.plan("prefill")
         assert again == m.Prefill([m.PrefillChunk(0, 1, 0, 2, 8, [m.EmbeddingSpan(2, 6, 0, kept)])])
         return
-    assert pool.num_used == 0 and [plan.actor for plan in driver.core.plans.values()] == ["video"]
+    assert pool.num_used == 0 and [plan.actor for plan in driver.state.plans.values()] == ["video"]
     driver.done("video")
     driver.done("encoder")
     _, rest = driver.plan("prefill")
@@ -57,9 +57,9 @@ def test_an_eviction_leaves_what_the_chunk_in_flight_reads_to_its_end(result: m.
 def test_an_eviction_during_the_last_chunk_keeps_nobody_from_decode() -> None:
     driver = reading(16)
     evict(driver)
-    assert [plan.actor for plan in driver.core.plans.values()] == ["prefill"]
+    assert [plan.actor for plan in driver.state.plans.values()] == ["prefill"]
     assert phases(driver.done("prefill")) == [Phase.DECODE]
-    assert driver.core.pools["patch"].num_used == driver.core.pools["embedding"].num_used == 0
+    assert driver.state.pools["patch"].num_used == driver.state.pools["embedding"].num_used == 0
 
 
 @pytest.mark.parametrize("need", [5, 6])
@@ -69,11 +69,11 @@ def test_younger_rows_keep_their_pages_where_all_of_them_would_not_do(need: int)
     for key in (1, 2):
         driver.submit(image(), key=key)
         driver.receive("gateway", m.Filled(1, key)).tick()
-    old, young = (driver.core.requests[key] for key in (1, 2))
-    pool = driver.core.pools["patch"]
-    driver.core.allocate("patch", old, 3)
-    driver.core.allocate("patch", young, 3)
+    old, young = (driver.state.requests[key] for key in (1, 2))
+    pool = driver.state.pools["patch"]
+    driver.state.allocate("patch", old, 3)
+    driver.state.allocate("patch", young, 3)
     assert pool.num_free == 2
-    _evict_younger(driver.core, old, "patch", need)
+    _evict_younger(driver.state, old, "patch", need)
     assert pool.num_owned(owner(young)) == (0 if need == 5 else 3)
-    assert driver.core.totals.evicted == (1 if need == 5 else 0)
+    assert driver.state.totals.evicted == (1 if need == 5 else 0)

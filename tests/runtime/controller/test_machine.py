@@ -15,9 +15,9 @@ from mmrt.runtime.controller.effects import (
     SetPageGenerations,
     SetPhase,
     SetPrefilled,
-    WriteDefinition,
     WriteJournal,
     WritePlan,
+    WriteSpec,
     WriteState,
 )
 from mmrt.runtime.controller.kv_manager import WINDOW_S
@@ -48,7 +48,7 @@ class Driver:
 
     def __init__(self, **changes: object) -> None:
         self.machine = Controller.start(limits(**changes), epoch=3)
-        self.core = self.machine.core
+        self.state = self.machine.state
         self.now = 100.0
         self.effects: list[Effect] = []
         self.counts: dict[int, tuple[int, int]] = {}
@@ -64,17 +64,17 @@ class Driver:
         self.now += seconds
         progress = [Progress(row, generation, *self.counts.get(row, (0, 0))) for row, generation in self.machine.watched()]
         effects, self.effects = self.effects + self.machine.tick(self.now, progress), []
-        for pool in self.core.pools.values():
+        for pool in self.state.pools.values():
             pool.check()
         return effects
 
-    def submit(self, definition: m.Definition, key: int = KEY) -> list[Effect]:
-        self.receive("gateway", m.Submit(1, key, definition))
+    def submit(self, spec: m.RequestSpec, key: int = KEY) -> list[Effect]:
+        self.receive("gateway", m.Submit(1, key, spec))
         return self.tick()
 
     def plan(self, actor: str) -> tuple[int, m.Plan]:
         """The actor's oldest unacknowledged plan."""
-        found = next(p for p in self.core.plans.values() if p.actor == actor)
+        found = next(p for p in self.state.plans.values() if p.actor == actor)
         return found.plan_id, found.plan
 
     def done(self, actor: str, result: m.Result | None = None) -> list[Effect]:
@@ -84,17 +84,17 @@ class Driver:
 
     @property
     def is_empty(self) -> bool:
-        core = self.core
-        pages = all(pool.num_used == 0 for pool in core.pools.values())
-        return pages and not core.requests and not core.plans and core.rows == [None] * len(core.rows)
+        state = self.state
+        pages = all(pool.num_used == 0 for pool in state.pools.values())
+        return pages and not state.requests and not state.plans and state.rows == [None] * len(state.rows)
 
 
-def text(num_tokens: int = 6, max_new: int | None = 4, **more: object) -> m.Definition:
-    return m.Definition("r", list(range(1, num_tokens + 1)), [], m.Sampling(), max_new, **more)  # type: ignore[arg-type]
+def text(num_tokens: int = 6, max_new: int | None = 4, **more: object) -> m.RequestSpec:
+    return m.RequestSpec("r", list(range(1, num_tokens + 1)), [], m.Sampling(), max_new, **more)  # type: ignore[arg-type]
 
 
-def image(**more: object) -> m.Definition:
-    return m.Definition("r", [1, 2, IMAGE, 3, 4], [m.MediaItem("image", 10)], m.Sampling(), 4, **more)  # type: ignore[arg-type]
+def image(**more: object) -> m.RequestSpec:
+    return m.RequestSpec("r", [1, 2, IMAGE, 3, 4], [m.MediaItem("image", 10)], m.Sampling(), 4, **more)  # type: ignore[arg-type]
 
 
 def sent(effects: list[Effect], kind: type) -> list[m.ToActor]:
@@ -123,13 +123,13 @@ def test_work_that_overran_its_estimate_is_done_again_as_a_large_one() -> None:
     _, again = driver.plan("video")
     assert isinstance(first, m.Analyse) and isinstance(again, m.Analyse)
     assert not is_large(estimated_work(first.media)) and is_large(estimated_work(again.media))
-    assert again.source == granted.runs[0] and len(driver.core.plans) == 1
+    assert again.source == granted.runs[0] and len(driver.state.plans) == 1
 
 
 def test_a_text_request() -> None:
     driver = Driver()
     effects = driver.submit(text())
-    order = [WriteJournal, BeginRow, WriteState, SetPhase, WriteDefinition, SetPageGenerations, AppendPages, WritePlan, m.Run]
+    order = [WriteJournal, BeginRow, WriteState, SetPhase, WriteSpec, SetPageGenerations, AppendPages, WritePlan, m.Run]
     positions = [index(effects, kind) for kind in (*order, m.Prepared)]
     assert positions == sorted(positions), "memory and journal before messages"
     assert sent(effects, m.Prepared) == [m.Prepared(3, KEY, 6)]
@@ -142,11 +142,11 @@ def test_a_text_request() -> None:
     driver.receive("decode", m.SequenceEnded(1, 0, 1))
     effects = driver.tick()
     (drop,) = sent(effects, m.Drop)
-    assert driver.core.pools["kv"].num_used > 0, "decode has not let go yet"
+    assert driver.state.pools["kv"].num_used > 0, "decode has not let go yet"
     assert isinstance(drop, m.Drop)
     driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
     driver.tick()
-    assert driver.core.pools["kv"].num_used == 0, "KV pages go at the end of decode, not of delivery"
+    assert driver.state.pools["kv"].num_used == 0, "KV pages go at the end of decode, not of delivery"
     effects = driver.receive("gateway", m.Delivered(1, KEY)).tick()
     assert phases(effects) == [Phase.ENDING, Phase.FREE]
     assert index(effects, WriteJournal) < index(effects, SetPhase)
@@ -157,31 +157,31 @@ def test_an_image_request() -> None:
     driver = Driver()
     (granted,) = sent(driver.submit(image()), m.Granted)
     assert isinstance(granted, m.Granted) and len(granted.runs[0].pages) == 2
-    assert not driver.core.plans, "nothing is analysed before the bytes are there"
+    assert not driver.state.plans, "nothing is analysed before the bytes are there"
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     _, plan = driver.plan("video")
     assert plan == m.Analyse(0, 1, 0, m.MediaItem("image", 10), granted.runs[0])
     effects = driver.done("video", m.Analysed(SHAPE))
     assert sent(effects, m.Prepared) == [m.Prepared(3, KEY, 10)]
-    written = next(effect for effect in effects if isinstance(effect, WriteDefinition))
+    written = next(effect for effect in effects if isinstance(effect, WriteSpec))
     assert written.prompts == ([1, 2, *[IMAGE] * 6, 3, 4],)
-    definition = m.decode_sequence_definition(written.definition)
-    assert definition.spans == [m.MediaSpan(2, SHAPE)] and definition.num_prompt_tokens == 10
+    spec = m.decode_sequence_spec(written.spec)
+    assert spec.spans == [m.MediaSpan(2, SHAPE)] and spec.num_prompt_tokens == 10
     _, chunk = driver.plan("prefill")
     assert isinstance(chunk, m.Prefill) and (chunk.chunks[0].start, chunk.chunks[0].end) == (0, 2)  # the ready prefix
     _, segment = driver.plan("video")
-    assert isinstance(segment, m.DecodeSegment) and len(segment.target.pages) == 4
+    assert isinstance(segment, m.PreprocessSegment) and len(segment.target.pages) == 4
     driver.done("prefill")
     driver.done("video")
     _, encode = driver.plan("encoder")
     assert isinstance(encode, m.Encode) and encode.parts[0].source == segment.target
     driver.done("encoder")
-    assert driver.core.pools["patch"].num_used == 0, "patch pages have done their service"
+    assert driver.state.pools["patch"].num_used == 0, "patch pages have done their service"
     _, rest = driver.plan("prefill")
     assert isinstance(rest, m.Prefill)
     assert rest.chunks == [m.PrefillChunk(0, 1, 0, 2, 9, [m.EmbeddingSpan(2, 6, 0, encode.parts[0].target)])]
     assert phases(driver.done("prefill")) == [Phase.DECODE]
-    assert driver.core.pools["embedding"].num_used == 0 and driver.core.pools["media"].num_used == 2
+    assert driver.state.pools["embedding"].num_used == 0 and driver.state.pools["media"].num_used == 2
 
 
 def test_embedding_pages_go_as_they_are_used_up() -> None:
@@ -193,9 +193,9 @@ def test_embedding_pages_go_as_they_are_used_up() -> None:
     driver.done("video")
     driver.done("encoder")
     used = []
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
-        used.append(driver.core.pools["embedding"].num_used)
+        used.append(driver.state.pools["embedding"].num_used)
     assert used == [1, 0], "tokens 2..6 were on the first page, 6..8 on the second"
 
 
@@ -217,7 +217,7 @@ def test_a_pair_is_prefilled_as_a_whole_before_decode() -> None:
 def test_one_token_prompts_have_pages_and_no_prefill() -> None:
     driver = Driver()
     effects = driver.submit(text(1, companion_ids=[5]))
-    assert Phase.DECODE in phases(effects) and not driver.core.plans
+    assert Phase.DECODE in phases(effects) and not driver.state.plans
     assert [effect.member for effect in effects if isinstance(effect, AppendPages)] == [0, 1]
 
 
@@ -231,20 +231,20 @@ def refused(effects: list[Effect]) -> m.Failed:
 
 
 @pytest.mark.parametrize(
-    ("definition", "words"),
+    ("spec", "words"),
     [
         (text(0), "no tokens"),
         (text(64), "64 tokens, with one to generate that is more than the context of 64"),
         (text(60, 5), "max_tokens: is 5, the context of 64 tokens has room for 4"),
-        (m.Definition("r", [1, IMAGE, 2], [], m.Sampling(), 4), "placeholders for .'image'., the request has none"),
-        (m.Definition("r", [1, 2], [m.MediaItem("image", 1)], m.Sampling(), 4), "placeholders for no media"),
-        (m.Definition("r", [1, IMAGE], [m.MediaItem("image", 1)], m.Sampling(), 4), "ends in media"),
-        (m.Definition("r", [IMAGE, 1], [m.MediaItem("audio", 1)], m.Sampling(), 4), "placeholders for"),
+        (m.RequestSpec("r", [1, IMAGE, 2], [], m.Sampling(), 4), "placeholders for .'image'., the request has none"),
+        (m.RequestSpec("r", [1, 2], [m.MediaItem("image", 1)], m.Sampling(), 4), "placeholders for no media"),
+        (m.RequestSpec("r", [1, IMAGE], [m.MediaItem("image", 1)], m.Sampling(), 4), "ends in media"),
+        (m.RequestSpec("r", [IMAGE, 1], [m.MediaItem("audio", 1)], m.Sampling(), 4), "placeholders for"),
     ],
 )
-def test_what_can_never_run_is_refused_at_once(definition: m.Definition, words: str) -> None:
+def test_what_can_never_run_is_refused_at_once(spec: m.RequestSpec, words: str) -> None:
     driver = Driver()
-    effects = driver.submit(definition)
+    effects = driver.submit(spec)
     failed = refused(effects)
     assert failed.status == 400 and words.replace(".'image'.", "['image']") in failed.message
     assert not any(isinstance(effect, WriteJournal) for effect in effects) and driver.is_empty
@@ -271,7 +271,7 @@ def test_media_that_cannot_be_used_fails_alone() -> None:
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     failed = refused(driver.done("video", m.ItemError(422, "not an image")))
     assert (failed.key, failed.status, failed.message, failed.param) == (KEY, 422, "not an image", item.path)
-    assert driver.core.requests[8].failure is None
+    assert driver.state.requests[8].failure is None
     # told again for as long as the gateway asks, also by a Filled that was lost before
     for again in (m.Query(1, KEY), m.Filled(1, KEY), m.Submit(1, KEY, image())):
         assert refused(driver.receive("gateway", again).tick()).status == 422
@@ -291,7 +291,7 @@ def test_too_much_waiting_is_refused_with_retry_after() -> None:
         driver.submit(text(), key=key)
     failed = refused(driver.submit(text(), key=3))
     assert failed.status == 503 and failed.retry_after_s is not None
-    assert [request.key for request in driver.core.waiting.values()] == [2]
+    assert [request.key for request in driver.state.waiting.values()] == [2]
 
 
 def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
@@ -301,13 +301,13 @@ def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
         driver.receive("gateway", m.Filled(1, key)).tick()
     driver.done("video", m.Analysed(SHAPE))
     driver.done("video", m.Analysed(SHAPE))
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
-    driver.core.actors.pop("encoder")  # both are decoded before either can be encoded
+    driver.state.actors.pop("encoder")  # both are decoded before either can be encoded
     driver.done("video")
     driver.done("video")
-    driver.core.actors["encoder"] = 1
-    driver.core.steering.encode = type(driver.core.steering.encode)(64, 16384, 1024)
+    driver.state.actors["encoder"] = 1
+    driver.state.steering.encode = type(driver.state.steering.encode)(64, 16384, 1024)
     driver.tick()
     _, plan = driver.plan("encoder")
     assert isinstance(plan, m.Encode) and len(plan.parts) == 2
@@ -316,7 +316,7 @@ def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
     assert isinstance(plan, m.Encode) and [part.row for part in plan.parts] == [0]
     assert refused(driver.done("encoder", m.ItemError(500, "bad rows"))).key == 1
     driver.done("encoder")
-    assert driver.core.requests[2].failure is None and not driver.core.requests[2].record.strikes
+    assert driver.state.requests[2].failure is None and not driver.state.requests[2].record.strikes
 
 
 # every way out, in every phase
@@ -324,12 +324,12 @@ def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
 STAGES = ["waiting", "filling", "analysing", "decoding media", "encoding", "prefill", "handover", "decode", "finished"]
 
 
-def bring_to(driver: Driver, stage: str, definition: Callable[..., m.Definition] = image) -> None:
+def bring_to(driver: Driver, stage: str, spec: Callable[..., m.RequestSpec] = image) -> None:
     """Bring request KEY to a stage; outstanding plans are left outstanding."""
     if stage == "waiting":
         for key in (1, 2):
             driver.submit(image(), key=key)
-    driver.submit(definition())
+    driver.submit(spec())
     if stage in ("waiting", "filling"):
         return
     driver.receive("gateway", m.Filled(1, KEY)).tick()
@@ -345,7 +345,7 @@ def bring_to(driver: Driver, stage: str, definition: Callable[..., m.Definition]
     driver.done("encoder")
     if stage == "prefill":
         return
-    driver.core.actors.pop("decode") if stage == "handover" else None
+    driver.state.actors.pop("decode") if stage == "handover" else None
     driver.done("prefill")
     if stage == "finished":
         driver.counts[0] = (4, 2)
@@ -354,17 +354,17 @@ def bring_to(driver: Driver, stage: str, definition: Callable[..., m.Definition]
 
 def finish_everything(driver: Driver) -> None:
     """Actors answer everything; the others that are there are cancelled."""
-    driver.core.actors["decode"] = 1
-    for key in list(driver.core.requests):
+    driver.state.actors["decode"] = 1
+    for key in list(driver.state.requests):
         driver.receive("gateway", m.Cancel(1, key))
     for _ in range(20):
         effects = driver.tick(1.0)
         for drop in sent(effects, m.Drop):
             assert isinstance(drop, m.Drop)
             driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
-        for outstanding in list(driver.core.plans.values()):
-            result = m.Analysed(SHAPE) if isinstance(outstanding.plan, m.Analyse) else m.Done()
-            driver.receive(outstanding.actor, m.PlanDone(outstanding.actor, 1, outstanding.plan_id, 0.01, result))
+        for inflight in list(driver.state.plans.values()):
+            result = m.Analysed(SHAPE) if isinstance(inflight.plan, m.Analyse) else m.Done()
+            driver.receive(inflight.actor, m.PlanDone(inflight.actor, 1, inflight.plan_id, 0.01, result))
     assert driver.is_empty
 
 
@@ -373,14 +373,14 @@ def finish_everything(driver: Driver) -> None:
 def test_cancel_and_delivered_in_every_phase(stage: str, message: type[m.Cancel] | type[m.Delivered]) -> None:
     driver = Driver()
     bring_to(driver, stage)
-    outstanding = dict(driver.core.plans)
+    inflight = dict(driver.state.plans)
     effects = driver.receive("gateway", message(1, KEY)).tick()
     assert sent(effects, m.Released) == [m.Released(3, KEY)]
     assert [e.record for e in effects if isinstance(e, WriteJournal)] == [Ended(KEY)]
-    for plan in outstanding.values():  # whatever works on it still holds its pages
-        for pool in driver.core.pools.values():
+    for plan in inflight.values():  # whatever works on it still holds its pages
+        for pool in driver.state.pools.values():
             pool.check()
-        assert plan.plan_id in driver.core.plans
+        assert plan.plan_id in driver.state.plans
     assert sent(driver.receive("gateway", message(1, KEY)).tick(), m.Released), "repeated until the gateway has heard it"
     finish_everything(driver)
 
@@ -404,7 +404,7 @@ def test_media_pages_stay_the_gateways_until_it_answers() -> None:
     driver = Driver()
     bring_to(driver, "filling", lambda: image(deadline_s=110.0))
     refused(driver.tick(11.0))
-    assert driver.core.pools["media"].num_used == 2
+    assert driver.state.pools["media"].num_used == 2
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
     assert driver.is_empty
 
@@ -414,7 +414,7 @@ def test_a_new_gateway_cancels_what_older_ones_submitted(stage: str) -> None:
     driver = Driver()
     bring_to(driver, stage)
     driver.receive("gateway", m.Hello("gateway", 2, 1, True), generation=2).tick()
-    assert not driver.core.requests
+    assert not driver.state.requests
     finish_everything(driver)
 
 
@@ -425,7 +425,7 @@ def test_generations() -> None:
     driver = Driver()
     driver.submit(text())
     plan_id, _ = driver.plan("prefill")
-    run = driver.core.plans[plan_id]
+    run = driver.state.plans[plan_id]
     assert not sent(driver.tick(0.1), m.Run)
     assert sent(driver.tick(0.15), m.Run) == [m.Run(3, run.slot, plan_id)], "sent again until it is answered"
     driver.receive("prefill", m.Hello("prefill", 2, 1, False), generation=2)
@@ -436,13 +436,13 @@ def test_generations() -> None:
         (2, m.Run(3, run.slot, plan_id))
     ]
     driver.receive("prefill", m.PlanDone("prefill", 1, plan_id, 0.01, m.Done()), generation=1).tick()
-    assert plan_id in driver.core.plans, "an older generation is not believed"
+    assert plan_id in driver.state.plans, "an older generation is not believed"
     driver.receive("prefill", m.PlanDone("prefill", 2, plan_id, 0.01, m.Done()), generation=2).tick()
-    assert plan_id not in driver.core.plans
-    before = dict(driver.core.plans)
+    assert plan_id not in driver.state.plans
+    before = dict(driver.state.plans)
     driver.receive("prefill", m.PlanDone("prefill", 2, plan_id, 0.01, m.Done()), generation=2).tick()
     driver.receive("prefill", m.Hello("prefill", 1, 1, True), generation=1).tick()
-    assert driver.core.actors["prefill"] == 2 and driver.core.plans == before
+    assert driver.state.actors["prefill"] == 2 and driver.state.plans == before
 
 
 def test_the_membership_ends_by_the_ticket_of_its_own_drop() -> None:
@@ -452,11 +452,11 @@ def test_the_membership_ends_by_the_ticket_of_its_own_drop() -> None:
     assert isinstance(first, m.Drop)
     driver.receive("decode", m.Dropped(1, 0, 1, first.ticket - 1)).tick()
     driver.receive("decode", m.Dropped(1, 0, 2, first.ticket)).tick()
-    assert driver.core.pools["kv"].num_used
+    assert driver.state.pools["kv"].num_used
     (again,) = sent(driver.receive("decode", m.Hello("decode", 2, 1, True), generation=2).tick(), m.Drop)
     assert again == first
     driver.receive("decode", m.Dropped(1, 0, 1, first.ticket), generation=1).tick()
-    assert driver.core.pools["kv"].num_used, "the old decode's word does not bind the new one, which found the row in the table"
+    assert driver.state.pools["kv"].num_used, "the old decode's word does not bind the new one, which found the row in the table"
     driver.receive("decode", m.Dropped(2, 0, 1, first.ticket), generation=2).tick()
     assert driver.is_empty
 
@@ -503,7 +503,7 @@ def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
     driver = Driver(num_kv_pages=64, max_context=256)
     driver.submit(text(6, 200))
     driver.done("prefill")
-    table = driver.core.requests[KEY].block_tables[0]
+    table = driver.state.requests[KEY].block_tables[0]
     assert len(table) == 2 + 2
     driver.counts[0] = (0, 0)
     driver.tick()
@@ -516,12 +516,12 @@ def test_what_the_next_token_needs_goes_before_what_is_taken_ahead() -> None:
     driver = Driver(num_kv_pages=24, ahead_pages=3, ahead_s=0.0)
     driver.submit(text(8, 40, companion_ids=[1] * 8), key=1)
     driver.submit(text(20, 20), key=2)
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
-    pair, young = driver.core.requests[1], driver.core.requests[2]
+    pair, young = driver.state.requests[1], driver.state.requests[2]
     driver.counts[0] = (5, 0)
     driver.tick()
-    assert [len(table) for table in pair.block_tables] == [7, 7] and driver.core.pools["kv"].num_free == 2
+    assert [len(table) for table in pair.block_tables] == [7, 7] and driver.state.pools["kv"].num_free == 2
     driver.counts[0] = (22, 0)  # each member needs an eighth page, and would like three more
     driver.tick()
     assert [len(table) for table in pair.block_tables] == [8, 8] and young.phase == Phase.DECODE
@@ -529,7 +529,7 @@ def test_what_the_next_token_needs_goes_before_what_is_taken_ahead() -> None:
 
 def test_budgets_are_steered_once_per_window_however_rows_are_staggered() -> None:
     driver = Driver(num_kv_pages=64, max_context=256, tbt_target_s=0.05)
-    shares = [driver.core.steering.share]
+    shares = [driver.state.steering.share]
     for key in (1, 2):
         driver.submit(text(6, 200), key=key)
         driver.done("prefill")
@@ -537,15 +537,15 @@ def test_budgets_are_steered_once_per_window_however_rows_are_staggered() -> Non
     for step in range(1, 7):  # three windows
         driver.counts[0] = driver.counts[1] = (step, 0)
         driver.tick(WINDOW_S / 2)
-        if driver.core.steering.share != shares[-1]:
-            shares.append(driver.core.steering.share)
+        if driver.state.steering.share != shares[-1]:
+            shares.append(driver.state.steering.share)
     assert 2 <= len(shares) - 1 <= 3
 
 
 def test_an_objective_that_follows_the_undisturbed_step() -> None:
     """Windows during which something was prefilled tell nothing about it."""
     driver = Driver(num_kv_pages=512, max_context=512, tbt_target_s=0.05, tbt_factor=2.0)
-    assert driver.core.tbt_target_s == 0.05
+    assert driver.state.tbt_target_s == 0.05
     driver.submit(text(6, 400), key=1)
     driver.done("prefill")
     driver.tick(WINDOW_S)
@@ -555,18 +555,18 @@ def test_an_objective_that_follows_the_undisturbed_step() -> None:
         driver.counts[0] = (committed, 0)
         driver.tick(WINDOW_S)
     undisturbed = WINDOW_S / 50
-    assert driver.core.tbt_target_s == pytest.approx(2 * undisturbed)
+    assert driver.state.tbt_target_s == pytest.approx(2 * undisturbed)
     driver.submit(text(6, 100), key=2)  # its prefill is under way from here on
     driver.plan("prefill")
     for _ in range(3):
         committed += 10
         driver.counts[0] = (committed, 0)
         driver.tick(WINDOW_S)
-    assert driver.core.steering.tbt_s == pytest.approx(WINDOW_S / 10)
-    assert driver.core.tbt_target_s == pytest.approx(2 * undisturbed)
+    assert driver.state.steering.tbt_s == pytest.approx(WINDOW_S / 10)
+    assert driver.state.tbt_target_s == pytest.approx(2 * undisturbed)
     fixed = Driver(num_kv_pages=64, max_context=512, tbt_target_s=0.05)
-    fixed.core.steering.undisturbed_s = undisturbed
-    assert fixed.core.tbt_target_s == 0.05
+    fixed.state.steering.undisturbed_s = undisturbed
+    assert fixed.state.tbt_target_s == 0.05
 
 
 def test_the_youngest_is_preempted_and_comes_back() -> None:
@@ -574,7 +574,7 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
     for key in (1, 2):
         driver.submit(text(8, 20), key=key)
     driver.done("prefill")
-    old, young = driver.core.requests[1], driver.core.requests[2]
+    old, young = driver.state.requests[1], driver.state.requests[2]
     while young.phase != Phase.DECODE:
         driver.done("prefill")
     for count in range(1, 13):
@@ -608,13 +608,13 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
 def test_what_ends_while_it_is_preempted_is_shown_as_ended() -> None:
     driver = Driver()
     bring_to(driver, "decode")
-    preempt(driver.core, driver.core.requests[KEY])
+    preempt(driver.state, driver.state.requests[KEY])
     (drop,) = sent(driver.tick(), m.Drop)
     assert isinstance(drop, m.Drop)
     driver.counts[0] = (3, 1)
     effects = driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket)).tick()
     assert phases(effects) == [Phase.DECODE], "the detokenizer looks for ends at DECODE rows"
-    assert not driver.core.plans and not driver.core.pools["kv"].num_used
+    assert not driver.state.plans and not driver.state.pools["kv"].num_used
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
     assert driver.is_empty
 
@@ -622,21 +622,21 @@ def test_what_ends_while_it_is_preempted_is_shown_as_ended() -> None:
 def test_a_preempted_row_is_prefilled_again_from_its_media() -> None:
     driver = Driver()
     bring_to(driver, "prefill")
-    request = driver.core.requests[KEY]
-    preempt(driver.core, request)
+    request = driver.state.requests[KEY]
+    preempt(driver.state, request)
     stale, plan = driver.plan("prefill")
     assert isinstance(plan, m.Prefill)
     driver.tick()
-    assert request.record.evicting and driver.core.pools["kv"].num_used, "the plan still writes its KV pages"
+    assert request.record.evicting and driver.state.pools["kv"].num_used, "the plan still writes its KV pages"
     driver.receive("prefill", m.PlanDone("prefill", 1, stale, 0.01, m.Done()))
     driver.tick()
     driver.tick()
     assert request.prefilled == [0, 0] and request.has_kv
     _, again = driver.plan("video")
-    assert isinstance(again, m.DecodeSegment) and again.segment == 0
+    assert isinstance(again, m.PreprocessSegment) and again.segment == 0
     driver.done("video")
     driver.done("encoder")
-    while driver.core.plans:
+    while driver.state.plans:
         driver.done("prefill")
     assert request.phase == Phase.DECODE
 
@@ -647,7 +647,7 @@ def test_the_oldest_gets_kv_pages_from_younger_ones_after_a_while() -> None:
     driver.submit(text(20, 8), key=2)  # takes most of the pool while the image is analysed
     driver.receive("gateway", m.Filled(1, 1)).tick()
     driver.done("video", m.Analysed(SHAPE))
-    old, young = driver.core.requests[1], driver.core.requests[2]
+    old, young = driver.state.requests[1], driver.state.requests[2]
     assert young.has_kv and not old.has_kv
     driver.tick(0.1)
     assert not young.record.evicting
@@ -696,12 +696,12 @@ def test_a_large_text_request_is_not_passed_for_ever_by_younger_media() -> None:
     send_image()
     driver.submit(text(33, 1), key=1)
     for _ in range(30):
-        if driver.core.requests[1].has_row:
+        if driver.state.requests[1].has_row:
             break
-        if len(driver.core.requests) < 4:
+        if len(driver.state.requests) < 4:
             send_image()
         finish_a_step(driver)
-    assert driver.core.requests[1].has_row
+    assert driver.state.requests[1].has_row
 
 
 def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
@@ -716,7 +716,7 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     driver.done("prefill")
     driver.submit(image(), key=5)
     driver.receive("gateway", m.Filled(1, 5)).tick()
-    driver.submit(m.Definition("r", [1] * 220, [], m.Sampling(), 4), key=2)
+    driver.submit(m.RequestSpec("r", [1] * 220, [], m.Sampling(), 4), key=2)
     for key in (3, 4):
         driver.submit(image(), key=key)
     driver.done("video", analysed(30))
@@ -726,26 +726,26 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     assert isinstance(drop, m.Drop)
     driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
     driver.tick()
-    assert driver.core.requests[5].has_kv and 2 in driver.core.waiting
+    assert driver.state.requests[5].has_kv and 2 in driver.state.waiting
     driver.receive("gateway", m.Delivered(1, 1)).tick()
     driver.counts.clear()
     for key in (3, 4):
         driver.receive("gateway", m.Filled(1, key)).tick()
-    while any(isinstance(plan.plan, m.Analyse) for plan in driver.core.plans.values()):
-        plan = next(plan for plan in driver.core.plans.values() if isinstance(plan.plan, m.Analyse))
+    while any(isinstance(plan.plan, m.Analyse) for plan in driver.state.plans.values()):
+        plan = next(plan for plan in driver.state.plans.values() if isinstance(plan.plan, m.Analyse))
         driver.receive("video", m.PlanDone("video", 1, plan.plan_id, 0.01, analysed(10)))
         driver.tick()
     for _ in range(400):
         finish_a_step(driver)
-    assert not driver.core.requests
+    assert not driver.state.requests
 
 
 def finish_a_step(driver: Driver) -> None:
     """Whatever is asked of an actor is done, and every row that decodes comes to its end."""
-    for plan in list(driver.core.plans.values()):
+    for plan in list(driver.state.plans.values()):
         result = m.Analysed(SHAPE) if isinstance(plan.plan, m.Analyse) else m.Done()
         driver.receive(plan.actor, m.PlanDone(plan.actor, 1, plan.plan_id, 0.01, result))
-    for row, request in enumerate(driver.core.rows):
+    for row, request in enumerate(driver.state.rows):
         if request is not None and request.phase == Phase.DECODE:
             driver.counts[row] = (4, 2)
             driver.receive("decode", m.SequenceEnded(1, row, request.row_generation))
@@ -753,7 +753,7 @@ def finish_a_step(driver: Driver) -> None:
         assert isinstance(drop, m.Drop)
         driver.counts.pop(drop.row, None)
         driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
-    for request in list(driver.core.requests.values()):
+    for request in list(driver.state.requests.values()):
         if request.is_finished:
             driver.receive("gateway", m.Delivered(1, request.key))
     driver.tick()
@@ -767,28 +767,28 @@ def encoding_beside_decode() -> Driver:
     driver.submit(image(), key=2)
     driver.receive("gateway", m.Filled(1, 2)).tick()
     driver.done("video", m.Analysed(SHAPE))
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
     driver.done("video")
-    assert any(plan.actor == "encoder" for plan in driver.core.plans.values())
+    assert any(plan.actor == "encoder" for plan in driver.state.plans.values())
     driver.submit(text(), key=3)
-    assert not any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    assert not any(plan.actor == "prefill" for plan in driver.state.plans.values())
     return driver
 
 
 def test_an_encoder_that_hangs_keeps_no_text_from_its_prefill() -> None:
     driver = encoding_beside_decode()
     driver.tick(6.0)
-    assert any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    assert any(plan.actor == "prefill" for plan in driver.state.plans.values())
 
 
 def test_a_new_encoder_begins_anew() -> None:
     driver = encoding_beside_decode()
     driver.now += 6.0
     driver.receive("encoder", m.Hello("encoder", 2, 1, True), generation=2).tick()
-    assert not any(plan.actor == "prefill" for plan in driver.core.plans.values())
+    assert not any(plan.actor == "prefill" for plan in driver.state.plans.values())
     driver.tick(6.0)
-    assert any(plan.actor == "prefill" for plan in driver.core.plans.values()), "it hangs, too"
+    assert any(plan.actor == "prefill" for plan in driver.state.plans.values()), "it hangs, too"
 
 
 def test_time_out_of_decode_is_no_time_between_tokens() -> None:
@@ -798,19 +798,19 @@ def test_time_out_of_decode_is_no_time_between_tokens() -> None:
     for count in range(1, 10):
         driver.counts[0] = (count, 0)
         driver.tick(0.1)
-    rate = driver.core.requests[KEY].rate
+    rate = driver.state.requests[KEY].rate
     assert rate == pytest.approx(10, rel=0.2)
-    preempt(driver.core, driver.core.requests[KEY])
+    preempt(driver.state, driver.state.requests[KEY])
     (drop,) = sent(driver.tick(), m.Drop)
     assert isinstance(drop, m.Drop)
     driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
     driver.tick(5.0)
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
     for count in range(10, 16):
         driver.counts[0] = (count, 0)
         driver.tick(0.1)
-        assert driver.core.requests[KEY].rate == pytest.approx(10, rel=0.2)
+        assert driver.state.requests[KEY].rate == pytest.approx(10, rel=0.2)
 
 
 def test_who_comes_for_a_free_row_does_not_wait() -> None:
@@ -818,22 +818,22 @@ def test_who_comes_for_a_free_row_does_not_wait() -> None:
     driver.receive("gateway", m.Submit(1, 1, text()))
     driver.receive("gateway", m.Submit(1, 2, text()))
     effects = driver.tick()
-    assert not sent(effects, m.Failed) and all(request.has_row for request in driver.core.requests.values())
+    assert not sent(effects, m.Failed) and all(request.has_row for request in driver.state.requests.values())
     assert refused(driver.submit(text(), key=3)).status == 503
 
 
 def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
     driver = Driver(tbt_target_s=0.05, prefill_budget=0, max_context=4096, num_kv_pages=4000)
-    driver.submit(m.Definition("r", [1] * 3000, [], m.Sampling(), 64), key=1)
+    driver.submit(m.RequestSpec("r", [1] * 3000, [], m.Sampling(), 64), key=1)
     for _ in range(8):
-        if any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+        if any(plan.actor == "prefill" for plan in driver.state.plans.values()):
             plan_id, plan = driver.plan("prefill")
             assert isinstance(plan, m.Prefill)
             units = sum(chunk.end - chunk.start for chunk in plan.chunks)
             driver.receive("prefill", m.PlanDone("prefill", 1, plan_id, units * 1e-4, m.Done())).tick()
-    idle = driver.core.steering.prefill.units
-    assert driver.core.requests[1].phase == Phase.DECODE and idle > 600
-    driver.submit(m.Definition("r", [1] * 3000, [], m.Sampling(), 64), key=2)
+    idle = driver.state.steering.prefill.units
+    assert driver.state.requests[1].phase == Phase.DECODE and idle > 600
+    driver.submit(m.RequestSpec("r", [1] * 3000, [], m.Sampling(), 64), key=2)
     _, plan = driver.plan("prefill")
     assert isinstance(plan, m.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
 
@@ -886,7 +886,7 @@ def test_text_goes_on_without_media_actors(actor: str) -> None:
     driver.machine.set_outages([Outage(actor, "exit status 1", 120.0)])
     failed = broken(driver.submit(image(), key=1))
     assert "requests without media are served" in failed.message
-    assert not driver.core.requests, "it was never accepted"
+    assert not driver.state.requests, "it was never accepted"
     assert sent(driver.submit(text(), key=2), m.Prepared)
     assert Phase.DECODE in phases(driver.done("prefill"))
     driver.machine.set_outages([])
@@ -900,7 +900,7 @@ def test_what_is_being_decoded_goes_on_without_prefill() -> None:
     assert not sent(driver.tick(), m.Failed)
     assert broken(driver.submit(text(), key=1)).retry_after_s == 30, "nobody knows when"
     assert Phase.DECODE in phases(driver.submit(text(1), key=2)), "one token has no prefill"
-    preempt(driver.core, driver.core.requests[KEY])
+    preempt(driver.state, driver.state.requests[KEY])
     assert broken(driver.tick()).key == KEY, "it would have to be prefilled again"
 
 
@@ -911,7 +911,7 @@ def test_the_rows_of_a_broken_actor_are_free_once_it_is_back() -> None:
     driver.machine.set_outages([VIDEO_BROKEN])
     broken(driver.tick())
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
-    assert not driver.is_empty and not driver.core.requests
+    assert not driver.is_empty and not driver.state.requests
     driver.receive("video", m.Hello("video", 2, 1, True), generation=2)
     driver.machine.set_outages([])
     plan_id, _ = driver.plan("video")

@@ -26,13 +26,13 @@ def analysing(*keys: int) -> Driver:
 def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
     """All segments of all requests in one plan of the encoder."""
     driver = analysing(*keys)
-    driver.core.actors.pop("encoder")
-    while any(plan.actor == "video" for plan in driver.core.plans.values()):
+    driver.state.actors.pop("encoder")
+    while any(plan.actor == "video" for plan in driver.state.plans.values()):
         driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], m.Analyse) else None)
-    while any(plan.actor == "prefill" for plan in driver.core.plans.values()):
+    while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
-    driver.core.actors["encoder"] = 1
-    driver.core.steering.encode = type(driver.core.steering.encode)(256, 16384, 1024)
+    driver.state.actors["encoder"] = 1
+    driver.state.steering.encode = type(driver.state.steering.encode)(256, 16384, 1024)
     driver.tick()
     assert [part.row for part in encode_plan(driver).parts] == sorted(range(len(keys))) or len(keys) == 1
     return driver
@@ -49,15 +49,15 @@ def test_a_shared_plan_is_split_and_the_second_death_tells_who_it_is() -> None:
     assert not sent(driver.done("encoder", CRASHED), m.Failed)
     assert [part.row for part in encode_plan(driver).parts] == [0], "one piece of work of one request"
     driver.done("encoder")
-    assert not driver.core.requests[1].record.strikes, "it was not this one"
+    assert not driver.state.requests[1].record.strikes, "it was not this one"
     assert [part.row for part in encode_plan(driver).parts] == [1]
     failed = refused(driver.done("encoder", CRASHED))
     assert (failed.key, failed.status, failed.error_type) == (2, 500, "internal_error")
     assert "encoder process 2 times" in failed.message
     assert [part.row for part in encode_plan(driver).parts] == [2]
     driver.done("encoder")
-    assert driver.core.requests[1].failure is None and driver.core.requests[3].failure is None
-    assert driver.core.totals.quarantined == 1
+    assert driver.state.requests[1].failure is None and driver.state.requests[3].failure is None
+    assert driver.state.totals.quarantined == 1
 
 
 def test_one_request_of_several_segments_is_split_too() -> None:
@@ -66,7 +66,7 @@ def test_one_request_of_several_segments_is_split_too() -> None:
     driver.done("encoder", CRASHED)
     assert len(encode_plan(driver).parts) == 1
     driver.done("encoder")
-    assert driver.core.requests[1].record.strikes, "the other segment is suspected still"
+    assert driver.state.requests[1].record.strikes, "the other segment is suspected still"
     failed = refused(driver.done("encoder", CRASHED))
     assert failed.key == 1
 
@@ -78,13 +78,13 @@ def test_two_deaths_alone(stage: str) -> None:
     if stage != "analysis":
         driver.done("video", m.Analysed(SHAPE))
     assert not sent(driver.done(actor, CRASHED), m.Failed)
-    record = driver.core.requests[KEY].record
+    record = driver.state.requests[KEY].record
     assert [strike.kind for strike in record.strikes] == [StrikeKind.CRASHED]
     assert decode_record(encode_record(record)) == record
     failed = refused(driver.done(actor, CRASHED))
     assert failed.status == 500 and actor in failed.message
     for other in ("video", "prefill", "encoder"):
-        while any(plan.actor == other for plan in driver.core.plans.values()):
+        while any(plan.actor == other for plan in driver.state.plans.values()):
             driver.done(other)
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
     assert driver.is_empty
@@ -96,7 +96,7 @@ def test_success_in_between_takes_the_strike_away() -> None:
     for _ in range(3):
         driver.done("prefill", KILLED)
     driver.done("prefill", m.Done())
-    assert not driver.core.requests[KEY].record.strikes
+    assert not driver.state.requests[KEY].record.strikes
 
 
 def test_kills_from_outside_need_many_in_a_row() -> None:
@@ -112,7 +112,7 @@ def test_the_same_death_is_counted_once() -> None:
     driver = Driver()
     driver.submit(text())
     plan_id, _ = driver.plan("prefill")
-    request = driver.core.requests[KEY]
+    request = driver.state.requests[KEY]
     request.record.strikes.append(Strike(plan_id, 2, -1, -1, StrikeKind.CRASHED))
     assert not sent(driver.done("prefill", CRASHED), m.Failed)
     assert len(request.record.strikes) == 1
@@ -121,7 +121,7 @@ def test_the_same_death_is_counted_once() -> None:
 def test_a_cancelled_request_kills_no_second_time() -> None:
     driver = analysing(KEY)
     driver.receive("gateway", m.Cancel(1, KEY)).tick()
-    assert driver.core.plans, "the video process may be at it"
+    assert driver.state.plans, "the video process may be at it"
     driver.done("video", CRASHED)
     assert driver.is_empty
 
@@ -162,8 +162,8 @@ def test_skipped_work_of_the_living_is_planned_again_and_of_the_late_fails() -> 
 def test_what_was_generated_in_time_is_not_late_for_a_skipped_plan() -> None:
     driver = analysing(KEY)
     driver.done("video", m.Analysed(SHAPE))
-    request = driver.core.requests[KEY]
-    request.definition = image(deadline_s=driver.now + 1)
+    request = driver.state.requests[KEY]
+    request.spec = image(deadline_s=driver.now + 1)
     request.end_code = 1  # decode ended it just as it was preempted
     driver.now += 2
     driver.done("video", m.Skipped())
@@ -176,8 +176,8 @@ def test_commands_carry_the_deadline_after_which_nobody_needs_them() -> None:
     assert isinstance(run, m.Run) and run.deadline_s == driver.now + 10
     (run,) = sent(driver.submit(text(), key=2), m.Run)
     assert isinstance(run, m.Run) and run.deadline_s == 0.0
-    definition = m.Definition("r", [1, 2, IMAGE, 3], [m.MediaItem("image", 10)], m.Sampling(), 4, deadline_s=driver.now + 3)
-    driver.submit(definition, key=3)
+    spec = m.RequestSpec("r", [1, 2, IMAGE, 3], [m.MediaItem("image", 10)], m.Sampling(), 4, deadline_s=driver.now + 3)
+    driver.submit(spec, key=3)
     effects = driver.receive("gateway", m.Filled(1, 3)).tick()
     (run,) = sent(effects, m.Run)
     assert isinstance(run, m.Run) and run.deadline_s == driver.now + 3
@@ -195,4 +195,4 @@ def test_pages_of_a_dead_encoding_come_back_whoever_had_them_before() -> None:
     driver.done("prefill")
     driver.done("encoder")
     assert Phase.DECODE in phases(driver.done("prefill"))
-    assert driver.core.pools["embedding"].num_used == 0
+    assert driver.state.pools["embedding"].num_used == 0

@@ -105,7 +105,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @invariant()
     def pages_are_held_or_free(self) -> None:
         if self.world is not None and self.world.io is not None:
-            for pool in self.world.controller.core.pools.values():
+            for pool in self.world.controller.state.pools.values():
                 pool.check()
 
     def teardown(self) -> None:

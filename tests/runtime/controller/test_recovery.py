@@ -16,19 +16,19 @@ from mmrt.tests.runtime.controller.test_machine import Driver, encoding_beside_d
 
 def remains(driver: Driver) -> RunSnapshot:
     """What lies in shared memory and in the journal when the driver's controller is killed between two ticks."""
-    core = driver.core
+    state = driver.state
     rows = [
         RowSnapshot(
             r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code,
             encode_record(r.record),
         )
-        for r in core.rows
+        for r in state.rows
         if r is not None
     ]  # fmt: skip
-    live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.definition) for r in core.requests.values()}
-    plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in core.plans.values()]
-    generations = {name: list(pool.generations) for name, pool in core.pools.items()}
-    return RunSnapshot(JournalState(live, {}, [], core.next_arrival), rows, core.row_generations, plans, generations, core.actors)
+    live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.spec) for r in state.requests.values()}
+    plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in state.plans.values()]
+    generations = {name: list(pool.generations) for name, pool in state.pools.items()}
+    return RunSnapshot(JournalState(live, {}, [], state.next_arrival), rows, state.row_generations, plans, generations, state.actors)
 
 
 def actors_asked(machine: Controller, now: float, counts: Sequence[Progress]) -> set[str]:
@@ -45,11 +45,11 @@ def test_a_grant_for_all_tokens_is_whole(committed: int) -> None:
     snapshot = remains(driver)
     (row,) = snapshot.rows
     assert row.phase == Phase.PREPARE and [len(table) for table in row.block_tables] == [2, 0]
-    machine = recover(driver.core.limits, 4, snapshot._replace(rows=[row._replace(committed=committed)]))
+    machine = recover(driver.state.limits, 4, snapshot._replace(rows=[row._replace(committed=committed)]))
     effects = machine.tick(200.0)
     assert not [effect for effect in effects if isinstance(effect, ClearPages | AppendPages)]
-    assert machine.core.pools["kv"].num_used == 2, "a plan is writing them"
-    machine.core.pools["kv"].check()
+    assert machine.state.pools["kv"].num_used == 2, "a plan is writing them"
+    machine.state.pools["kv"].check()
 
 
 def test_a_grant_that_was_cut_short_is_given_back() -> None:
@@ -58,15 +58,15 @@ def test_a_grant_that_was_cut_short_is_given_back() -> None:
     snapshot = remains(driver)
     (row,) = snapshot.rows
     cut = row._replace(block_tables=(row.block_tables[0][:1], []))
-    machine = recover(driver.core.limits, 4, snapshot._replace(rows=[cut], plans=[]))
+    machine = recover(driver.state.limits, 4, snapshot._replace(rows=[cut], plans=[]))
     assert any(isinstance(effect, ClearPages) for effect in machine.tick(200.0))
 
 
 def test_what_the_last_controller_had_begun_counts_as_under_way() -> None:
     """Beside decode either the encoder or prefill works, whoever sent them to it; and for no longer than usual if it hangs."""
     driver = encoding_beside_decode()
-    assert [plan.actor for plan in driver.core.plans.values()] == ["encoder"]
-    machine = recover(driver.core.limits, 4, remains(driver))
+    assert [plan.actor for plan in driver.state.plans.values()] == ["encoder"]
+    machine = recover(driver.state.limits, 4, remains(driver))
     progress = [Progress(row, generation, 0, 0) for row, generation in machine.watched()]
     assert actors_asked(machine, 200.0, progress) == {"encoder"}
     assert "prefill" in actors_asked(machine, 206.0, progress)

@@ -4,13 +4,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from mmrt.runtime.bus.messages import Definition, MediaItem, Sampling
+from mmrt.runtime.bus.messages import MediaItem, RequestSpec, Sampling
 from mmrt.runtime.config import MAX_STEP_TOKENS
 from mmrt.runtime.controller.scheduling import unified
 from mmrt.runtime.controller.scheduling.admission import (
-    Granter,
     Holder,
     Load,
+    ResourceGate,
     check_lengths,
     check_submission,
     choose_victims,
@@ -56,9 +56,9 @@ LIMITS = Limits(
 )
 
 
-def definition(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = (), companion: int = 0) -> Definition:
+def spec(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = (), companion: int = 0) -> RequestSpec:
     items = [MediaItem("image", size) for size in media]
-    return Definition("r", [1] * num_tokens, items, Sampling(), max_new, companion_ids=[1] * companion or None)
+    return RequestSpec("r", [1] * num_tokens, items, Sampling(), max_new, companion_ids=[1] * companion or None)
 
 
 @st.composite
@@ -122,7 +122,7 @@ def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: i
     # encode: whole segments, decoded ones, in order, n_e < alpha before the last, pages
     encoded = [_segment(by_key, choice) for choice in step.encode]
     assert len(set(step.encode)) == len(step.encode)
-    assert all(segment.stage == SegmentStage.DECODED for segment in encoded)
+    assert all(segment.stage == SegmentStage.PREPROCESSED for segment in encoded)
     assert sum(segment.num_rows for segment in encoded[:-1]) < alpha
     assert sum(segment.embedding_pages for segment in encoded) <= view.num_free_embedding_pages
     for choice in step.encode:
@@ -150,7 +150,7 @@ def _segment(by_key: dict[int, RequestView], choice: tuple[int, int, int]) -> Se
 
 
 def request(key: int, ready: int = 0, done: int = 0, kv: bool = True, decoded: int = 0, rows: int = 10) -> RequestView:
-    segments = tuple(SegmentView(0, n, SegmentStage.DECODED, rows, 1, 1) for n in range(decoded))
+    segments = tuple(SegmentView(0, n, SegmentStage.PREPROCESSED, rows, 1, 1) for n in range(decoded))
     return RequestView(key, key, has_kv=kv, members=(MemberView(done, ready, ready),), segments=segments)
 
 
@@ -213,7 +213,7 @@ def test_what_is_decoded_ahead_of_kv_pages_leaves_half_of_the_patch_pages() -> N
 def test_many_pictures_do_not_hold_up_an_older_video() -> None:
     """FC7: while there are items to analyse, one segment of what came before is in work; without room for it, the items go on."""
     pending, decoding = (
-        SegmentView(0, number, stage, 10, 2, 1) for number, stage in enumerate((SegmentStage.PENDING, SegmentStage.DECODING))
+        SegmentView(0, number, stage, 10, 2, 1) for number, stage in enumerate((SegmentStage.PENDING, SegmentStage.PREPROCESSING))
     )
     pictures = RequestView(2, 2, unanalysed=tuple(range(16)))
     video = RequestView(1, 1, segments=(pending,))
@@ -263,16 +263,16 @@ def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> No
 @pytest.mark.parametrize(
     ("bad", "status", "words"),
     [
-        (definition(0), 400, "no tokens"),
-        (definition(media=(1, 1, 1)), 400, "3 media items, the limit is 2"),
-        (definition(media=(64 * 9,)), 413, "576 bytes of media, the limit is 512"),
-        (definition(128, None), 400, "128 tokens, with one to generate that is more than the context of 128"),
-        (definition(20, 109), 400, "max_tokens: is 109, the context of 128 tokens has room for 108"),
-        (definition(120, 4, companion=127), 400, "room for"),
-        (definition(127, 1, companion=127), 200, ""),
+        (spec(0), 400, "no tokens"),
+        (spec(media=(1, 1, 1)), 400, "3 media items, the limit is 2"),
+        (spec(media=(64 * 9,)), 413, "576 bytes of media, the limit is 512"),
+        (spec(128, None), 400, "128 tokens, with one to generate that is more than the context of 128"),
+        (spec(20, 109), 400, "max_tokens: is 109, the context of 128 tokens has room for 108"),
+        (spec(120, 4, companion=127), 400, "room for"),
+        (spec(127, 1, companion=127), 200, ""),
     ],
 )
-def test_what_can_never_run_is_refused(bad: Definition, status: int, words: str) -> None:
+def test_what_can_never_run_is_refused(bad: RequestSpec, status: int, words: str) -> None:
     if status == 200:
         check_submission(bad, LIMITS, Load())
         return
@@ -282,14 +282,14 @@ def test_what_can_never_run_is_refused(bad: Definition, status: int, words: str)
 
 
 def test_max_tokens_defaults_to_what_fits() -> None:
-    assert check_lengths(definition(max_new=None), (28,), LIMITS) == 100
-    assert check_lengths(definition(max_new=None), (28, 100), LIMITS) == 28
+    assert check_lengths(spec(max_new=None), (28,), LIMITS) == 100
+    assert check_lengths(spec(max_new=None), (28, 100), LIMITS) == 28
     tight = Limits(**{field: getattr(LIMITS, field) for field in LIMITS.__slots__} | {"num_kv_pages": 3})
-    assert check_lengths(definition(max_new=None), (28,), tight) == 21
+    assert check_lengths(spec(max_new=None), (28,), tight) == 21
     with pytest.raises(RequestError, match="60 tokens of KV cache, the whole cache has 48"):
-        check_lengths(definition(), (30, 30), tight)
+        check_lengths(spec(), (30, 30), tight)
     with pytest.raises(RequestError, match="KV cache of 48 tokens has room for 21"):
-        check_lengths(definition(max_new=22), (28,), tight)
+        check_lengths(spec(max_new=22), (28,), tight)
 
 
 @pytest.mark.parametrize(
@@ -297,27 +297,27 @@ def test_max_tokens_defaults_to_what_fits() -> None:
 )
 def test_too_much_waiting_is_503_with_retry_after(load: Load) -> None:
     with pytest.raises(RequestError) as caught:
-        check_submission(definition(), LIMITS, load)
+        check_submission(spec(), LIMITS, load)
     assert caught.value.status == 503 and caught.value.retry_after_s is not None and 1 <= caught.value.retry_after_s <= 30
 
 
 def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
-    granter = Granter(rows=3, media=2, kv=4)
-    assert not granter.take(row=1, media=3)  # the oldest lacks media pages
-    assert granter.take(row=1, kv=3)  # text passes
-    assert not granter.take(row=1, media=1)  # younger media does not
-    assert not granter.take(kv=2) and not granter.take(kv=1)  # kv is short now, for all that follow
-    granter.charge("row", 9)
-    assert not granter.take(row=1)
+    gate = ResourceGate(rows=3, media=2, kv=4)
+    assert not gate.take(row=1, media=3)  # the oldest lacks media pages
+    assert gate.take(row=1, kv=3)  # text passes
+    assert not gate.take(row=1, media=1)  # younger media does not
+    assert not gate.take(kv=2) and not gate.take(kv=1)  # kv is short now, for all that follow
+    gate.charge("row", 9)
+    assert not gate.take(row=1)
 
 
 def test_who_is_short_of_kv_pages_keeps_the_row_that_it_could_have() -> None:
     """Else younger ones that need a row alone take it before the pages come free, for ever."""
-    granter = Granter(rows=1, media=1, kv=4)
-    assert not granter.take(row=1, kv=5) and not granter.take(row=1, media=1)
-    granter = Granter(rows=2, media=1, kv=4)
-    assert not granter.take(row=1, kv=5) and not granter.take(row=1, kv=6), "one that follows keeps none"
-    assert granter.take(row=1, media=1)
+    gate = ResourceGate(rows=1, media=1, kv=4)
+    assert not gate.take(row=1, kv=5) and not gate.take(row=1, media=1)
+    gate = ResourceGate(rows=2, media=1, kv=4)
+    assert not gate.take(row=1, kv=5) and not gate.take(row=1, kv=6), "one that follows keeps none"
+    assert gate.take(row=1, media=1)
 
 
 holders = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8).map(

@@ -50,8 +50,8 @@ def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(tmp_pa
 
 
 def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(tmp_path: Path) -> None:
-    write_exit_note(tmp_path, "encoder", ExitNote(77, 1, bystander=True))
-    write_exit_note(tmp_path, "prefill", ExitNote(76, 1, bystander=True))  # of a process before
+    write_exit_note(tmp_path, "encoder", ExitNote(77, 1, other_actor=True))
+    write_exit_note(tmp_path, "prefill", ExitNote(76, 1, other_actor=True))  # of a process before
     note = ExitNote(77, -signal.SIGSEGV)
     assert leave_notes(tmp_path, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
     assert [blamed(read_exit_note(tmp_path, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
@@ -91,8 +91,8 @@ def test_memory_that_ran_out_is_to_blame() -> None:
 
 
 def test_a_debugger_is_never_to_blame_on_the_work() -> None:
-    assert not blamed(ExitNote(77, 1, guest=True), raised=True, now_ns=2 * DEADLINE_NS)
-    often = judge(reading(steps=0, streak=FIRST_STEP_DEATHS, crashes=2), ExitNote(77, 0, guest=True), 6_000, 0)
+    assert not blamed(ExitNote(77, 1, debugger=True), raised=True, now_ns=2 * DEADLINE_NS)
+    often = judge(reading(steps=0, streak=FIRST_STEP_DEATHS, crashes=2), ExitNote(77, 0, debugger=True), 6_000, 0)
     assert often == Death(9, False, "ended in a debugger", 0, 2, excused=True), "however often it is left in its first step"
 
 

@@ -28,7 +28,7 @@ class Guest:
     """One process that has borrowed a role."""
 
     def __init__(self, toy: "ToyRun", name: str, *words: str) -> None:
-        command = [sys.executable, str(HERE / "toy_guest.py"), str(toy.run), name, *words]
+        command = [sys.executable, str(HERE / "toy_debugger.py"), str(toy.run), name, *words]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.answer = self.process.stdout.readline().strip()
@@ -58,16 +58,16 @@ def up(toy: "ToyRun") -> "ToyRun":
 
 
 @pytest.fixture
-def guest(up: "ToyRun") -> Iterator[Guest]:
-    guest = Guest(up, "decode")
-    assert guest.answer == "borrowed"
-    yield guest
-    guest.end()
+def debugger(up: "ToyRun") -> Iterator[Guest]:
+    debugger = Guest(up, "decode")
+    assert debugger.answer == "borrowed"
+    yield debugger
+    debugger.end()
 
 
-def take_role(toy: "ToyRun", guest: Guest) -> None:
+def take_role(toy: "ToyRun", debugger: Guest) -> None:
     toy.forget()
-    guest.go_on()
+    debugger.go_on()
     toy.wait_for_state("decode", "debugged")
     toy.behave("decode")
 
@@ -115,14 +115,14 @@ def test_a_restart_for_which_no_process_can_be_started_changes_nothing() -> None
         started_s = 0.0
         alive = True
 
-    class Host:
+    class SupervisorApi:
         def on_state(self, actor: SupervisedActor) -> None: ...
 
         async def start_process(self, spec: ActorSpec, output_fd: int) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
     async def attempt() -> None:
-        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), Host())  # type: ignore[arg-type]
+        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), SupervisorApi())  # type: ignore[arg-type]
         actor.current = Instance(Process(), None)  # type: ignore[arg-type]
         actor.current.active.set()
         actor.follow(actor.current)
@@ -148,7 +148,7 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
         async def wait(self) -> int:
             return 0
 
-    class Host:
+    class SupervisorApi:
         def on_state(self, actor: SupervisedActor) -> None: ...
 
         def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
@@ -156,7 +156,7 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
             actor.stopping.set()
 
     async def die() -> None:
-        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), Host())  # type: ignore[arg-type]
+        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), SupervisorApi())  # type: ignore[arg-type]
         actor.current, actor.candidate = (Instance(Process(), None) for _ in range(2))  # type: ignore[arg-type]
         actor.current.is_relieved = is_relieved
         await actor.run()
@@ -165,65 +165,65 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
     assert ends == [(False, "") if is_relieved else (True, "exit status 0")]
 
 
-def test_a_guest_takes_the_role_and_gives_it_back(up: "ToyRun", guest: Guest) -> None:
+def test_a_guest_takes_the_role_and_gives_it_back(up: "ToyRun", debugger: Guest) -> None:
     before = up.actor("decode")
-    assert (before.state, before.status) == ("active", f"about to be debugged by pid {guest.pid}")
-    assert before.pid != guest.pid
-    take_role(up, guest)
+    assert (before.state, before.status) == ("active", f"about to be debugged by pid {debugger.pid}")
+    assert before.pid != debugger.pid
+    take_role(up, debugger)
     during = up.actor("decode")
-    assert (during.pid, during.generation, during.status) == (guest.pid, 2, f"debugged by pid {guest.pid}")
+    assert (during.pid, during.generation, during.status) == (debugger.pid, 2, f"debugged by pid {debugger.pid}")
     assert up.report().ready
     wait_for_standby(up)
     up.forget()
-    guest.end()
+    debugger.end()
     up.wait_for_state("decode", "active")
     after = up.actor("decode")
-    assert after.pid not in (before.pid, guest.pid) and after.generation == 3 and after.last_exit == ""
-    up.wait_for("message", lambda event: event["text"] == f"decode is not debugged any more: pid {guest.pid} has gone")
+    assert after.pid not in (before.pid, debugger.pid) and after.generation == 3 and after.last_exit == ""
+    up.wait_for("message", lambda event: event["text"] == f"decode is not debugged any more: pid {debugger.pid} has gone")
 
 
 def test_no_watchdog_looks_at_a_guest(up: "ToyRun") -> None:
-    guest = Guest(up, "decode", "hang")
+    debugger = Guest(up, "decode", "hang")
     try:
-        take_role(up, guest)
+        take_role(up, debugger)
         # Time passes by the watchdog of another actor, which hangs from its next start on.
         up.behave("memory", "hang")
         assert up.restart("memory").ok
         up.forget()
         up.wait_for_state("memory", "backoff")
-        assert guest.process.poll() is None
-        assert up.actor("decode").status == f"debugged by pid {guest.pid}"
+        assert debugger.process.poll() is None
+        assert up.actor("decode").status == f"debugged by pid {debugger.pid}"
     finally:
-        guest.end()
+        debugger.end()
 
 
-def test_one_guest_at_a_time_and_no_restart_meanwhile(up: "ToyRun", guest: Guest) -> None:
+def test_one_guest_at_a_time_and_no_restart_meanwhile(up: "ToyRun", debugger: Guest) -> None:
     second = Guest(up, "decode")
-    assert second.answer == f"refused: decode is being debugged by pid {guest.pid}"
+    assert second.answer == f"refused: decode is being debugged by pid {debugger.pid}"
     assert second.process.wait() == 1
     third = Guest(up, "decoed")
     assert third.answer == "refused: no actor 'decoed'; there are memory, decode"
     for refused in (second, third):
         refused.end()
-    with pytest.raises(RunError, match=f"decode is being debugged by pid {guest.pid}"):
+    with pytest.raises(RunError, match=f"decode is being debugged by pid {debugger.pid}"):
         up.restart("decode")
 
 
-def test_a_guest_that_leaves_at_its_first_prompt_changes_nothing(up: "ToyRun", guest: Guest) -> None:
+def test_a_guest_that_leaves_at_its_first_prompt_changes_nothing(up: "ToyRun", debugger: Guest) -> None:
     before = up.pid("decode")
-    guest.end()
-    up.wait_for("message", lambda event: event["text"] == f"decode is not debugged after all: pid {guest.pid} has gone")
+    debugger.end()
+    up.wait_for("message", lambda event: event["text"] == f"decode is not debugged after all: pid {debugger.pid} has gone")
     assert up.pid("decode") == before
     assert up.restart("decode").ok
 
 
-def test_a_death_behind_the_first_prompt_is_made_good(up: "ToyRun", guest: Guest) -> None:
+def test_a_death_behind_the_first_prompt_is_made_good(up: "ToyRun", debugger: Guest) -> None:
     up.forget()
     os.kill(up.pid("decode"), signal.SIGKILL)
     up.wait_for_state("decode", "backoff")
     up.wait_for_state("decode", "active")
-    assert up.actor("decode").pid != guest.pid
-    take_role(up, guest)
+    assert up.actor("decode").pid != debugger.pid
+    take_role(up, debugger)
 
 
 def test_a_guest_takes_over_from_a_crash_loop(toy: "ToyRun") -> None:
@@ -234,28 +234,28 @@ def test_a_guest_takes_over_from_a_crash_loop(toy: "ToyRun") -> None:
     up.forget()
     os.kill(up.pid("decode"), signal.SIGKILL)
     up.wait_for_state("decode", "backoff")
-    guest = Guest(up, "decode")
-    assert guest.answer == "borrowed"
+    debugger = Guest(up, "decode")
+    assert debugger.answer == "borrowed"
     try:
-        take_role(up, guest)
+        take_role(up, debugger)
         assert up.report().ready
     finally:
-        guest.end()
+        debugger.end()
 
 
-def test_the_end_of_the_run_ends_the_guest(up: "ToyRun", guest: Guest) -> None:
-    take_role(up, guest)
+def test_the_end_of_the_run_ends_the_guest(up: "ToyRun", debugger: Guest) -> None:
+    take_role(up, debugger)
     wait_for_standby(up)
     up.call(DownRequest(drain_s=0.0))
-    assert guest.process.wait() == 0
+    assert debugger.process.wait() == 0
     assert up.end() == 0
     up.assert_nothing_left()
 
 
-def test_a_killed_supervisor_ends_the_guest(up: "ToyRun", guest: Guest) -> None:
-    take_role(up, guest)
+def test_a_killed_supervisor_ends_the_guest(up: "ToyRun", debugger: Guest) -> None:
+    take_role(up, debugger)
     assert up.process is not None
     up.process.kill()
     up.process.wait()
-    assert guest.process.wait() == 0, "the connection is its lifeline"
+    assert debugger.process.wait() == 0, "the connection is its lifeline"
     up.wait_until_gone()

@@ -123,7 +123,7 @@ def test_a_step_may_take_as_long_as_it_has_declared_and_no_longer() -> None:
         assert not world.killed(61.5), "the step is over, and the silence since is short"
         assert not world.killed(62.0, deadline_s=70.0)
         assert world.killed(70.5, deadline_s=70.0) == "hang: a step is 0.5 s past its deadline"
-        assert world.instance.culprits == ["decode"]
+        assert world.instance.suspects == ["decode"]
 
 
 def test_all_that_is_under_way_at_a_deadline_is_suspected() -> None:
@@ -134,7 +134,7 @@ def test_all_that_is_under_way_at_a_deadline_is_suspected() -> None:
         world.tell(1.0, active=True)
         steps = {"encoder": Step(10.0, 300.0), "decode": Step(40.0, 70.0), "prefill": Step(70.2, 90.0)}
         assert not world.killed_in(69.0, steps) and world.killed_in(70.5, steps)
-        assert world.instance.culprits == ["encoder", "decode"]
+        assert world.instance.suspects == ["encoder", "decode"]
 
 
 def test_a_supervisor_that_was_stopped_blames_nobody() -> None:

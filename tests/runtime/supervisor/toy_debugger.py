@@ -1,4 +1,4 @@
-"""Borrows an actor's role as ``mmrt debug`` does, and is a toy actor then. Usage: toy_guest.py RUN NAME [WORD…], see toy_actor.py.
+"""Borrows an actor's role as ``mmrt debug`` does, and is a toy actor then. Usage: toy_debugger.py RUN NAME [WORD…], see toy_actor.py.
 
 Prints ``borrowed`` once it has the supervisor's word, and waits for a line of input before it goes on: the first prompt.
 """
