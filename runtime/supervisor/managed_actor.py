@@ -88,7 +88,7 @@ class SupervisorApi(Protocol):
 class Instance:
     """One process of an actor, and what it has told about itself.
 
-    A *debugger* runs in a user's terminal (``mmrt debug``): it is no child of ours, its output is not ours, and no watchdog looks at it.
+    A *debugger* runs in a user's terminal (``mmrt debug``): no child of ours, its output is not ours, no watchdog looks at it.
     """
 
     def __init__(self, process: Process, pump: LogPump | None, *, is_debugger: bool = False) -> None:
