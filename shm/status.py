@@ -26,7 +26,7 @@ _ACTORS_KIND = "actors"
 _STATS_KIND = "stats"
 _NAME_BYTES = 32
 _ROW_WORDS = 24
-_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _STREAK, _CRASHES, _COST = range(14)
+_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST = range(13)
 _EXTRA = 16
 _READ_ATTEMPTS = 100
 _MAX_SNAPSHOT_BYTES = 32768
@@ -60,7 +60,6 @@ class ActorReading:
     extra: tuple[int, ...]
     raised: bool = False  # the step was left by an exception: it stands, since the process is about to end
     oom_kills: int = 0  # the machine's counter when the generation became active
-    streak: int = 0  # generations before this one that died in their first step, one after another
     crashes: int = 0  # of the generations before this one, not long ago, of work that is not known
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
 
@@ -142,7 +141,6 @@ class ActorTable:
             extra=tuple(row[_EXTRA : _EXTRA + NUM_EXTRA]),
             raised=bool(row[_RAISED]),
             oom_kills=row[_OOM_KILLS],
-            streak=row[_STREAK],
             crashes=row[_CRASHES],
             step_cost_ns=row[_COST],
         )
@@ -215,10 +213,9 @@ class ActorStatus:
         words[_STEPS] += 1
         words[_BUSY] += time.monotonic_ns() - words[_START]
 
-    def set_inheritance(self, oom_kills: int, streak: int, crashes: int, step_cost_ns: int) -> None:
+    def set_inheritance(self, oom_kills: int, crashes: int, step_cost_ns: int) -> None:
         """What the next generation is to know that this one has found: see ``ActorReading``."""
         self._words[_OOM_KILLS] = oom_kills
-        self._words[_STREAK] = streak
         self._words[_CRASHES] = crashes
         self._words[_COST] = step_cost_ns
 
