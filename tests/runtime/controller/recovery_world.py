@@ -449,7 +449,9 @@ class World:
     def tokens_of(self, row: int, spec: m.SequenceSpec, member: int) -> list[int]:
         length = spec.num_companion_tokens if member else spec.num_prompt_tokens
         generation = int(self.table.generation[row])
-        return self.table.prompt_ids(row, member, length).tolist() + self.table.new_ids(row, generation).tolist()
+        return (
+            self.table.prompt_ids(row, member, length).tolist() + self.table.ids[row, : self.table.committed(row, generation)].tolist()
+        )
 
     def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
@@ -656,7 +658,7 @@ class World:
             if spec.key != key:
                 continue
             ended = phase == Phase.DECODE and self.table.end(row, generation) != EndCode.NONE
-            ids = self.table.new_ids(row, generation).tolist()
+            ids = self.table.ids[row, : self.table.committed(row, generation)].tolist()
             assert ids == [request.wanted.token(index) for index in range(len(ids))]
             if ended and self.table.end(row, generation) == EndCode.ERROR:
                 request.outcome, request.sent_s = "failed 500", -9.0

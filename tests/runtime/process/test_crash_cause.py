@@ -28,7 +28,7 @@ DEADLINE_NS = 10_000
 def reading(**words: Any) -> ActorReading:
     fields: dict[str, Any] = {
         "actor": "video", "state": ActorState.ACTIVE, "generation": 3, "pid": 77, "started_ns": 1, "step_plan": 9, "step_start_ns": 5,
-        "step_deadline_ns": DEADLINE_NS, "steps": 4, "busy_ns": 0, "queue_depth": 0, "extra": (),
+        "step_deadline_ns": DEADLINE_NS, "steps": 4, "busy_ns": 0, "queue_depth": 0,
     }  # fmt: skip
     return ActorReading(**{**fields, **words})
 
