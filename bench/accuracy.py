@@ -24,6 +24,7 @@ from .output import JSON_HELP, open_console, write_json
 from .render import show_environment, show_table
 
 PAGE_TOKENS = 16
+PROMPT_TOKENS = 40
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("checkpoint", type=Path, help="a checkpoint directory")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     add("--sequences", type=int, default=8)
-    add("--prompt-tokens", type=int, default=40)
     add("--tokens", type=int, default=30, help="predictions per sequence (%(default)s)")
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
@@ -61,15 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_grad_enabled(False)
     config = load_model_config(options.checkpoint, options.dtype)
     generator = torch.Generator().manual_seed(options.seed)
-    length = options.prompt_tokens + options.tokens
+    length = PROMPT_TOKENS + options.tokens
     ids = torch.randint(0, min(config.language.vocab_size, 1000), (options.sequences, length), generator=generator)
-    reference = transformers_logits(options.checkpoint, ids, options.prompt_tokens, "float32")
-    peer = transformers_logits(options.checkpoint, ids, options.prompt_tokens, options.dtype)
+    reference = transformers_logits(options.checkpoint, ids, PROMPT_TOKENS, "float32")
+    peer = transformers_logits(options.checkpoint, ids, PROMPT_TOKENS, options.dtype)
     differences = [difference(f"transformers, {options.dtype}", config, peer, reference)]
     for kv_dtype in get_args(KvDType):
         config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype)
         name = f"mmrt, {options.dtype}" if kv_dtype == "auto" else f"mmrt, {options.dtype}, KV in {kv_dtype}"
-        differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, options.prompt_tokens), reference))
+        differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, PROMPT_TOKENS), reference))
     bench = AccuracyBench(
         environment=read_environment(),
         checkpoint=options.checkpoint.name,

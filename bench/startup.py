@@ -23,7 +23,8 @@ from .own_run import OwnRun, OwnRunError, memory_of, own_run, processes_of, time
 from .render import show_environment, show_table
 
 MEBI = 1 << 20
-_SETTLE_S = 2.0
+_SETTLE_S, _IDLE_S = 2.0, 10.0
+_NUM_RESTARTS = 3  # of each torch actor
 _LONG_ANSWER = 200  # tokens
 _ANSWER_TIMEOUT_S = 120.0
 
@@ -53,8 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--model", default="", metavar="DIR", help="default: the embedded demo model")
     add("--shared-weights-of", metavar="DIR", help="also start this larger checkpoint: are its weights in memory once?")
-    add("--restarts", type=int, default=3, help="per torch actor (%(default)s)")
-    add("--idle-seconds", type=float, default=10.0, help="to watch an idle run (%(default)s)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
     console = open_console(options.json)
@@ -65,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = _config(options.model)
             measurements += measure_starts(run, config)
             measurements.append(measure_status(run))
-            measurements += measure_restarts(run, options.restarts)
-            measurements.append(measure_idle(run, options.idle_seconds))
+            measurements += measure_restarts(run)
+            measurements.append(measure_idle(run))
             memory = read_memory(run)
             measurements.append(Measurement(name="whole run, PSS", value=_sum(memory, 0), unit="MiB", target=1200))
             measurements.append(Measurement(name="down", value=run.down(), unit="s"))
@@ -120,23 +119,22 @@ def measure_status(run: OwnRun) -> Measurement:
     return Measurement(name="status", value=statistics.median(times_s), unit="s", target=0.3)
 
 
-def measure_restarts(run: OwnRun, count: int) -> list[Measurement]:
+def measure_restarts(run: OwnRun) -> list[Measurement]:
     """The whole command for each torch actor, median; the new generation is ready when it returns."""
     measurements = []
     for actor in sorted(TORCH_ACTORS - {"memory"}):
-        times_s = [run.command("restart", actor)[0] for _ in range(count)]
-        if times_s:
-            measurements.append(Measurement(name=f"restart {actor}", value=statistics.median(times_s), unit="s", target=1))
+        times_s = [run.command("restart", actor)[0] for _ in range(_NUM_RESTARTS)]
+        measurements.append(Measurement(name=f"restart {actor}", value=statistics.median(times_s), unit="s", target=1))
     return measurements
 
 
-def measure_idle(run: OwnRun, seconds: float) -> Measurement:
+def measure_idle(run: OwnRun) -> Measurement:
     """Processor use of all processes together, in percent of one."""
     pids = processes_of(run.report())
     time.sleep(_SETTLE_S)
     before = {pid: cpu_seconds(pid) for pid in pids}
     start_s = time.monotonic()
-    time.sleep(seconds)
+    time.sleep(_IDLE_S)
     elapsed_s = time.monotonic() - start_s
     used_s = sum((cpu_seconds(pid) or 0.0) - (earlier or 0.0) for pid, earlier in before.items())
     return Measurement(name="idle, all processes", value=100 * used_s / elapsed_s, unit="% CPU", target=3)

@@ -35,6 +35,7 @@ from .serve.samples import make_image
 from .serve.workload import Calibration, Lengths, MediaShapes, RequestPlan, make_body, make_prompt, media_seed, plan_steady
 
 TARGET_RATIO = 2.5
+DECODE_THREADS = 2  # of the run that is started
 _TIMEOUT_S = 1800.0
 
 
@@ -68,15 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint of a family that takes images")
     add("--url", help="a server that serves it already")
     add("--num-requests", type=int, default=16, help="all at once (%(default)s)")
-    add("--reference-requests", type=int, help="how many of them go through transformers (default: all)")
     add("--max-tokens", type=int, default=64)
     add("--image-size", type=image_size, default=(336, 336), metavar="WxH")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    add("--decode-threads", type=int, default=2, help="of the run that is started (%(default)s)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
-    if options.num_requests < 1 or options.max_tokens < 1 or (options.reference_requests or 1) < 1:
-        parser.error("--num-requests, --reference-requests and --max-tokens must be at least 1")
+    if options.num_requests < 1 or options.max_tokens < 1:
+        parser.error("--num-requests and --max-tokens must be at least 1")
     console = open_console(options.json)
     try:
         bench = measure(options)
@@ -105,11 +104,11 @@ def measure(options: argparse.Namespace) -> VersusBench:
                 RuntimeConfig(
                     model=ModelSection(path=str(options.checkpoint.absolute()), dtype=options.dtype),
                     server=ServerSection(port=0),
-                    actors=ActorsSection(decode=ActorSection(threads=options.decode_threads)),
+                    actors=ActorsSection(decode=ActorSection(threads=DECODE_THREADS)),
                 )
             )
             server = measure_server(run.report().endpoint, plans, shapes)
-    reference = measure_transformers(options.checkpoint, config.dtype, plans[: options.reference_requests], shapes)
+    reference = measure_transformers(options.checkpoint, config.dtype, plans, shapes)
     return VersusBench(
         environment=environment,
         checkpoint=options.checkpoint.name,

@@ -113,12 +113,6 @@ class PacketCursor:
                 item = held.popleft()
             yield item
 
-    @property
-    def num_held(self) -> int:
-        """Packets in memory, those of two groups counted twice."""
-        with self._lock:
-            return sum(len(held) for held in self._held.values())
-
     def holds(self, group: Group) -> bool:
         """Whether the group was not forgotten yet."""
         with self._lock:

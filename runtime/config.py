@@ -30,7 +30,6 @@ ACTOR_MODULES = {
     "detokenizer": "detokenizer",
 }  # below mmrt.actors: each has ``main``
 STAGES = {"E": "encoder", "P": "prefill", "D": "decode"}  # as layouts name them (TI1)
-CONTEXT_LIMIT = 32768  # tokens; ``max_context`` = 0 never goes beyond this
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
@@ -52,7 +51,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most CONTEXT_LIMIT
+    max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most 32768
     device: Device = "cpu"  # where it is computed: cpu, cuda, or cuda:N
 
     @property

@@ -91,10 +91,6 @@ class PagePool:
             raise StalePage(f"page {page} is outside pool {self.name!r} ({self.num_pages} pages)")
         return page
 
-    def pages_for_bytes(self, num_bytes: int) -> int:
-        """How many pages hold ``num_bytes``."""
-        return -(-num_bytes // self.page_bytes)
-
     def write_bytes(self, pages: Sequence[int], data: bytes | bytearray | memoryview, start: int = 0) -> None:
         """Write ``data`` over the pages, in their order, from byte ``start`` of the run on.
 
@@ -125,10 +121,6 @@ class PagePool:
         if not 0 < row_bytes <= self.page_bytes:
             raise ValueError(f"a row of {row_bytes} bytes does not fit a page of {self.page_bytes} of pool {self.name!r}")
         return self.page_bytes // row_bytes
-
-    def pages_for_rows(self, row_bytes: int, num_rows: int) -> int:
-        """How many pages hold ``num_rows``."""
-        return -(-num_rows // self.rows_per_page(row_bytes))
 
     def gather_rows(self, pages: Sequence[int], row_bytes: int, num_rows: int, first_row: int = 0) -> NDArray[np.uint8]:
         """Rows [first_row, first_row + num_rows) of a page run, as uint8 [num_rows, row_bytes].

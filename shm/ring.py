@@ -52,11 +52,6 @@ class Ring:
         """Unmap."""
         self._segment.close()
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes that are committed and not acknowledged."""
-        return self._segment.words[self._committed] - self._segment.words[self._acknowledged]
-
     def try_push(self, record: bytes) -> bool:
         """Append a record; False, and nothing changed, if there is no room for it now.
 

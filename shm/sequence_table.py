@@ -233,13 +233,6 @@ class SequenceTable:
         fence()
         return value & _LOW if value >> 32 == generation == words[self._generation + row] else 0
 
-    def new_ids(self, row: int, generation: int, start: int = 0) -> NDArray[np.int32]:
-        """A copy of the committed ids from ``start`` on; empty if the row has another generation."""
-        count = self.committed(row, generation)
-        ids = self.ids[row, start:count].copy()
-        fence()
-        return ids if self._segment.words[self._generation + row] == generation else ids[:0]
-
     def prompt_ids(self, row: int, member: int, num_tokens: int) -> NDArray[np.int32]:
         """The first ``num_tokens`` prompt ids of a member: a view."""
         return self.prompt[row, member, :num_tokens]

@@ -1,7 +1,7 @@
 """What every process says of itself, readable by ``mmrt status``, the watchdog and /metrics without any of them being alive.
 
-``ActorTable``: two rows of words per actor, one for the generation that holds the role lock and one for a standby; the owner of a
-row is its only writer. ``ControllerStats``: one snapshot, written by the controller.
+``ActorTable``: a row of words per actor; the generation that holds its role lock is the only writer. ``ControllerStats``: one
+snapshot, written by the controller.
 """
 
 import enum
@@ -20,14 +20,11 @@ from .run_directory import RunDirectory
 from .segment import Layout, Segment
 from .versioned import VersionedBlob
 
-NUM_EXTRA = 8
-
 _ACTORS_KIND = "actors"
 _STATS_KIND = "stats"
 _NAME_BYTES = 32
-_ROW_WORDS = 24
-_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _STREAK, _CRASHES, _COST = range(14)
-_EXTRA = 16
+_ROW_WORDS = 16
+_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST = range(13)
 _READ_ATTEMPTS = 100
 _MAX_SNAPSHOT_BYTES = 32768
 
@@ -37,9 +34,8 @@ class ActorState(enum.IntEnum):
 
     ABSENT = 0  # this row was never written
     STARTING = 1
-    STANDBY = 2
-    ACTIVE = 3
-    STOPPING = 4
+    ACTIVE = 2
+    STOPPING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +53,8 @@ class ActorReading:
     steps: int
     busy_ns: int
     queue_depth: int
-    extra: tuple[int, ...]
     raised: bool = False  # the step was left by an exception: it stands, since the process is about to end
     oom_kills: int = 0  # the machine's counter when the generation became active
-    streak: int = 0  # generations before this one that died in their first step, one after another
     crashes: int = 0  # of the generations before this one, not long ago, of work that is not known
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
 
@@ -70,7 +64,7 @@ class ActorReading:
 
 
 class ActorTable:
-    """Row = 24 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
+    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
 
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""
@@ -110,17 +104,17 @@ class ActorTable:
         """Unmap."""
         self._segment.close()
 
-    def writer(self, actor: str, generation: int, standby: bool = False) -> "ActorStatus":
-        """Take over an actor's row, cleared, in state STARTING. Without ``standby`` the caller holds the role lock.
+    def writer(self, actor: str, generation: int) -> "ActorStatus":
+        """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.
 
         Raises: ValueError for an actor that is not in the table.
         """
-        return ActorStatus(self._segment, self._row(actor, standby), generation)
+        return ActorStatus(self._segment, self._row(actor), generation)
 
-    def read(self, actor: str, standby: bool = False) -> ActorReading:
+    def read(self, actor: str) -> ActorReading:
         """Look at an actor's row. Raises: ValueError for an actor that is not in the table."""
         words = self._segment.words
-        start = self._row(actor, standby)
+        start = self._row(actor)
         for _ in range(_READ_ATTEMPTS):
             row = words[start : start + _ROW_WORDS].tolist()
             fence()
@@ -139,18 +133,16 @@ class ActorTable:
             steps=row[_STEPS],
             busy_ns=row[_BUSY],
             queue_depth=row[_DEPTH],
-            extra=tuple(row[_EXTRA : _EXTRA + NUM_EXTRA]),
             raised=bool(row[_RAISED]),
             oom_kills=row[_OOM_KILLS],
-            streak=row[_STREAK],
             crashes=row[_CRASHES],
             step_cost_ns=row[_COST],
         )
 
-    def _row(self, actor: str, standby: bool) -> int:
+    def _row(self, actor: str) -> int:
         if actor not in self.actors:
             raise ValueError(f"no actor {actor!r} in this run (there are {', '.join(self.actors)})")
-        return self._rows + (2 * self.actors.index(actor) + standby) * _ROW_WORDS
+        return self._rows + self.actors.index(actor) * _ROW_WORDS
 
 
 class ActorStatus:
@@ -215,10 +207,9 @@ class ActorStatus:
         words[_STEPS] += 1
         words[_BUSY] += time.monotonic_ns() - words[_START]
 
-    def set_inheritance(self, oom_kills: int, streak: int, crashes: int, step_cost_ns: int) -> None:
+    def set_inheritance(self, oom_kills: int, crashes: int, step_cost_ns: int) -> None:
         """What the next generation is to know that this one has found: see ``ActorReading``."""
         self._words[_OOM_KILLS] = oom_kills
-        self._words[_STREAK] = streak
         self._words[_CRASHES] = crashes
         self._words[_COST] = step_cost_ns
 
@@ -238,11 +229,6 @@ class ActorStatus:
     def set_queue_depth(self, depth: int) -> None:
         """How much work waits for this actor, in units that are its own."""
         self._words[_DEPTH] = depth
-
-    def set_extra(self, index: int, value: int) -> None:
-        """One of NUM_EXTRA numbers with a meaning of the actor's own."""
-        assert 0 <= index < NUM_EXTRA
-        self._words[_EXTRA + index] = value
 
 
 class PoolUse(msgspec.Struct, frozen=True):
@@ -311,7 +297,7 @@ def _actor_layout(num_actors: int) -> tuple[int, int, int]:
     """(offset of the names, offset of the rows, bytes of the segment)."""
     layout = Layout()
     names = layout.add((num_actors, _NAME_BYTES), np.uint8).offset
-    rows = layout.add((num_actors, 2, _ROW_WORDS), np.uint64).offset
+    rows = layout.add((num_actors, _ROW_WORDS), np.uint64).offset
     return names, rows, layout.num_bytes
 
 

@@ -151,8 +151,7 @@ class Actor:
         if self.death is not None:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
         status = table.writer(self.name, self.generation)
-        streak = self.death.streak if self.death is not None else 0
-        status.set_inheritance(kills, streak, recent_crashes(last, self.death), last.step_cost_ns)
+        status.set_inheritance(kills, recent_crashes(last, self.death), last.step_cost_ns)
         return status
 
     def serving(self) -> None:

@@ -2,7 +2,7 @@
 
 A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
 command is harmless; a plan whose slot holds something else is obsolete and is dropped; one that raises is answered with an error;
-one that the generation before died in, but for a debugger's, is answered with Died and not begun: the controller decides what to do.
+one that the generation before crashed in is answered with Died and not begun: the controller decides what to do.
 
 Plans that others must not wait for (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
 else to do, the one there is the step in the status words: its deadline is watched, and it is what the process dies of. Beside another
@@ -104,9 +104,9 @@ class _Loop:
                 log.warning("unexpected %s", type(message).__name__)
             elif done := results.get(message.plan_id):
                 actor.send(done)
-            elif actor.death is not None and message.plan_id == actor.death.step and not actor.death.excused:
+            elif actor.death is not None and message.plan_id == actor.death.step and actor.death.crashed:
                 log.error("plan %x is not begun: the generation before %s in it", message.plan_id, actor.death.reason)
-                results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died(actor.death.crashed))
+                results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died())
                 actor.send(results[message.plan_id])
             elif not self._holds(message.plan_id):
                 self.queue.append(message)

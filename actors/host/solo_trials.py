@@ -1,11 +1,10 @@
-"""Who of many killed the process? They are tried one by one (decode: rows of a batch; detokenizer: texts).
+"""After a crash in a step over many, each of them is tried alone until the culprit is known (decode: rows; detokenizer: texts).
 
-The generation before died in a step over many, and not by anybody's hand. Each of them is then tried in a step of its own whose name
-says whose it is; with the others work goes on as usual in between. Who gets through is one of them again; whom the process dies of
-a second time is known by name to the next generation, and is given up. So a guilty one costs two deaths, and the innocent no more
-than the time of these steps. Should there be more deaths all the same, trials take more and more steps: what kills in company only,
-or now and then, is kept alone until it is found or done. Plans of workers have their own way (runtime/controller/poison.py), for the
-controller knows what is in them.
+A trial is one step whose name says whose it is; between trials work goes on as usual with the others. A row whose trial goes well is
+one of them again. If the process crashes in a trial, the next generation reads the name, and that row is given up: a culprit costs
+two crashes, and the innocent lose the time of their trials. A row that crashes the process only in company is never found: such
+crashes are counted as unexplained, see ``crash_cause``. Plans of workers have their own way (``runtime/controller/poison.py``),
+since the controller knows what is in them.
 """
 
 from collections.abc import Iterable
@@ -13,9 +12,6 @@ from collections.abc import Iterable
 from ...runtime.process.crash_cause import Death
 
 Place = tuple[int, int]  # (row, row generation)
-
-LONGER = 8  # times as many steps per trial after each further crash
-MAX_TRIAL_STEPS = 4096
 
 _SOLO = 1 << 62  # in the name of a step: it is one row's
 
@@ -32,33 +28,23 @@ def solo_place(step: int) -> Place | None:
 
 
 class SoloTrials:
-    """``suspects`` are yet to be tried, in turn; ``guilty`` is to be given up, if somebody is."""
+    """``suspects`` are yet to be tried, in turn; ``guilty`` is to be given up, if somebody is; ``crashes`` are unexplained ones."""
 
     def __init__(self, death: Death | None, places: Iterable[Place]) -> None:
         """``death`` is the predecessor's, ``places`` are all that it can have been working on."""
         self.guilty: Place | None = None
         self.suspects: list[Place] = []
-        self.crashes = 0  # of which the reason is not known
-        self._steps = 1
-        self._done: dict[Place, int] = {}
-        if death is None:
-            return
-        self.crashes = death.crashes
-        tried = solo_place(death.step)
-        if death.crashed and tried is not None:
+        self.crashes = death.crashes if death is not None else 0
+        tried = solo_place(death.step) if death is not None else None
+        if death is not None and death.crashed and tried is not None:
             self.guilty = tried
-            self.crashes = max(0, death.crashes - 2)
-        if self.crashes > 1:
-            self._steps = min(MAX_TRIAL_STEPS, LONGER ** min(16, self.crashes - 1))
-        if death.crashed or tried is not None:  # killed from outside in the middle of a trial: it begins again
+            self.crashes = max(0, death.crashes - 2)  # this one, and the one that made it a suspect
+        if death is not None and (death.crashed or tried is not None):  # killed from outside in a trial: the trials begin again
             self.suspects = [place for place in places if place != self.guilty]
 
     def passed(self, place: Place) -> None:
-        """A suspect's step went well: it is none any more, or others take their turn before its next one."""
+        """A suspect's step went well."""
         self.suspects.remove(place)
-        self._done[place] = self._done.get(place, 0) + 1
-        if self._done[place] < self._steps:
-            self.suspects.append(place)
 
     @property
     def held(self) -> set[int]:

@@ -31,7 +31,7 @@ MODULES = {
     "sampling": "sampling",
     "kv_write": "kv_write",
     "rms_norm, silu_mul": "row_kernels",
-    "embedding_pages, kv_transfer": "copies",
+    "embedding_pages": "embedding_pages",
     "sharing": "sharing",
     "contention": "contention",
     "video": "video_units",

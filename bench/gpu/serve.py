@@ -113,17 +113,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sections", nargs="+", choices=list(SECTIONS), default=sections, metavar="SECTION", help=about)
     add("--shape", choices=("tiny", "small", "3b", "7b"), help="of the model that is timed (7b where there is room for it, else 3b)")
     add("--model", type=Path, metavar="DIR", help="a checkpoint that is there already, instead")
-    add("--requests", type=int, default=64, help="of each load (%(default)s)")
-    add("--trials", type=int, default=3, help="kills of each actor (%(default)s)")
     add("--quick", action="store_true", help="few requests and one kill of each actor")
     add("--limit", type=float, metavar="S", help="end after so many seconds with what there is")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     add("--plot", type=Path, metavar="FILE", help="a picture of all figures; needs matplotlib")
     options = parser.parse_args(argv)
-    if options.quick:
-        options.requests, options.trials = min(options.requests, 8), 1
-    if options.requests < 1 or options.trials < 1:
-        parser.error("--requests and --trials must be at least 1")
+    options.requests, options.trials = (8, 1) if options.quick else (64, 3)  # of each load; kills of each actor
     return options
 
 

@@ -172,6 +172,14 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"default: {_DEFAULT_NUM_REQUESTS}, or the whole trace; stall: fresh requests",
     )
     add("--seed", type=_number("seed", int, least=0), default=0)
+    _add_content(add)
+    _add_stall(add)
+    _add_report(add)
+    return parser
+
+
+def _add_content(add: Callable[..., object]) -> None:
+    """What the requests hold."""
     add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
     add("--max-tokens", type=_number("tokens", int, least=1), help="tokens per answer (64; stall: 1024)")
     add("--temperature", type=_number("temperature", float, least=0), default=0.0)
@@ -181,6 +189,9 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--video-seconds", type=_number("seconds", float, above=0), default=2.0)
     add("--video-fps", type=_number("fps", int, least=1), default=8)
     add("--audio-seconds", type=_number("seconds", float, above=0), default=2.0)
+
+
+def _add_stall(add: Callable[..., object]) -> None:
     add("--streams", type=_number("streams", int, least=1), default=4, help="stall: text streams (%(default)s)")
     add("--phase", type=_number("seconds", float, above=0), default=15.0, help="stall: seconds of each phase (%(default)s)")
     add(
@@ -195,6 +206,10 @@ def _make_parser() -> argparse.ArgumentParser:
         default=16,
         help="stall: answer of a fresh request (%(default)s)",
     )
+
+
+def _add_report(add: Callable[..., object]) -> None:
+    """What is measured, and where it goes."""
     add("--slo-ttft", type=_number("seconds", float, above=0), metavar="S", help="report the share of requests under it")
     add("--slo-tbt", type=_number("seconds", float, above=0), metavar="S", help="and with 90 %% of their TBTs under this")
     add("--no-extensions", dest="extensions", action="store_false", help="send neither ignore_eos nor continuous_usage_stats")
@@ -208,7 +223,6 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="write report.json and records.jsonl (with --plot: the plot) there")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     add("--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf")
-    return parser
 
 
 def _number(name: str, kind: Callable[[str], ValueT], *, least: float = -math.inf, above: float = -math.inf) -> Callable[[str], ValueT]:

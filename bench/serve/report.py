@@ -61,7 +61,6 @@ class StallSummary(msgspec.Struct, frozen=True, kw_only=True):
     under_way: Distribution | None  # only while a fresh request waits for its first token
     p99_ratio: float | None
     p99_ratio_under_way: float | None
-    gap_p99_ratio: float | None  # the same of times between chunks
     fresh_ttft: Distribution | None
     alone_s: float
     with_fresh_s: float
@@ -170,7 +169,6 @@ def summarise_stall(run: StallRun) -> StallSummary:
         under_way=under_way,
         p99_ratio=_p99_ratio(with_fresh, alone),
         p99_ratio_under_way=_p99_ratio(under_way, alone),
-        gap_p99_ratio=_p99_ratio(distribution(times_with_fresh(run, gaps=True)), distribution(times_alone(run, gaps=True))),
         fresh_ttft=distribution(r.ttft_s for r in run.fresh if r.ttft_s is not None and r.error is None),
         alone_s=run.alone[1] - run.alone[0],
         with_fresh_s=run.with_fresh[1] - run.with_fresh[0],

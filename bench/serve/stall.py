@@ -138,27 +138,25 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def times_alone(run: StallRun, *, gaps: bool = False) -> list[float]:
-    """Times between tokens (``gaps``: between chunks) of the streams, wholly within the first phase; seconds."""
-    return [end_s - start_s for start_s, end_s in _spans(run.streams, gaps) if run.alone[0] <= start_s and end_s <= run.alone[1]]
+def times_alone(run: StallRun) -> list[float]:
+    """Times between tokens of the streams, wholly within the first phase; seconds."""
+    return [end_s - start_s for start_s, end_s in _spans(run.streams) if run.alone[0] <= start_s and end_s <= run.alone[1]]
 
 
-def times_with_fresh(run: StallRun, *, gaps: bool = False) -> list[float]:
+def times_with_fresh(run: StallRun) -> list[float]:
     """Those that end in the second phase: one that began before the first fresh request came is counted here."""
-    return [end_s - start_s for start_s, end_s in _spans(run.streams, gaps) if run.with_fresh[0] < end_s <= run.with_fresh[1]]
+    return [end_s - start_s for start_s, end_s in _spans(run.streams) if run.with_fresh[0] < end_s <= run.with_fresh[1]]
 
 
-def times_under_way(run: StallRun, *, gaps: bool = False) -> list[float]:
+def times_under_way(run: StallRun) -> list[float]:
     """Those that overlap with the time from sending to the first token of any fresh request: no quiet time in between."""
     busy = [(r.sent_s, r.chunks[0].time_s if r.chunks else r.end_s) for r in run.fresh]
     return [
         end_s - start_s
-        for start_s, end_s in _spans(run.streams, gaps)
+        for start_s, end_s in _spans(run.streams)
         if any(start_s < busy_end_s and busy_start_s < end_s for busy_start_s, busy_end_s in busy)
     ]
 
 
-def _spans(streams: Sequence[Record], gaps: bool) -> list[Phase]:
-    return [
-        (time_s - length_s, time_s) for record in streams for time_s, length_s in (record.timed_gaps() if gaps else record.timed_tbts())
-    ]
+def _spans(streams: Sequence[Record]) -> list[Phase]:
+    return [(time_s - length_s, time_s) for record in streams for time_s, length_s in record.timed_tbts()]

@@ -359,9 +359,7 @@ class Skipped(Wire, frozen=True):
 
 
 class Died(Wire, frozen=True):
-    """The plan is not done: the generation before died in it. ``crashed``: not by anybody's hand (runtime/process/crash_cause.py)."""
-
-    crashed: bool
+    """The plan is not done: the generation before crashed in it (runtime/process/crash_cause.py)."""
 
 
 class Overran(Wire, frozen=True):

@@ -25,7 +25,7 @@ from .guidance import member_lengths, num_pages
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
 from .outages import check_served
-from .poison import MAX_DEATHS, STRIKE_BYTES
+from .poison import MAX_STRIKES, STRIKE_BYTES
 from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
@@ -178,7 +178,7 @@ def prepare(state: ControllerState, request: Request) -> None:
         num_patch = min(limits.num_patch_pages, sum(patch_pages(segment, limits) for segment in segments))
         num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
         page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
-        page_bytes += MAX_DEATHS * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
+        page_bytes += MAX_STRIKES * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
         check_record(state, request, page_bytes)
     except RequestError as error:
         fail(state, request, error)

@@ -33,7 +33,6 @@ class Progress(NamedTuple):
 
 def observe(state: ControllerState, progress: Sequence[Progress], now: float) -> None:
     """Take note of committed ids and ends; measure rates and the time between tokens."""
-    state.steering.looked_s = now
     if any(inflight.actor in DISTURBING for inflight in state.plans.values()):
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0

@@ -1,8 +1,8 @@
 """Poison requests: those whose plans fail or end their actor are suspected, tried alone, and given up.
 
 A plan of several requests that fails as a whole says nothing about any one of them: each gets a *strike* and is tried alone, one
-piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has ended its actor twice, not
-by anybody's hand, is given up with its request (docs/recovery.md); its batch-mates go on. Strikes are kept in the row, by
+piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has crashed its actor twice is
+given up with its request (docs/recovery.md); its batch-mates go on. Strikes are kept in the row, by
 the plan they come from, so that neither a new controller nor a repeated message counts one twice.
 """
 
@@ -14,8 +14,8 @@ from .scheduling.types import SegmentStage
 from .state import WORKERS, ControllerState, InflightPlan, owner
 
 MAX_CRASHES = 2
+MAX_STRIKES = MAX_CRASHES + 1  # of one piece of work: an error in a batch comes before its crashes alone
 STRIKE_BYTES = 20  # of one strike in the row's record, at most
-MAX_DEATHS = 4  # also by outside hands: nobody kills the same work again and again but the work
 
 Place = tuple[int, int]  # (item, segment) of a medium; (item, -1) its analysis; (-1, -1) the prompt
 
@@ -46,7 +46,7 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
             path = plan.media.path if isinstance(plan, Analyse | PreprocessSegment) else "messages"
             return RequestError(result.message, status=result.status, param=path)
         return RequestError(result.message, status=result.status, type="internal_error")
-    kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED if result.crashed else StrikeKind.KILLED
+    kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED
     strikes = request.record.strikes
     actor = WORKERS.index(inflight.actor)
     places = _places(request, inflight.plan)
@@ -57,9 +57,8 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
         return None
     for place in places:
         kinds = [strike.kind for strike in strikes if strike.actor == actor and strike.place == place]
-        deaths = len(kinds) - kinds.count(StrikeKind.ERROR)
-        if kinds.count(StrikeKind.CRASHED) >= MAX_CRASHES or deaths >= MAX_DEATHS:
-            message = f"the request ended the {inflight.actor} process {deaths} times and is given up"
+        if (crashes := kinds.count(StrikeKind.CRASHED)) >= MAX_CRASHES:
+            message = f"the request ended the {inflight.actor} process {crashes} times and is given up"
             return RequestError(message, status=500, type="internal_error")
     return None
 

@@ -30,11 +30,10 @@ class ItemRecord(msgspec.Struct, array_like=True):
 
 
 class StrikeKind:
-    """How a plan failed: by an exception in a batch of several, by a death that somebody from outside caused, by one of its own."""
+    """How a plan failed: by an exception in a batch of several, or by a crash of its actor."""
 
     ERROR = 0
-    KILLED = 1
-    CRASHED = 2
+    CRASHED = 1
 
 
 class Strike(msgspec.Struct, frozen=True, array_like=True):

@@ -75,7 +75,6 @@ class Steering:
     disturbed_s: float = LONG_AGO_S  # when something last was
     last: Device = "prefill"
     last_streamed: bool = False  # of video's last plan of large work
-    looked_s: float = LONG_AGO_S
     steered_s: float = LONG_AGO_S
     service_s: float = 1.0
 

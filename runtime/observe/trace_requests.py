@@ -55,7 +55,6 @@ class RequestSpan:
     stages: list[Stage] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)  # (what, when): first text, preempted, failed
     num_sent: int = 0  # tokens
-    sent_ns: int = 0
     status: int = 0
     end_ns: int = 0  # 0: it lives
 
@@ -145,9 +144,9 @@ def _apply(span: RequestSpan, record: FlightRecord) -> None:
         case Kind.FIRST_TEXT:
             span.marks.append(("first text", now_ns))
         case Kind.SENT:
-            span.num_sent, span.sent_ns = record.a, now_ns
+            span.num_sent = record.a
         case Kind.OVER:
-            span.num_sent, span.sent_ns = record.a, now_ns
+            span.num_sent = record.a
             span.status = span.status or record.b
             if all(stage.name == "submitted" for stage in span.stages):
                 span.finish(now_ns)  # refused, or given up before the controller took note

@@ -2,8 +2,12 @@
 
 A step that still stands in the status words of a dead generation is what it died in. Whether that work is to blame is told by how
 the process ended, which the supervisor notes in the run directory before it starts another one: a signal that a process raises in
-itself, an exit, an exception, memory that ran out or a missed deadline count against the work; SIGKILL from outside does not, unless
-it happens again and again. Used by every actor that becomes active (``actors/host/actor.py``); the note is written by the supervisor.
+itself, an exit, an exception, memory that ran out or a missed deadline is a *crash* and counts against the work; SIGKILL from outside
+never does. Used by every actor that becomes active (``actors/host/actor.py``); the note is written by the supervisor.
+
+The thresholds: a piece of work that has crashed its actor twice is given up (``MAX_CRASHES`` in ``runtime/controller/poison.py``; a
+crash and a trial in ``actors/host/solo_trials.py``). Crashes in steps do not break an actor, since each brings a culprit nearer, but
+for ``MAX_UNEXPLAINED`` of late for which none was found: from there on they are failures like others (``supervisor/restart_policy``).
 """
 
 import contextlib
@@ -27,9 +31,8 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
-MAX_UNEXPLAINED = 16  # crashes in steps, of late, that no work was found guilty of: from there on they are a crash loop like any
-FORGET_STEPS = 1000  # without a crash make up for one
-FIRST_STEP_DEATHS = 3  # generations in a row that die in their first step: it is the work, whoever kills them
+MAX_UNEXPLAINED = 16
+FORGET_STEPS = 1000  # without a crash make up for one unexplained
 
 _MARK = "mmrt_actor_"
 _POLL_S = 0.01
@@ -64,16 +67,13 @@ class ExitNote(msgspec.Struct, frozen=True):
 class Death(msgspec.Struct, frozen=True):
     """The generation before died in step ``step``. ``crashed``: the work is to blame.
 
-    ``streak``: generations in a row that died in their first step; ``crashes``: lately, this one included. ``excused``: it was in a
-    debugger's hands, or another actor of its process is to blame, and the step is done again as if nothing had been.
+    If not, the step is done again as if nothing had been. ``crashes``: unexplained ones of late, this one included.
     """
 
     step: int
     crashed: bool
     reason: str
-    streak: int = 0
     crashes: int = 0
-    excused: bool = False
 
 
 def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> Death | None:
@@ -84,14 +84,8 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     """
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
         return None
-    if note is not None and (note.debugger or note.other_actor):
-        reason = "ended in a debugger" if note.debugger else "ended with another actor of its process"
-        return Death(last.step_plan, False, reason, 0, _forgetting(last), excused=True)
-    streak = 0 if last.steps else last.streak + 1
     crashed, reason = _blame(last, note, now_ns, oom_kills)
-    if not last.steps and streak >= FIRST_STEP_DEATHS:
-        crashed, reason = True, f"{reason}, and so did {streak - 1} before it in their first step"
-    return Death(last.step_plan, crashed, reason, streak, _forgetting(last) + crashed)
+    return Death(last.step_plan, crashed, reason, _forgetting(last) + crashed)
 
 
 def leave_notes(run: Path, note: ExitNote, actors: Collection[str], suspects: Collection[str]) -> list[str]:
@@ -136,6 +130,8 @@ def _forgetting(last: ActorReading) -> int:
 
 
 def _blame(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> tuple[bool, str]:
+    if note is not None and (note.debugger or note.other_actor):
+        return False, "ended in a debugger" if note.debugger else "ended with another actor of its process"
     if note is not None and note.hang or note is None and last.is_overdue(now_ns):
         return True, "hung"
     if last.raised:

@@ -57,13 +57,12 @@ class RestartReply(msgspec.Struct, frozen=True, tag="restart"):
 
 
 class DebugReply(msgspec.Struct, frozen=True, tag="debug"):
-    """Be ``actor`` in ``environment``; with ``num_listeners`` descriptors of sockets that clients connect to.
+    """Be ``actor`` in ``environment``, with the descriptors of sockets that clients connect to.
 
     The role is free once the old generation has ended, which it is told to when the asking process reports READY.
     """
 
     environment: dict[str, str]
-    num_listeners: int = 0
 
 
 class DownReply(msgspec.Struct, frozen=True, tag="down"):

@@ -179,15 +179,6 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot: with the pid, its identity."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 class Activity(NamedTuple):
     """What a process and its children do: processor time used, and whether one of them runs, or waits for a processor or a disk."""
 

@@ -194,7 +194,7 @@ class Bench:
         self._free = lost + self._free
 
     def committed(self, row: Row) -> list[int]:
-        return self.table.new_ids(*row.place).tolist()
+        return self.table.ids[row.row, : self.table.committed(*row.place)].tolist()
 
     def end(self, row: Row) -> EndCode:
         return self.table.end(*row.place)

@@ -33,7 +33,7 @@ class Encoding:
         self._free = {id(pool): self.random.permutation(pool.num_pages).tolist() for pool in (self.patches, self.embeddings)}
 
     def grant(self, pool: PagePool, row_bytes: int, num_rows: int) -> PageRun:
-        pages = [self._free[id(pool)].pop() for _ in range(pool.pages_for_rows(row_bytes, num_rows))]
+        pages = [self._free[id(pool)].pop() for _ in range(-(-num_rows // pool.rows_per_page(row_bytes)))]
         pool.generations[pages] += np.uint64(1)
         return PageRun(pages, pool.generations[pages].tolist())
 

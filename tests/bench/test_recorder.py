@@ -1,12 +1,22 @@
-"""The bench of the flight recorders times a record and a reading, and refuses bad options."""
+"""The bench of journal and flight recorders times a request, a record and a reading, and refuses bad options."""
+
+from pathlib import Path
 
 import pytest
 
-from mmrt.bench.micro.recorder import main, measure_record
+from mmrt.bench.micro.recorder import main, measure_record, measure_request
+from mmrt.shm.run_directory import RunDirectory
+
+
+def test_a_request_is_timed(tmp_path: Path) -> None:
+    cost = measure_request(tmp_path, 512, 2000)
+    assert cost.with_s > 0 and cost.without_s > 0
+    assert cost.compactions >= 1  # what has ended does not stay
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_record_is_timed() -> None:
-    record_s, read_s = measure_record()
+    record_s, read_s = measure_record(RunDirectory.default_path().parent.parent)
     assert 0 < record_s < read_s
 
 

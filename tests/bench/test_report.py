@@ -1,6 +1,5 @@
-"""Figures: against numpy, and against records whose figures are known; SLOs and goodput; the phases of a stall."""
+"""Figures: against numpy, and against records whose figures are known; SLOs; the phases of a stall."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from mmrt.bench.serve.report import (
     summarise_slo,
     summarise_stall,
 )
-from mmrt.bench.serve.slo import Slo, area_under_curve, attainment, attainment_curve, goodput, is_met
+from mmrt.bench.serve.slo import Slo, attainment, is_met
 from mmrt.bench.serve.stall import STREAM_GROUP, StallRun, times_alone, times_under_way, times_with_fresh
 
 
@@ -97,7 +96,6 @@ def test_attainment_counts_failures_as_violations_and_leaves_out_what_the_bench_
     records = [record(0.5), record(0.5, error="x"), record(2.0), record(0.5, cut=True)]
     assert attainment(records, Slo(1.0)) == pytest.approx(1 / 3)
     assert attainment([], Slo(1.0)) == 0.0
-    assert attainment_curve(records, Slo(1.0), [0.1, 1.0, 3.0]) == [(0.1, 0.0), (1.0, 1 / 3), (3.0, 2 / 3)]
 
 
 def test_the_slo_summary_counts_the_requests_that_met_it_per_second() -> None:
@@ -105,31 +103,6 @@ def test_the_slo_summary_counts_the_requests_that_met_it_per_second() -> None:
     summary = summarise_slo(records, Slo(1.0))
     assert (summary.tbt_s, summary.attainment) == (None, pytest.approx(1 / 3))
     assert summary.attained_requests_per_s == pytest.approx(1 / 4)
-
-
-@pytest.mark.parametrize("limit", [1.0, 3.7, 9.99])
-def test_goodput_bisects_to_the_limit(limit: float) -> None:
-    tried = []
-
-    def attainment_at(rate: float) -> float:
-        tried.append(rate)
-        return 1.0 if rate <= limit else 0.5
-
-    found = goodput(attainment_at, 0.5, 16.0, tolerance=0.02)
-    assert found <= limit < found * 1.03 + 0.02 and len(tried) < 14
-
-
-def test_goodput_at_the_ends() -> None:
-    assert goodput(lambda rate: 0.0, 1.0, 2.0) == 0.0
-    assert goodput(lambda rate: 1.0, 1.0, 2.0) == 2.0
-    for low, high, tolerance in ((0.0, 1.0, 0.1), (2.0, 1.0, 0.1), (1.0, math.inf, 0.1), (1.0, 2.0, 0.0)):
-        with pytest.raises(ValueError):
-            goodput(lambda rate: 1.0, low, high, tolerance=tolerance)
-
-
-def test_area() -> None:
-    assert area_under_curve([(0, 1), (2, 1), (4, 0)]) == 3.0
-    assert area_under_curve([(1, 1)]) == 0.0
 
 
 def test_a_stall_is_counted_in_the_phase_where_it_ends() -> None:

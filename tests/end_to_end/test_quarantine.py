@@ -21,7 +21,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text, video
 
 ROOT = Path(mmrt.__file__).parent
-DECODE, PREFILL, DETOKENIZER, HANGS, EXITS, RAISES, IN_COMPANY = 71, 72, 73, 74, 75, 76, 77
+DECODE, PREFILL, DETOKENIZER, HANGS, EXITS, RAISES = 71, 72, 73, 74, 75, 76
 WATCHDOG_S = 3.0
 
 DIE = "__import__('os').kill(__import__('os').getpid(), 11)"
@@ -63,8 +63,6 @@ CHANGES = {
         (
             "        length_B = np.concatenate((batch.length_N",
             f"        if ((batch.max_new_N == {DECODE}) & (batch.count_N > 2)).any():\n"
-            f"            {DIE}\n"
-            f"        if {IN_COMPANY} in batch.max_new_N.tolist() and len(batch.members) > 1:\n"
             f"            {DIE}\n"
             f"        if {HANGS} in batch.max_new_N.tolist():\n"
             "            __import__('time').sleep(1000)\n"
@@ -289,13 +287,6 @@ def test_who_hangs_is_given_up_too(poisoned: Server) -> None:
     assert 2 * WATCHDOG_S < time.monotonic() - began_s
     after = starts(poisoned)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {"decode": 2}
-
-
-def test_what_kills_in_company_only_is_kept_alone_and_nobody_fails(poisoned: Server) -> None:
-    before = starts(poisoned)
-    with Background(poisoned, 2, max_tokens=1500):
-        assert len(poisoned.chat("Tell me more.", max_tokens=IN_COMPANY, extra_body={"ignore_eos": True})[1]) == IN_COMPANY
-    assert 1 <= starts(poisoned)["decode"] - before["decode"] <= 5
 
 
 def test_kills_from_outside_condemn_nobody(poisoned: Server) -> None:

@@ -515,9 +515,9 @@ def test_packets_are_read_once_and_kept_only_for_segments_under_way(video_of, mo
     cursor.forget(groups[1])
     num_last = sum(1 for _ in cursor.packets(groups[3]))
     assert num_last == groups[3].last + 1 - groups[3].first
-    assert cursor.num_held == groups[2].last - groups[2].first
+    assert [len(held) for held in cursor._held.values()] == [groups[2].last - groups[2].first, 0]
     cursor.forget(groups[2])
-    assert cursor.num_held == 0 and list(third) == []
+    assert [*cursor._held] == [groups[3]] and list(third) == []
 
 
 def test_hardware_is_chosen_by_codec_and_size(video_of):

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "ruamel", "code", "codeop"}
 PICKLING = {"multiprocessing"}  # its queues, pipes and managers pickle
-MEASURED = {"bench/micro/bus_latency.py", "bench/micro/bus_throughput.py", "bench/micro/peer.py", "bench/micro/bus.py"}
+MEASURED = {"bench/micro/links.py", "bench/micro/peer.py"}
 NAMES = {"eval", "exec", "compile", "__import__"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_module"}
 OPTIONS = {"trust_remote_code", "allow_pickle"}

@@ -113,9 +113,8 @@ def test_populate_keeps_what_is_there(pool):
     assert pool.data.sum() == 7 * PAGE_BYTES
 
 
-def test_pages_for(pool):
-    assert [pool.pages_for_bytes(n) for n in (0, 1, 48, 49)] == [0, 1, 1, 2]
-    assert [pool.pages_for_rows(20, n) for n in (0, 1, 2, 3)] == [0, 1, 1, 2]
+def test_rows_per_page(pool):
+    assert [pool.rows_per_page(num_bytes) for num_bytes in (48, 20, 1)] == [1, 2, 48]
     with pytest.raises(ValueError, match="49 bytes"):
         pool.rows_per_page(49)
 
@@ -147,7 +146,7 @@ def test_stale_pages(run, pool):
     moves=st.lists(st.tuples(st.sampled_from(["seek", "read", "readinto", "whence"]), st.integers(-20, 220)), max_size=12),
 )
 def test_reader_is_a_file(run_pool, data, moves):
-    pages = [7, 1, 3, 2, 8][: run_pool.pages_for_bytes(len(data))]
+    pages = [7, 1, 3, 2, 8][: -(-len(data) // run_pool.page_bytes)]
     run_pool.write_bytes(pages, data)
     reader, model = PagedReader(run_pool, pages, len(data)), io.BytesIO(data)
     for move, number in moves:

@@ -167,13 +167,11 @@ class TableMachine(RuleBasedStateMachine):
             generation = mine.generation
             assert self.reader.end(row, generation) == mine.end
             assert self.reader.committed(row, generation) == len(mine.ids)
-            for start in (0, 2):
-                assert self.reader.new_ids(row, generation, start).tolist() == mine.ids[start:]
+            assert self.reader.ids[row, : len(mine.ids)].tolist() == mine.ids
             for other in (generation - 1, generation + 1):
                 if other > 0:
                     assert self.reader.committed(row, other) == 0
                     assert self.reader.end(row, other) == EndCode.NONE
-                    assert len(self.reader.new_ids(row, other)) == 0
                     with pytest.raises(StaleRow):
                         self.reader.read_spec(row, other)
             assert self.reader.read_state(row) == mine.state
@@ -272,7 +270,7 @@ def test_decode_killed_anywhere_loses_and_invents_nothing(run, crashes, table):
         for row in range(table.num_rows):
             generation = table.phase(row)[0]
             ended = table.end(row, generation)
-            ids = table.new_ids(row, generation).tolist()
+            ids = table.ids[row, : table.committed(row, generation)].tolist()
             assert ids == [_token(row, generation, position) for position in range(len(ids))], f"row {row}"
             assert len(ids) >= seen[row]
             seen[row] = len(ids)

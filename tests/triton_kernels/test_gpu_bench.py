@@ -249,7 +249,7 @@ def test_every_timing_launches_what_it_says() -> None:
             assert not failed, (section, case, note)
             assert case and (section == "peers") <= is_peer
     expected = {"attend_kernel", "plan_kernel", "reduce_kernel", "extend_kernel", "copy_rows", "write_heads", "rotate_and_write_heads"}
-    expected |= {"norm_row", "silu_mul_rows", "transfer_rows", "prepare_kernel", "draw_kernel", "sequences_kernel", "windows_kernel"}
+    expected |= {"norm_row", "silu_mul_rows", "prepare_kernel", "draw_kernel", "sequences_kernel", "windows_kernel"}
     assert expected | {"rotate_kernel"} <= set(kernels)
 
 

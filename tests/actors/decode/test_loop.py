@@ -166,7 +166,7 @@ def test_a_row_that_cannot_be_taken_in_ends(counting: Bench, caplog: pytest.LogC
 
 # the generation before died in the middle of a step
 
-GROUP = Death(5, True, "died of SIGSEGV", 1, 1)
+GROUP = Death(5, True, "died of SIGSEGV", 1)
 
 
 def names_of_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | None]:
@@ -191,25 +191,17 @@ def test_after_a_crash_everybody_is_tried_alone_and_work_goes_on(counting: Bench
     assert [len(counting.committed(row)) for row in rows] == [6, 5, 4]
 
 
-def test_after_another_crash_trials_are_longer(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = placed(counting, 0, 40), placed(counting, 1, 40)
-    names = names_of_steps(counting, monkeypatch)
-    serve(counting, *turns(20), death=Death(5, True, "died of SIGSEGV", 1, 2))
-    alone = [name for name in names if name is not None]
-    assert alone == [first.place, second.place] * 8, "in turn, eight steps each"
-
-
 def test_after_a_kill_from_outside_nobody_is_suspected(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     placed(counting, 0, 20)
     names = names_of_steps(counting, monkeypatch)
-    serve(counting, *turns(3), death=Death(5, False, "was killed", 0))
+    serve(counting, *turns(3), death=Death(5, False, "was killed"))
     assert names == [None] * 3
 
 
 def test_who_dies_alone_too_is_given_up_and_the_others_are_tried(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     guilty, other = placed(counting, 0, 20), placed(counting, 1, 20)
     names = names_of_steps(counting, monkeypatch)
-    actor = serve(counting, *turns(3), death=Death(solo_step(guilty.place), True, "died of SIGSEGV", 1))
+    actor = serve(counting, *turns(3), death=Death(solo_step(guilty.place), True, "died of SIGSEGV", 2))
     assert counting.end(guilty) == EndCode.ERROR and counting.committed(guilty) == []
     assert actor.sent == [SequenceEnded(1, *guilty.place)]
     assert names == [other.place, None, None, None] and len(counting.committed(other)) == 4

@@ -227,7 +227,7 @@ class Controller:
         return self.play
 
     def allocate(self, num_bytes: int) -> PageRun:
-        pages = [(self._next_page + i) % self.pool.num_pages for i in range(self.pool.pages_for_bytes(num_bytes))]
+        pages = [(self._next_page + i) % self.pool.num_pages for i in range(-(-num_bytes // self.pool.page_bytes))]
         self._next_page += len(pages)
         for page in pages:
             self.pool.generations[page] += 1

@@ -150,12 +150,12 @@ def test_each_plan_is_a_step_in_the_status_words(work: Work) -> None:
 def test_what_the_generation_before_died_in_is_not_begun(work: Work) -> None:
     commands = [work.write(0, 7), work.write(1, 8)]
     sent = work.serve(commands, [commands[0]], [], death=Death(7, True, "died of SIGSEGV", 1))
-    assert answers(sent) == [(7, Died(True)), (8, Done()), (7, Died(True))]
+    assert answers(sent) == [(7, Died()), (8, Done()), (7, Died())]
     assert work.num_executed == 1
 
 
-def test_what_a_debugger_was_left_in_is_done_again(work: Work) -> None:
-    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "ended in a debugger", excused=True))
+def test_what_the_generation_before_was_killed_in_from_outside_is_done_again(work: Work) -> None:
+    sent = work.serve([work.write(0, 7)], [], death=Death(7, False, "was killed"))
     assert answers(sent) == [(7, Done())]
 
 

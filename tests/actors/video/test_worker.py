@@ -85,7 +85,7 @@ class Bench:
     def analyse_plan(
         self, kind: str, data: bytes, row: int = 0, generation: int = 1, item: int = 0, options: MediaOptions = NO_OPTIONS
     ) -> Analyse:
-        source = self.grant(self.media, self.media.pages_for_bytes(len(data)))
+        source = self.grant(self.media, -(-len(data) // self.media.page_bytes))
         self.media.write_bytes(source.pages, data)
         return Analyse(row, generation, item, MediaItem(kind, len(data), options=options), source)
 
@@ -102,7 +102,7 @@ class Bench:
 
     def segment_plan(self, plan: Analyse, shape: ItemShape, segment: int) -> PreprocessSegment:
         part = shape.segments[segment]
-        target = self.grant(self.patch, self.patch.pages_for_rows(part.row_bytes, part.num_rows))
+        target = self.grant(self.patch, -(-part.num_rows // self.patch.rows_per_page(part.row_bytes)))
         return PreprocessSegment(plan.row, plan.row_generation, plan.item, segment, plan.media, shape, plan.source, target)
 
     def rows(self, plan: Analyse, shape: ItemShape, segment: int) -> np.ndarray:

@@ -338,7 +338,7 @@ class World:
         process.death = None
         if name != "gateway" and process.step is not None:
             step = process.step_name if name == "decode" else process.step[0].plan_id
-            process.death = Death(step, crashed, "", 0)
+            process.death = Death(step, crashed, "")
         if name in ("video", "encoder") and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
         process.generation = 0
@@ -355,8 +355,8 @@ class World:
     def worker_receives(self, name: str, command: m.Run) -> None:
         process = self.processes[name]
         death = process.death
-        if death is not None and death.step == command.plan_id and command.plan_id not in process.done:
-            done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Died(death.crashed))
+        if death is not None and death.crashed and death.step == command.plan_id and command.plan_id not in process.done:
+            done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Died())
             process.done[command.plan_id] = done
         if command.plan_id in process.done:
             self.to_controller(name, process.done[command.plan_id])
@@ -449,7 +449,9 @@ class World:
     def tokens_of(self, row: int, spec: m.SequenceSpec, member: int) -> list[int]:
         length = spec.num_companion_tokens if member else spec.num_prompt_tokens
         generation = int(self.table.generation[row])
-        return self.table.prompt_ids(row, member, length).tolist() + self.table.new_ids(row, generation).tolist()
+        return (
+            self.table.prompt_ids(row, member, length).tolist() + self.table.ids[row, : self.table.committed(row, generation)].tolist()
+        )
 
     def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
@@ -656,7 +658,7 @@ class World:
             if spec.key != key:
                 continue
             ended = phase == Phase.DECODE and self.table.end(row, generation) != EndCode.NONE
-            ids = self.table.new_ids(row, generation).tolist()
+            ids = self.table.ids[row, : self.table.committed(row, generation)].tolist()
             assert ids == [request.wanted.token(index) for index in range(len(ids))]
             if ended and self.table.end(row, generation) == EndCode.ERROR:
                 request.outcome, request.sent_s = "failed 500", -9.0

@@ -31,7 +31,7 @@ def evict(driver: Driver) -> None:
     driver.tick()
 
 
-@pytest.mark.parametrize("result", [m.Done(), m.Died(False)])
+@pytest.mark.parametrize("result", [m.Done(), m.Died()])
 def test_an_eviction_leaves_what_the_chunk_in_flight_reads_to_its_end(result: m.Result) -> None:
     driver = reading(8)  # tokens 2 to 10
     first, second = driver.state.requests[KEY].record.items[0].segments

@@ -1,15 +1,15 @@
-"""A request whose work ends its actor is given up; whoever shared a plan with it goes on, and kills from outside condemn nobody."""
+"""A request whose work ends its actor is given up; whoever shared a plan with it goes on."""
 
 import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.effects import WriteState
-from mmrt.runtime.controller.poison import MAX_DEATHS, STRIKE_BYTES
+from mmrt.runtime.controller.poison import MAX_STRIKES, STRIKE_BYTES
 from mmrt.runtime.controller.request import Strike, StrikeKind, decode_record, encode_record
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, phases, refused, sent, text
 
-CRASHED, KILLED = m.Died(True), m.Died(False)
+CRASHED = m.Died()
 TWO_SEGMENTS = m.ItemShape(
     "image", (1, 4, 8), 12, [m.SegmentShape("image", (1, 4, 4), 16, 4, 6), m.SegmentShape("image", (1, 4, 4), 16, 4, 6)]
 )
@@ -91,20 +91,23 @@ def test_two_deaths_alone(stage: str) -> None:
 
 
 def test_success_in_between_takes_the_strike_away() -> None:
-    driver = analysing(KEY)
-    driver.done("video", m.Analysed(SHAPE))
-    for _ in range(3):
-        driver.done("prefill", KILLED)
+    driver = Driver()
+    driver.submit(text())
+    driver.done("prefill", CRASHED)
+    driver.done("prefill", m.Skipped())
+    assert len(driver.state.requests[KEY].record.strikes) == 1
     driver.done("prefill", m.Done())
     assert not driver.state.requests[KEY].record.strikes
 
 
-def test_kills_from_outside_need_many_in_a_row() -> None:
-    driver = Driver()
-    driver.submit(text())
-    for _ in range(MAX_DEATHS - 1):
-        assert not sent(driver.done("prefill", KILLED), m.Failed)
-    assert refused(driver.done("prefill", KILLED)).key == KEY
+def test_an_error_in_a_batch_and_two_crashes_alone_are_all_that_a_row_keeps() -> None:
+    driver = encoding_together(1, 2)
+    driver.done("encoder", m.ItemError("an error", 500))
+    driver.done("encoder", CRASHED)
+    assert len(driver.state.requests[1].record.strikes) == MAX_STRIKES - 1
+    driver.done("encoder")  # the other request's
+    assert refused(driver.done("encoder", CRASHED)).key == 1
+    assert len(driver.state.requests[1].record.strikes) == MAX_STRIKES
 
 
 def test_the_same_death_is_counted_once() -> None:
@@ -191,7 +194,7 @@ def test_pages_of_a_dead_encoding_come_back_whoever_had_them_before() -> None:
     driver.done("video", m.Analysed(m.ItemShape("image", (1, 4, 8), 18, parts)))
     for actor in ("prefill", "video", "encoder", "video", "prefill"):
         driver.done(actor)  # tokens 2 to 10 are prefilled: two of three pages are free, and the second segment has got them
-    driver.done("encoder", KILLED)
+    driver.done("encoder", CRASHED)
     driver.done("prefill")
     driver.done("encoder")
     assert Phase.DECODE in phases(driver.done("prefill"))

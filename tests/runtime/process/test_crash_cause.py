@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mmrt.runtime.process.crash_cause import (
-    FIRST_STEP_DEATHS,
     FORGET_STEPS,
     Death,
     ExitNote,
@@ -29,7 +28,7 @@ DEADLINE_NS = 10_000
 def reading(**words: Any) -> ActorReading:
     fields: dict[str, Any] = {
         "actor": "video", "state": ActorState.ACTIVE, "generation": 3, "pid": 77, "started_ns": 1, "step_plan": 9, "step_start_ns": 5,
-        "step_deadline_ns": DEADLINE_NS, "steps": 4, "busy_ns": 0, "queue_depth": 0, "extra": (),
+        "step_deadline_ns": DEADLINE_NS, "steps": 4, "busy_ns": 0, "queue_depth": 0,
     }  # fmt: skip
     return ActorReading(**{**fields, **words})
 
@@ -45,8 +44,6 @@ def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(tmp_pa
     actors = ("encoder", "prefill", "decode")
     assert leave_notes(tmp_path, note, actors, ["prefill"]) == ["prefill"]
     assert [blamed(read_exit_note(tmp_path, actor, 77), kills=3) for actor in actors] == [False, True, False]
-    death = judge(reading(steps=0, streak=5), read_exit_note(tmp_path, "decode", 77), 6_000, 0)
-    assert death is not None and death.excused and death.streak == 0, "not even in a first step"
 
 
 def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(tmp_path: Path) -> None:
@@ -92,20 +89,7 @@ def test_memory_that_ran_out_is_to_blame() -> None:
 
 def test_a_debugger_is_never_to_blame_on_the_work() -> None:
     assert not blamed(ExitNote(77, 1, debugger=True), raised=True, now_ns=2 * DEADLINE_NS)
-    often = judge(reading(steps=0, streak=FIRST_STEP_DEATHS, crashes=2), ExitNote(77, 0, debugger=True), 6_000, 0)
-    assert often == Death(9, False, "ended in a debugger", 0, 2, excused=True), "however often it is left in its first step"
-
-
-def test_whoever_kills_again_and_again_in_the_first_step_it_is_the_work() -> None:
-    """Memory that runs out in a container whose counter we cannot see, for example."""
-    streak, deaths = 0, []
-    for _ in range(FIRST_STEP_DEATHS):
-        death = judge(reading(steps=0, streak=streak), ExitNote(77, -signal.SIGKILL), 6_000, 0)
-        assert death is not None
-        streak = death.streak
-        deaths.append(death.crashed)
-    assert deaths == [False] * (FIRST_STEP_DEATHS - 1) + [True]
-    assert judge(reading(steps=1, streak=streak), ExitNote(77, -9), 6_000, 0) == Death(9, False, "was killed", 0)
+    assert judge(reading(crashes=2), ExitNote(77, 0, debugger=True), 6_000, 0) == Death(9, False, "ended in a debugger", 2)
 
 
 def test_crashes_are_counted_until_many_steps_went_well() -> None:
