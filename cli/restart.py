@@ -10,15 +10,13 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import ACTORS, convert_config
+from ..runtime.config import convert_config
 from ..runtime.errors import RunError
+from ..runtime.stage_table import ACTORS, restart_order
 from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, check_actor, completed_from, run_path
-
-# A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
-ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +50,7 @@ def check_names(actors: Sequence[str], everything: bool) -> list[str]:
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
         check_actor(name)
-    return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
+    return restart_order() if everything else list(dict.fromkeys(actors))
 
 
 def _restart(run: Path, name: str) -> RestartReply | RunError:

@@ -11,12 +11,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..runtime.config import ACTORS, RuntimeConfig, convert_config, to_data
+from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, ModelFacts, plan_layout
 from ..runtime.process.run import free_port, model_family, model_path, run_info
+from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.run_report import endpoint
 from ..runtime.supervisor.specs import actor_specs, child_environment

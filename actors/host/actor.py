@@ -20,7 +20,7 @@ import msgspec
 from ...models.config import ModelConfig, load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
-from ...runtime.config import ACTORS, STAGES, RuntimeConfig
+from ...runtime.config import RuntimeConfig
 from ...runtime.environment import read_environment
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
@@ -28,6 +28,7 @@ from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, ou
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
+from ...runtime.stage_table import ACTORS, STAGES
 from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
@@ -145,7 +146,7 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda and self.name in STAGES.values():
+        if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
             outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:

@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
-from ...runtime.observe.flight import RECORDERS
+from ...runtime.stage_table import RECORDERS
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory

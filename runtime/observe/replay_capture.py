@@ -22,12 +22,11 @@ from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Analyse, Encode, Plan, Prefill, PreprocessSegment, Result, decode_plan, decode_sequence_spec
-from ..config import ACTORS
+from ..stage_table import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
 
 log = logging.getLogger(__name__)
 
-CAPTURING_ACTORS = ("video", "encoder", "prefill")
 NUM_KEPT = 8  # of each actor
 
 Pages = dict[str, list[int]]

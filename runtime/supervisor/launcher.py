@@ -42,6 +42,7 @@ BASE_MODULES = (
 )
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
+IMPORT_STAGES = (BASE_STAGE, TORCH_STAGE, TOWER_STAGE)  # in order: each is there when those before it are
 TOWER_MODULES = {
     "qwen2_5_vl": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",

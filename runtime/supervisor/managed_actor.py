@@ -45,6 +45,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     ready_timeout_s: float = 180.0
     watchdog_s: float = 30.0
     is_essential: bool = False  # the run ends with it: nobody can do without
+    stop_rank: int = 0  # the lowest are told to end first
     listens: bool = False  # inherits the sockets that clients connect to
     handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
 

@@ -14,8 +14,9 @@ from ...shm.errors import ShmError
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, ControllerStats
-from ..config import ACTORS, convert_config
+from ..config import convert_config
 from ..process.memory_layout import read_layout
+from ..stage_table import ACTORS
 from .managed_actor import SupervisedActor
 from .processes import cpu_seconds, pss_bytes
 from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport, endpoint

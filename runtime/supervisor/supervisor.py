@@ -32,20 +32,13 @@ from .reload import Reloader
 from .restart_policy import Cause, RestartPolicy
 from .roster import Roster
 from .run_report import RunReport, endpoint
-from .specs import HURRY_GRACE_S
+from .specs import HURRY_GRACE_S, stop_order
 from .stand_in import StandIn
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 
 TICK_S = 0.5
 LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
-# Who ends when: what feeds others first, what others write into last.
-STOP_ORDER = (
-    frozenset({"gateway"}),
-    frozenset({"detokenizer", "decode", "prefill", "encoder", "video"}),
-    frozenset({"controller"}),
-    frozenset({"memory"}),
-)
 
 
 class Reporter(Protocol):
@@ -209,10 +202,10 @@ class Supervisor:
     async def _stop_actors(self) -> None:
         self.say("stopping" if not self._failure else "stopping, since an actor failed")
         self._notifier.stopping()
-        for stage in STOP_ORDER:
-            members = [actor for name, actor in self.actors.items() if name in stage]
+        for specs in stop_order([actor.spec for actor in self.actors.values()]):
+            members = [self.actors[spec.name] for spec in specs]
             await asyncio.gather(*(self._stop(actor) for actor in members))
-            if "gateway" in stage:
+            if any(actor.spec.listens for actor in members):
                 self._stop_listening()
 
     def _stop_listening(self) -> None:
@@ -224,7 +217,7 @@ class Supervisor:
     async def _stop(self, actor: SupervisedActor) -> None:
         if self._forced:
             actor.kill()
-        if actor.name == "gateway":
+        if actor.spec.listens:
             # The first SIGTERM lets it drain, the second ends its streams with an error frame.
             await actor.stop(HURRY_GRACE_S, hurry_after_s=max(0.1, self._drain_s))
         else:
@@ -354,7 +347,7 @@ class Supervisor:
 
     def on_outage(self, actor: SupervisedActor) -> None:
         """Host: an actor is broken, or serves again."""
-        if actor.name == "gateway":
+        if actor.spec.listens:
             self._stand_in_for(actor)
         self._outages.publish(
             tuple(
@@ -396,8 +389,9 @@ class Supervisor:
         """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
         if drain_s is not None and drain_s < self._drain_s:
             self._drain_s = drain_s
-            if self._end.is_set() and "gateway" in self.actors:  # it has been told of a longer one
-                self._loop.call_later(drain_s, self.actors["gateway"].hurried.set)
+            if self._end.is_set():  # they have been told of a longer one
+                for actor in self.actors.values():
+                    self._loop.call_later(drain_s, actor.hurried.set)
         self._end.set()
         await self._gone.wait()
 

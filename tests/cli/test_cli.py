@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mmrt.cli.main import run
-from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
+from mmrt.runtime.config import RuntimeConfig, parse_config
 from mmrt.runtime.process.run import run_info
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
