@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from ..runtime.bus.messages import Analysed, ItemError, Result
-from ..runtime.config import convert_config
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.observe.capture import SUFFIX, Capture, captures_in
 from ..runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
+from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import WORKERS
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
@@ -141,7 +141,7 @@ def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:
     """The actor took no notice: it may be dead, or hang in a plan. Copy what its plans read."""
     try:
         with RunDirectory.attach(path, timeout_s=0.5) as run:
-            found = capture_live(run, actor, convert_config(run.info["config"]).memory.kv_page_tokens, directory)
+            found = capture_live(run, actor, read_run_info(run).config.memory.kv_page_tokens, directory)
     except (OSError, ShmError) as error:
         raise RunError(f"the plans of {actor} cannot be captured: {error}") from None
     if found:

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import convert_config
 from ..runtime.errors import RunError
+from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import ACTORS, restart_order
 from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.errors import MissingError
@@ -110,5 +110,5 @@ def _tell(name: str, reply: RestartReply | RunError) -> bool:
 def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
     """Those that the actors live in, each once; the actors themselves where no run is up."""
     with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
-        actors = [convert_config(directory.info["config"]).process_of(actor) for actor in actors]
+        actors = [read_run_info(directory).config.process_of(actor) for actor in actors]
     return list(dict.fromkeys(actors))

@@ -22,6 +22,7 @@ from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Analyse, Encode, Plan, Prefill, PreprocessSegment, Result, decode_plan, decode_sequence_spec
+from ..process.run import read_run_info
 from ..stage_table import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
 
@@ -152,7 +153,7 @@ class _Memory:
             plan_id=plan_id,
             plan=plan,
             run_id=self._run.run_id,
-            info=self._run.info,
+            info=read_run_info(self._run),
             page_bytes={pool: self._pool(pool).page_bytes for pool in inputs},
             pages=(inputs, written),
             rows=rows,
