@@ -5,7 +5,7 @@ Every process of a run reads it. A new stage is one more record: nothing else li
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 
@@ -149,6 +149,26 @@ def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
     return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
 
 
+class InstanceId(NamedTuple):
+    """One of the actors of a stage. Its name is "encoder" for the first, which mostly is the only one, then "encoder.1" and so on."""
+
+    stage: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.index}" if self.index else self.stage
+
+    @classmethod
+    def parse(cls, text: str, stages: Mapping[str, Stage] = STAGES) -> Self:
+        """The instance of this name, the inverse of ``str``. Raises ConfigError."""
+        stage, dot, number = text.partition(".")
+        if stage not in stages:
+            raise ConfigError(f"{text!r}: no stage {stage!r}, there are {', '.join(stages)}")
+        if dot and not _INDEX.fullmatch(number):
+            raise ConfigError(f"{text!r}: {number!r} is no number from 1 to 999")
+        return cls(stage, int(number or 0))
+
+
 class ProcessSpec(msgspec.Struct, frozen=True):
     """``count`` processes of these stages, on ``device`` ("": where the model is)."""
 
@@ -162,6 +182,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
         return self.stages[-1]
 
 
+_INDEX = re.compile("[1-9][0-9]{0,2}")
 _PART = re.compile(r"([1-9][0-9]{0,2})?([A-Z]+)(?:@([a-z0-9:*]+))?")
 
 

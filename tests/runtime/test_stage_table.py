@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mmrt
 from mmrt.runtime.config import RuntimeConfig, actors_section, parse_config
@@ -16,6 +18,7 @@ from mmrt.runtime.stage_table import (
     RECORDERS,
     STAGES,
     WORKERS,
+    InstanceId,
     ProcessSpec,
     Stage,
     check_layout,
@@ -154,4 +157,37 @@ def test_a_layout_is_processes() -> None:
 def test_other_layouts_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         check_layout(text)
+    assert message in str(refusal.value)
+
+
+@given(st.sampled_from(ACTORS), st.integers(0, 999))
+def test_an_instance_is_known_by_its_name(stage: str, index: int) -> None:
+    instance = InstanceId(stage, index)
+    assert InstanceId.parse(str(instance)) == instance
+    assert str(instance) == (f"{stage}.{index}" if index else stage)
+
+
+@given(st.one_of(st.text(), st.from_regex(r"(encoder|decode)\.?[0-9]{0,4}", fullmatch=True)))
+def test_an_instance_has_one_name(text: str) -> None:
+    try:
+        instance = InstanceId.parse(text)
+    except ConfigError as error:
+        assert repr(text) in str(error)
+    else:
+        assert str(instance) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("encoder.0", "'encoder.0': '0' is no number from 1 to 999"),
+        ("encoder.", "'' is no number"),
+        ("encoder.1000", "'1000' is no number"),
+        ("encoder.\u0661", "is no number"),
+        ("talker.1", "no stage 'talker', there are memory, controller"),
+    ],
+)
+def test_other_names_of_instances_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        InstanceId.parse(text)
     assert message in str(refusal.value)
