@@ -14,10 +14,8 @@ import torch
 
 from ..models.checkpoint.weights import Buffer, write_weights
 from ..models.lm.decode_graphs import MAX_ROWS
-from ..runtime.config import ACTORS
 from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, UserError
-from ..runtime.observe.flight import RECORDERS
 from ..runtime.process.device_room import DeviceRoom
 from ..runtime.process.memory_layout import (
     DELTA_RING_BYTES,
@@ -33,6 +31,7 @@ from ..runtime.process.memory_layout import (
     read_layout,
     write_layout,
 )
+from ..runtime.stage_table import ACTORS, RECORDERS
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder

@@ -22,7 +22,8 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
-from ..runtime.config import ACTORS, ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
+from ..runtime.config import ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
+from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorTable

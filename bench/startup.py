@@ -15,7 +15,8 @@ import msgspec
 from PIL import Image
 from rich.console import Console
 
-from ..runtime.config import TORCH_ACTORS, ModelSection, RuntimeConfig, ServerSection
+from ..runtime.config import ModelSection, RuntimeConfig, ServerSection
+from ..runtime.stage_table import torch_actors
 from ..runtime.supervisor.processes import cpu_seconds
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
@@ -122,7 +123,7 @@ def measure_status(run: OwnRun) -> Measurement:
 def measure_restarts(run: OwnRun) -> list[Measurement]:
     """The whole command for each torch actor, median; the new generation is ready when it returns."""
     measurements = []
-    for actor in sorted(TORCH_ACTORS - {"memory"}):
+    for actor in sorted({*torch_actors()} - {"memory"}):
         times_s = [run.command("restart", actor)[0] for _ in range(_NUM_RESTARTS)]
         measurements.append(Measurement(name=f"restart {actor}", value=statistics.median(times_s), unit="s", target=1))
     return measurements

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from ..runtime.config import ACTORS
 from ..runtime.errors import ConfigError
+from ..runtime.stage_table import ACTORS
 
 if TYPE_CHECKING:
     import typer

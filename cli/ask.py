@@ -15,7 +15,7 @@ import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
-from ..runtime.supervisor.run_report import endpoint
+from ..runtime.process.run import read_run_info
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, run_path
@@ -89,10 +89,10 @@ def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, s
         if not RunDirectory.is_alive(path):
             raise MissingError("nobody is there")
         with RunDirectory.attach(path) as directory:
-            info = directory.info
+            info = read_run_info(directory)
     except MissingError:
         raise RunError(f"no run is up in {path}: start one with `mmrt up`, or name a server with --url") from None
-    return endpoint(info), api_key or str(info["config"]["server"]["api_key"])
+    return info.endpoint, api_key or info.config.server.api_key
 
 
 def _question(given: str | None, num_piped_media: int) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from ..runtime.config import ACTORS
 from ..runtime.environment import CHILD_LISTEN_FD
+from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.control import borrow_role
 from ..runtime.supervisor.processes import CHILD_LIFELINE_FD
 from .options import RunName, check_actor, completed_from, run_path

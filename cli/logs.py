@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import ACTORS, process_in
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
+from ..runtime.stage_table import ACTORS, process_in
 from ..runtime.supervisor.logs import LogReader, read_layout_of_logs
 from ..shm.run_directory import RunDirectory
 from .options import RunName, check_actor, completed_from, log_directory, run_path

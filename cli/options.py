@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import ACTORS, RuntimeConfig, load_config
+from ..runtime.config import RuntimeConfig, load_config
 from ..runtime.environment import Environment
+from ..runtime.stage_table import ACTORS
 from ..shm.run_directory import RunDirectory
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]

@@ -11,18 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from ..runtime.bus.messages import Analysed, ItemError, Result
-from ..runtime.config import convert_config
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.observe.capture import SUFFIX, Capture, captures_in
-from ..runtime.observe.replay_capture import CAPTURING_ACTORS, NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
+from ..runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
+from ..runtime.process.run import read_run_info
+from ..runtime.stage_table import WORKERS
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, completed_from, log_directory, run_path
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
-_HAVE_PLANS = f"{', '.join(CAPTURING_ACTORS[:-1])} or {CAPTURING_ACTORS[-1]}"
+_HAVE_PLANS = f"{', '.join(WORKERS[:-1])} or {WORKERS[-1]}"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +36,7 @@ def register(app: typer.Typer) -> None:
                 "--last",
                 metavar="ACTOR",
                 help=f"The plan captured last of {_HAVE_PLANS}.",
-                autocompletion=completed_from(CAPTURING_ACTORS),
+                autocompletion=completed_from(WORKERS),
             ),
         ] = None,
         capture: Annotated[
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
                 "--capture",
                 metavar="ACTOR",
                 help=f"Capture the next plans of {_HAVE_PLANS} in a live run instead.",
-                autocompletion=completed_from(CAPTURING_ACTORS),
+                autocompletion=completed_from(WORKERS),
             ),
         ] = None,
         count: Annotated[int, typer.Option("--count", "-n", metavar="N", help=f"How many to capture, at most {NUM_KEPT}.")] = 1,
@@ -76,8 +77,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _check_actor(actor: str, option: str) -> None:
-    if actor not in CAPTURING_ACTORS:
-        raise typer.BadParameter(f"{actor!r} does no plans; {', '.join(CAPTURING_ACTORS)} do", param_hint=option)
+    if actor not in WORKERS:
+        raise typer.BadParameter(f"{actor!r} does no plans; {', '.join(WORKERS)} do", param_hint=option)
 
 
 def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
@@ -140,7 +141,7 @@ def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:
     """The actor took no notice: it may be dead, or hang in a plan. Copy what its plans read."""
     try:
         with RunDirectory.attach(path, timeout_s=0.5) as run:
-            found = capture_live(run, actor, convert_config(run.info["config"]).memory.kv_page_tokens, directory)
+            found = capture_live(run, actor, read_run_info(run).config.memory.kv_page_tokens, directory)
     except (OSError, ShmError) as error:
         raise RunError(f"the plans of {actor} cannot be captured: {error}") from None
     if found:

@@ -30,13 +30,11 @@ from ..models.towers.towers import Towers
 from ..runtime.bus.messages import ItemError, Plan, Result, encode
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture, renumbered
+from ..runtime.stage_table import STAGES, WORKERS
 from ..schema.rows import Phase
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
 from ..shm.sequence_table import SequenceTable
-
-_POOLS = {"video": ("media", "patch"), "encoder": ("patch", "embedding"), "prefill": ("embedding", "kv")}
-
 
 Execute = Callable[[Plan], Result]
 
@@ -79,9 +77,9 @@ class Replay:
         Raises: UserError, CheckpointError; ShmError if the pages do not fit into memory.
         """
         header = capture.header
-        if header.actor not in _POOLS:
-            raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(_POOLS)} can")
-        config = capture.config
+        if header.actor not in WORKERS:
+            raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(WORKERS)} can")
+        stage, config = STAGES[header.actor], capture.config
         path = model_path or Path(header.model_path)
         model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
         torch.set_num_threads(config.actor(header.actor).threads)
@@ -89,7 +87,7 @@ class Replay:
         try:
             run = RunDirectory.create(base / "run", {})
             try:
-                pools = {name: _make_pool(run, name, capture) for name in _POOLS[header.actor]}
+                pools = {name: _make_pool(run, name, capture) for name in (*stage.inputs, stage.output)}
                 table = _make_rows(run, capture, config.memory.kv_page_tokens)
                 with torch.no_grad(), ExitStack() as workers:
                     yield cls(capture, model, pools, _worker(capture, path, model, pools, table, workers))

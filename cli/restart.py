@@ -10,15 +10,13 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import ACTORS, convert_config
 from ..runtime.errors import RunError
+from ..runtime.process.run import read_run_info
+from ..runtime.stage_table import ACTORS, restart_order
 from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, check_actor, completed_from, run_path
-
-# A message of a new kind is understood before anybody sends it: those who are given work, then who gives it, then who takes it in.
-ROLLING_ORDER = ("memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway")
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +50,7 @@ def check_names(actors: Sequence[str], everything: bool) -> list[str]:
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
         check_actor(name)
-    return list(ROLLING_ORDER) if everything else list(dict.fromkeys(actors))
+    return restart_order() if everything else list(dict.fromkeys(actors))
 
 
 def _restart(run: Path, name: str) -> RestartReply | RunError:
@@ -112,5 +110,5 @@ def _tell(name: str, reply: RestartReply | RunError) -> bool:
 def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
     """Those that the actors live in, each once; the actors themselves where no run is up."""
     with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
-        actors = [convert_config(directory.info["config"]).process_of(actor) for actor in actors]
+        actors = [read_run_info(directory).config.process_of(actor) for actor in actors]
     return list(dict.fromkeys(actors))

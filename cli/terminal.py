@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from ..runtime.config import ACTORS
 from ..runtime.environment import Environment
+from ..runtime.stage_table import ACTORS
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 92, 95)
 _WIDTH = max(map(len, ACTORS))

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import ACTORS
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
 from ..runtime.process.run import model_path
+from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
 from .options import ConfigFile, RunName, configuration, run_path
 

@@ -11,16 +11,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..runtime.config import ACTORS, RuntimeConfig, convert_config, to_data
+from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, ModelFacts, plan_layout
 from ..runtime.process.run import free_port, model_family, model_path, run_info
+from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.launcher import zygote_stages
-from ..runtime.supervisor.run_report import endpoint
 from ..runtime.supervisor.specs import actor_specs, child_environment
-from ..runtime.supervisor.supervisor import Reporter, Supervisor
+from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
 from .daemon import detach
 from .options import ConfigFile, RunName, configuration, log_directory, run_path
@@ -128,22 +128,21 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     if plan.watched_source is not None:
         reporter.message(f"watching {plan.watched_source}: actors that import what is edited are restarted")
 
+    setup = RunSetup(
+        path=plan.path,
+        info=run_info(plan.config, plan.model, plan.port),
+        specs=actor_specs(plan.config),
+        environment=child_environment(os.environ),
+        log_directory=plan.logs,
+        zygote_stages=zygote_stages(model_family(plan.model)),
+        notify_socket=plan.environment.notify_socket,
+        hang_up_ends=hang_up_ends,
+        listeners=listeners,
+        watched_source=plan.watched_source,
+    )
+
     async def serve() -> int:
-        supervisor = Supervisor(
-            plan.path,
-            run_info(plan.config, plan.model, plan.port),
-            plan.config,
-            actor_specs(plan.config),
-            reporter,
-            environment=child_environment(os.environ),
-            log_directory=plan.logs,
-            zygote_stages=zygote_stages(model_family(plan.model)),
-            notify_socket=plan.environment.notify_socket,
-            hang_up_ends=hang_up_ends,
-            listeners=listeners,
-            watched_source=plan.watched_source,
-        )
-        return await supervisor.serve()
+        return await Supervisor(setup, reporter).serve()
 
     return asyncio.run(serve())
 
@@ -160,7 +159,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     """--dry-run: what would be started, and how much shared memory it would take."""
     print(f"run directory  {plan.path}")
     print(f"model          {plan.model}")
-    print(f"endpoint       {endpoint(run_info(plan.config, plan.model, plan.port))}/v1")
+    print(f"endpoint       {run_info(plan.config, plan.model, plan.port).endpoint}/v1")
     print(f"logs           {plan.logs}")
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""

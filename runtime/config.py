@@ -9,27 +9,16 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
+from .stage_table import LAYOUTS, STAGES, Stage, check_layout, process_in, torch_actors
 
-ACTORS = ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
-TORCH_ACTORS = frozenset({"memory", "video", "encoder", "prefill", "decode"})
-ACTOR_MODULES = {
-    "memory": "memory",
-    "controller": "controller.serve",
-    "gateway": "gateway.serve",
-    "video": "video.worker",
-    "encoder": "encoder",
-    "prefill": "prefill",
-    "decode": "decode.loop",
-    "detokenizer": "detokenizer",
-}  # below mmrt.actors: each has ``main``
-STAGES = {"E": "encoder", "P": "prefill", "D": "decode"}  # as layouts name them (TI1)
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
@@ -42,8 +31,6 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
-Layout = Literal["E+P+D", "EP+D", "ED+P", "E+PD", "EPD"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
@@ -112,23 +99,29 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nice: Nice = 0
 
 
-class BackgroundSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    nice: Nice = 5
+def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
+    """The struct of [actors]: the layout, and a section for each stage that computes with torch, with the stage's defaults."""
+    fields: list[tuple[str, type, Any]] = [("layout", str, LAYOUTS[0])]
+    for name in torch_actors(stages):
+        defaults = [("threads", Threads, stages[name].threads), ("nice", Nice, stages[name].nice)]
+        section = msgspec.defstruct(
+            "ActorSection", defaults, bases=(ActorSection,), frozen=True, kw_only=True, forbid_unknown_fields=True
+        )
+        fields.append((name, section, section()))
+    return msgspec.defstruct("ActorsSection", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
-class VideoSection(BackgroundSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    nice: Nice = 8
+if TYPE_CHECKING:
 
+    class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
+        """``layout``: which of encoder, prefill and decode share a process. Besides it a section for each stage."""
 
-class ActorsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decoding goes first: the niceness of the others is what keeps its steps short while they work."""
+        layout: str = LAYOUTS[0]
 
-    layout: Layout = "E+P+D"  # which of encoder, prefill and decode share a process
-    decode: ActorSection = ActorSection()
-    prefill: BackgroundSection = BackgroundSection()
-    encoder: BackgroundSection = BackgroundSection()
-    video: VideoSection = VideoSection()
-    memory: ActorSection = ActorSection()
+        def __init__(self, *, layout: str = LAYOUTS[0], **sections: ActorSection) -> None: ...
+
+else:
+    ActorsSection = actors_section()
 
 
 class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,8 +147,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def step_limit_s(self, actor: str) -> float:
         """How long one step of an actor may take before its watchdog kills it; 0 for those that have no long steps."""
-        limits = {"decode": 120.0, "prefill": 300.0, "encoder": 300.0, "video": self.media.item_timeout_s + 30.0}
-        return limits.get(actor, 0.0)
+        stage = STAGES[actor]
+        return stage.step_limit_s + (self.media.item_timeout_s if "media" in stage.inputs else 0.0)
 
     def actor(self, name: str) -> ActorSection:
         section: ActorSection = getattr(self.actors, name, ActorSection())
@@ -169,18 +162,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def processes(self) -> dict[str, tuple[str, ...]]:
         """Every process of a run: what it is called, and the actors that live in it."""
         found: dict[str, tuple[str, ...]] = {}
-        for actor in ACTORS:
+        for actor in STAGES:
             process = self.process_of(actor)
             found[process] = (*found.get(process, ()), actor)
         return found
-
-
-def process_in(layout: str, actor: str) -> str:
-    """What a process of this layout is called that the actor lives in: as the last of its stages."""
-    for stages in layout.split("+"):
-        if actor in (names := [STAGES[stage] for stage in stages]):
-            return names[-1]
-    return actor
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:
@@ -215,6 +200,10 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         config = msgspec.convert(data, RuntimeConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), data)) from None
+    try:
+        check_layout(config.actors.layout)
+    except ConfigError as error:
+        raise ConfigError(f"actors.layout = {_show(config.actors.layout)}: {error}") from None
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
         raise ConfigError(
             f"supervisor.backoff_max_s = {config.supervisor.backoff_max_s} is less than"

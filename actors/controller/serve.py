@@ -17,7 +17,7 @@ import uvloop
 from ...models.config import ModelConfig
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
-from ...runtime.config import ACTORS, RuntimeConfig
+from ...runtime.config import RuntimeConfig
 from ...runtime.controller.effects import (
     POOLS,
     AppendPages,
@@ -39,6 +39,7 @@ from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
+from ...runtime.stage_table import ACTORS
 from ...schema.rows import Phase
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool

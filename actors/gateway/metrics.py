@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ...runtime.config import ACTORS
+from ...runtime.stage_table import ACTORS
 from ...shm.status import PoolUse, StatsSnapshot
 from .requests import CLIENT_GONE, Request
 

@@ -24,8 +24,8 @@ from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
-from ...runtime.config import ACTORS
 from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
+from ...runtime.stage_table import ACTORS
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring

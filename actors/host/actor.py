@@ -15,12 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ...models.config import ModelConfig, load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
-from ...runtime.config import ACTORS, STAGES, RuntimeConfig
+from ...runtime.config import RuntimeConfig
 from ...runtime.environment import read_environment
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
@@ -28,6 +26,8 @@ from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, ou
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
+from ...runtime.process.run import read_run_info
+from ...runtime.stage_table import ACTORS, STAGES
 from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
@@ -59,8 +59,9 @@ class Actor:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
         self.run = run
-        self.config: RuntimeConfig = msgspec.convert(run.info["config"], RuntimeConfig)
-        self.model_path = Path(run.info["model_path"])
+        info = read_run_info(run)
+        self.config: RuntimeConfig = info.config
+        self.model_path = Path(info.model_path)
         model = self.config.model
         self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context, self.config.memory.kv_dtype)
         self.generation = next_generation(run, name)
@@ -145,7 +146,7 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda and self.name in STAGES.values():
+        if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
             outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:

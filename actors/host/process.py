@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from ...models.errors import CheckpointError
 from ...runtime.bus.faults import exit_when_told
-from ...runtime.config import ACTOR_MODULES, TORCH_ACTORS
 from ...runtime.environment import read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.run import join_run
+from ...runtime.stage_table import STAGES
 from ...shm.errors import ShmError
 from .actor import Actor, Ending, name_thread
 
@@ -66,7 +66,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         for one in together:
             _entry(one)
         # By its name, like an actor's own module: who is alone in a process does not depend on it (runtime/supervisor/reload.py).
-        run_together = importlib.import_module(".shared_process", __package__).run_together
+        run_together = importlib.import_module(f"{__package__}.shared_process").run_together
         status: int = run_together([*others, actor], Lifeline(lifeline.fd), _live)
         return status
     actor.catch_signals()
@@ -76,7 +76,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
 def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
     """From the actor's first import to its last word. Returns the exit status."""
     name = actor.name
-    if name in TORCH_ACTORS:
+    if STAGES[name].imports_torch:
         import torch
 
         with _THREADS:  # torch has one number for the process; a thread keeps what it finds when it first asks
@@ -107,7 +107,7 @@ def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
 
 def _entry(name: str) -> Callable[[Actor], None]:
     """``main`` of an actor's module."""
-    main: Callable[[Actor], None] = importlib.import_module(f"...{ACTOR_MODULES[name]}", __name__).main
+    main: Callable[[Actor], None] = importlib.import_module(f"...{STAGES[name].module}", __name__).main
     return main
 
 

@@ -6,12 +6,12 @@ The controller's records are made of the effects that it performs, where they ar
 import time
 
 from ...runtime.bus.messages import Filled, ItemError, Plan, PlanDone, RequestSpec, Result, Skipped, ToController
-from ...runtime.config import ACTORS
 from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
 from ...runtime.observe.flight import Kind, pack_id, pack_plan, plan_kind, plan_share, plan_units
+from ...runtime.stage_table import ACTORS
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
 

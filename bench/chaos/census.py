@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.config import ACTORS
+from ...runtime.stage_table import ACTORS
 from .faults import ZYGOTE
 from .run_view import RunView, children, what_is
 

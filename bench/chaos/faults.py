@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from ...runtime.config import ACTORS, TORCH_ACTORS
+from ...runtime.stage_table import ACTORS, torch_actors
 
 Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart"]
 Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
@@ -99,7 +99,10 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) 
     shortest_s, longest_s = _LENGTHS_S.get(cell.kind, (0.0, 0.0))
     others = [target for target in TARGETS if target != cell.target and pairs > 0 and cell.phase != "drain"]
     if cell.kind == "stop" and cell.target == ZYGOTE and cell.phase != "drain":
-        others, pairs = sorted(TORCH_ACTORS), 1.0  # nobody misses a zygote that hangs until somebody has to be forked
+        others, pairs = (
+            sorted(torch_actors()),
+            1.0,
+        )  # nobody misses a zygote that hangs until somebody has to be forked
     second = rng.choice(others) if others and rng.random() < pairs else ""
     return Fault(
         seed=seed,

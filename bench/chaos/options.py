@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.config import LAYOUTS, Layout
+from ...runtime.stage_table import LAYOUTS
 from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
 
 SOAK_MINUTES = 30.0
@@ -36,7 +36,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet_every: int
     max_tokens: int
     model: str
-    layout: Layout
+    layout: str
     has_default_restarts: bool
     json: Path | None
     out: Path | None

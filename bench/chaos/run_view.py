@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.config import ACTORS
 from ...runtime.controller.request import decode_record
+from ...runtime.stage_table import ACTORS
 from ...schema.rows import EndCode, Phase
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory

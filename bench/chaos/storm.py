@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...runtime.bus.faults import FaultFile
-from ...runtime.config import ACTORS
+from ...runtime.stage_table import ACTORS
 from ..own_run import OwnRun, OwnRunError
 from . import census
 from .faults import PHASES, Fault, fault_at

@@ -6,7 +6,6 @@ import msgspec
 
 from ...runtime.config import (
     ActorsSection,
-    Layout,
     MediaSection,
     MemorySection,
     ModelSection,
@@ -20,7 +19,7 @@ DRAIN_S = 6.0
 WATCHDOG_S = 6.0
 
 
-def storm_config(model: Path, layout: Layout, has_default_restarts: bool = False) -> RuntimeConfig:
+def storm_config(model: Path, layout: str, has_default_restarts: bool = False) -> RuntimeConfig:
     """Few rows and small budgets, so that every phase is there to be hit; a supervisor that starts everybody again at once and for
     ever, unless ``has_default_restarts``."""
     untiring = SupervisorSection(restart_limit=1_000_000, backoff_s=0.02, backoff_max_s=0.1)

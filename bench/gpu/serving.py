@@ -11,7 +11,6 @@ from ...models.make.config import SHAPES
 from ...runtime.config import (
     ActorSection,
     ActorsSection,
-    Layout,
     MemorySection,
     ModelSection,
     RuntimeConfig,
@@ -51,7 +50,7 @@ def serving(
     device: str,
     dtype: str = "auto",
     scheduling: SchedulingSection = STEERED,
-    layout: Layout = "E+P+D",
+    layout: str = "E+P+D",
     anew: bool = False,
 ) -> Iterator[tuple[str, float]]:
     """(where it answers, seconds until it was ready). Every death counts as a first one.

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from ...models.config import load_model_config
-from ...runtime.config import Layout, SchedulingSection
+from ...runtime.config import SchedulingSection
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
 from ..own_run import OwnRun
@@ -119,7 +119,7 @@ def _restart(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
                 )
 
 
-def _stall(section: str, layout: Layout, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
+def _stall(section: str, layout: str, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """P99 of the times between tokens of text streams while pictures of a megapixel come, as a multiple of that without them."""
     model = checkpoint_of(run, options)
     count = max(4, options.requests // 4)

@@ -22,7 +22,7 @@ from ...actors.controller.journal import Journal
 from ...runtime.bus.messages import RequestSpec, Sampling
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.controller.records import Ended, JournalRecord, Submitted
-from ...runtime.observe.flight import RECORDERS
+from ...runtime.stage_table import RECORDERS
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..config import ACTORS
 from ..environment import Environment, read_environment
+from ..stage_table import ACTORS
 
 _FILE = struct.Struct("=8s6Q")  # magic, episode, mask of actors, lost and late per million, longest delay in us, seed
 _MAGIC = b"mmrtflt1"

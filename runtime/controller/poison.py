@@ -8,10 +8,11 @@ the plan they come from, so that neither a new controller nor a repeated message
 
 from ..bus.messages import Analyse, Died, Encode, ItemError, Plan, PreprocessSegment
 from ..errors import RequestError
+from ..stage_table import WORKERS
 from .lifecycle import fail
 from .request import Request, SegmentRecord, Strike, StrikeKind
 from .scheduling.types import SegmentStage
-from .state import WORKERS, ControllerState, InflightPlan, owner
+from .state import ControllerState, InflightPlan, owner
 
 MAX_CRASHES = 2
 MAX_STRIKES = MAX_CRASHES + 1  # of one piece of work: an error in a batch comes before its crashes alone

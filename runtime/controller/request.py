@@ -37,7 +37,7 @@ class StrikeKind:
 
 
 class Strike(msgspec.Struct, frozen=True, array_like=True):
-    """A plan with this work of the request came to no good (``poison``). ``actor``: index into ``state.WORKERS``."""
+    """A plan with this work of the request came to no good (``poison``). ``actor``: index into ``stage_table.WORKERS``."""
 
     plan_id: int
     actor: int

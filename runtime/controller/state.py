@@ -30,7 +30,6 @@ from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
 from .scheduling.types import Device, Limits
 
-WORKERS = ("video", "encoder", "prefill")
 DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
 

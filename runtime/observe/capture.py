@@ -26,8 +26,9 @@ from ..bus.messages import (
     Result,
     SequenceSpec,
 )
-from ..config import RuntimeConfig, convert_config
+from ..config import RuntimeConfig, convert_config, to_data
 from ..errors import ConfigError, UserError
+from ..process.run import RunInfo
 from .flight import PLAN_NAMES, UNIT_NAMES, plan_kind, plan_units
 
 SUFFIX = ".safetensors"
@@ -174,7 +175,7 @@ def make_header(
     plan_id: int,
     plan: Plan,
     run_id: str,
-    info: Mapping[str, Any],
+    info: RunInfo,
     page_bytes: dict[str, int],
     pages: tuple[dict[str, list[int]], dict[str, list[int]]],
     rows: list[CapturedRow],
@@ -185,17 +186,15 @@ def make_header(
 
     Captures are handed on: the run's API key is left out.
     """
-    config = dict(info.get("config", {}))
-    if "server" in config:
-        config["server"] = {**config["server"], "api_key": ""}
+    config = msgspec.structs.replace(info.config, server=msgspec.structs.replace(info.config.server, api_key=""))
     return Header(
         format=_FORMAT,
         actor=actor,
         plan_id=plan_id,
         plan=plan,
         run_id=run_id,
-        model_path=str(info.get("model_path", "")),
-        config=config,
+        model_path=info.model_path,
+        config=to_data(config),
         page_bytes=page_bytes,
         inputs=pages[0],
         outputs=pages[1],

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import DTYPE, RECORD_BYTES, FlightRecorder, FlightWriter, read_recorders
 from ...shm.run_directory import RunDirectory
-from ..config import ACTORS
 from ..errors import UserError
-from .flight import RECORDERS, SUPERVISOR, Kind, unsigned
+from ..stage_table import ACTORS, RECORDERS, SUPERVISOR
+from .flight import Kind, unsigned
 
 SUFFIX = ".flight"
 NUM_KEPT = 10  # files of one run's name

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
 from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment
-from ..config import ACTORS
-
-SUPERVISOR = "supervisor"
-RECORDERS = (*ACTORS, SUPERVISOR)
+from ..stage_table import RECORDERS
 
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1

@@ -17,7 +17,8 @@ from ..controller.embedding_tracker import EmbeddingTracker, lay_out
 from ..controller.records import JournalState, Submitted
 from ..controller.request import SegmentRecord
 from ..controller.scheduling.types import SegmentStage
-from .flight import PLAN_NAMES, RECORDERS, merge, plan_kind, plan_share, plan_units, unpack_pair
+from ..stage_table import RECORDERS
+from .flight import PLAN_NAMES, merge, plan_kind, plan_share, plan_units, unpack_pair
 from .inspect_report import (
     ItemReport,
     MemberReport,

@@ -10,8 +10,8 @@ from ...shm.errors import StaleRow
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment, SequenceSpec, decode_plan, decode_sequence_spec
-from ..config import ACTORS
 from ..controller.request import RowRecord, decode_record
+from ..stage_table import ACTORS
 
 _ATTEMPTS = 5
 

@@ -22,12 +22,12 @@ from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Analyse, Encode, Plan, Prefill, PreprocessSegment, Result, decode_plan, decode_sequence_spec
-from ..config import ACTORS
+from ..process.run import read_run_info
+from ..stage_table import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
 
 log = logging.getLogger(__name__)
 
-CAPTURING_ACTORS = ("video", "encoder", "prefill")
 NUM_KEPT = 8  # of each actor
 
 Pages = dict[str, list[int]]
@@ -153,7 +153,7 @@ class _Memory:
             plan_id=plan_id,
             plan=plan,
             run_id=self._run.run_id,
-            info=self._run.info,
+            info=read_run_info(self._run),
             page_bytes={pool: self._pool(pool).page_bytes for pool in inputs},
             pages=(inputs, written),
             rows=rows,

@@ -8,11 +8,11 @@ CLOCK_MONOTONIC.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..config import ACTORS
 from ..controller.effects import POOLS
 from ..process.exit_status import describe_exit
+from ..stage_table import ACTORS, RECORDERS
 from .dumps import Recording
-from .flight import PLAN_NAMES, RECORDERS, UNIT_NAMES, FlightRecord, Kind, PlanKind, merge, signed, unpack_plan
+from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, PlanKind, merge, signed, unpack_plan
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
 
 Event = dict[str, Any]

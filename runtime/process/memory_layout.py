@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
-from ..config import ACTORS, RuntimeConfig
+from ..config import RuntimeConfig
 from ..errors import ConfigError
+from ..stage_table import RECORDERS, device_pools, parse_layout
 from .device_room import DeviceRoom, pool_bytes, working_bytes
 
 LAYOUT_NAME = "layout"
@@ -30,8 +31,7 @@ DELTA_RING_BYTES = 4 << 20
 CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
 EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
 EMBEDDING_SHARE = 0.02  # of what pools may take of a device
-DEVICE_POOLS = frozenset({"embedding", "kv"})  # lie where the model is computed
-FLIGHT_BYTES = (len(ACTORS) + 1) * NUM_RECORDS * RECORD_BYTES  # the supervisor has one too
+FLIGHT_BYTES = len(RECORDERS) * NUM_RECORDS * RECORD_BYTES
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
     }
     if config.model.on_cuda:
-        pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in DEVICE_POOLS}
+        pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in device_pools()}
     return MemoryLayout(
         num_rows=num_rows,
         max_context=facts.max_context,
@@ -122,7 +122,7 @@ def _fill_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num
     Raises: ConfigError where no whole context fits.
     """
     memory, page = config.memory, config.memory.kv_page_tokens
-    num_processes = config.actors.layout.count("+") + 1 + config.media.decodes_on_gpu
+    num_processes = len(parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
     working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
     left = pool_bytes(room, memory.gpu_memory_utilization, working)
     affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes

@@ -8,14 +8,13 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ... import __version__
 from ...shm.errors import ShmError
 from ...shm.run_directory import RunDirectory
-from ..config import RuntimeConfig, load_config, to_data
+from ..config import RuntimeConfig, load_config
 from ..environment import Environment
 from ..errors import ConfigError, RunError
 from .listening import open_listeners
@@ -75,16 +74,38 @@ def free_port(config: RuntimeConfig) -> int:
     return port
 
 
-def run_info(config: RuntimeConfig, model: Path, port: int) -> dict[str, Any]:
-    """What ``run.json`` says of the run, besides what the run directory adds itself. ``port`` stands in its configuration too."""
-    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
-    return {
-        "version": __version__,
-        "config": to_data(config),
-        "model_path": str(model),
-        "host": config.server.host,
-        "port": port,
-    }
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``run.json`` says of a run. The port that was picked stands in its configuration."""
+
+    version: str = __version__
+    config: RuntimeConfig = RuntimeConfig()
+    model_path: str = ""
+    created_s: float = 0.0  # wall clock; noted by the run directory
+
+    @property
+    def endpoint(self) -> str:
+        """The address that clients use: a wildcard address is reached over loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.server.host, self.config.server.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.config.server.port}"
+
+
+def run_info(config: RuntimeConfig, model: Path, port: int) -> RunInfo:
+    """What a run of this configuration says of itself, which serves on ``port``."""
+    server = msgspec.structs.replace(config.server, port=port)
+    return RunInfo(config=msgspec.structs.replace(config, server=server), model_path=str(model))
+
+
+def create_run(path: Path, info: RunInfo) -> RunDirectory:
+    """Start a run. Raises: BusyError, ShmError."""
+    return RunDirectory.create(path, msgspec.to_builtins(info))
+
+
+def read_run_info(run: RunDirectory) -> RunInfo:
+    """What the run's creator has written. Raises: RunError if another version has, in terms that this one does not know."""
+    try:
+        return msgspec.convert(run.info, RunInfo)
+    except msgspec.ValidationError as error:
+        raise RunError(f"the run in {run.path} was started by mmrt {run.info.get('version')}, this is {__version__}: {error}") from None
 
 
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:
@@ -104,7 +125,7 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
                 config = load_config(environment.config_file)
                 model = model_path(config)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
-                return RunDirectory.create(path, run_info(config, model, config.server.port or free_port(config)))
+                return create_run(path, run_info(config, model, config.server.port or free_port(config)))
         except ShmError as error:
             if actor == "memory" or time.monotonic() > deadline_s:
                 raise RunError(str(error)) from None

@@ -7,7 +7,6 @@ the actor plainly: that is slower and nothing else.
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import os
 import signal
@@ -16,9 +15,11 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from .processes import Activity, Process, activity, spawn
+from .zygote import MAX_PACKET_BYTES, Fork, Forked, Guard, Imported, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,11 @@ BASE_MODULES = (
 )
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
+IMPORT_STAGES = (BASE_STAGE, TORCH_STAGE, TOWER_STAGE)  # in order: each is there when those before it are
 TOWER_MODULES = {
     "qwen2_5_vl": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
 }
-_MAX_PACKET_BYTES = 1 << 16
 FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
 IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
 _LOOK_S = 0.25
@@ -78,6 +79,9 @@ def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
     """What the zygote imports, in order: what all actors need, what most wait for, and the tower of this model family."""
     tower = TOWER_MODULES.get(family)
     return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+
+
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class Patience:
@@ -155,15 +159,8 @@ class Zygote:
         if not self.usable:
             raise ZygoteError("the zygote is gone")
         number = next(self._ids)
-        request = {
-            "id": number,
-            "name": name,
-            "needs": needs,
-            "entry": entry,
-            "argument": argument,
-            "environment": dict(environment),
-            "nice": nice,
-        }
+        variables = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
+        request = Fork(number, name, needs, entry, argument, variables, nice)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._replies[number] = reply
         try:
@@ -192,7 +189,7 @@ class Zygote:
         """Have the zygote end this process too, should the supervisor die and the process not notice."""
         if self.usable and process.alive:
             with contextlib.suppress(ZygoteError):
-                self._send({"guard": process.pid}, [process.pidfd])
+                self._send(Guard(process.pid), [process.pidfd])
 
     def close(self) -> None:
         """Forget the zygote and kill it: it has nothing to lose, and closing its socket alone would set it guarding."""
@@ -204,10 +201,10 @@ class Zygote:
             self._control.close()
         self._fail_all(reason)
 
-    def _send(self, request: Mapping[str, Any], fds: list[int]) -> None:
-        packet = json.dumps(request).encode()
-        if len(packet) > _MAX_PACKET_BYTES:
-            raise ZygoteError(f"a request of {len(packet)} bytes, the limit is {_MAX_PACKET_BYTES}: large environment?")
+    def _send(self, request: Request, fds: list[int]) -> None:
+        packet = msgspec.msgpack.encode(request)
+        if len(packet) > MAX_PACKET_BYTES:
+            raise ZygoteError(f"a request of {len(packet)} bytes, the limit is {MAX_PACKET_BYTES}: large environment?")
         try:
             socket.send_fds(self._control, [packet], fds)
         except OSError as error:
@@ -216,7 +213,7 @@ class Zygote:
     def _receive(self) -> None:
         while True:
             try:
-                packet = self._control.recv(_MAX_PACKET_BYTES)
+                packet = self._control.recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -226,25 +223,25 @@ class Zygote:
                 self._fit = False
                 self._fail_all("the zygote died")
                 return
-            self._take(json.loads(packet))
+            self._take(_decode_reply(packet))
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "stage" in message:
-            log.debug("zygote: %s in after %.2f s", message["stage"], message["seconds"])
-            self._importing.discard(message["stage"])
-            if message["error"]:
-                log.warning("zygote: %s", message["error"])
-            if message["unfit"]:
-                log.warning("zygote: %s after importing %s: actors start without it", message["unfit"], message["stage"])
+    def _take(self, message: Reply) -> None:
+        if isinstance(message, Imported):
+            log.debug("zygote: %s in after %.2f s", message.stage, message.seconds)
+            self._importing.discard(message.stage)
+            if message.error:
+                log.warning("zygote: %s", message.error)
+            if message.unfit:
+                log.warning("zygote: %s after importing %s: actors start without it", message.unfit, message.stage)
                 self._fit = False
             return
-        reply = self._replies.get(message["id"])
+        reply = self._replies.get(message.id)
         if reply is None or reply.done():
             return
-        if "pid" in message:
-            reply.set_result(message["pid"])
+        if isinstance(message, Forked):
+            reply.set_result(message.pid)
         else:
-            reply.set_exception(ZygoteError(message["error"]))
+            reply.set_exception(ZygoteError(message.error))
 
     def _fail_all(self, reason: str) -> None:
         for reply in self._replies.values():

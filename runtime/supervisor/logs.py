@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from ..config import LAYOUTS
+from ..stage_table import LAYOUTS
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3

@@ -45,6 +45,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     ready_timeout_s: float = 180.0
     watchdog_s: float = 30.0
     is_essential: bool = False  # the run ends with it: nobody can do without
+    stop_rank: int = 0  # the lowest are told to end first
     listens: bool = False  # inherits the sockets that clients connect to
     handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
 
@@ -116,22 +117,25 @@ class Instance:
             self.killed_because = reason
             self.process.signal(signal.SIGKILL)
 
-    async def ended(self) -> int:
+    async def ended(self) -> None:
         """Wait for the process and for the last of its output."""
-        status = await self.process.wait()
-        assert status is not None
+        await self.process.wait()
         if self.pump is not None:
             self.pump.finish()
-        return status
 
     @property
     def tail(self) -> list[str]:
         """The last lines that it has printed."""
         return [] if self.pump is None else list(self.pump.tail)
 
+    @property
+    def exit_status(self) -> int:
+        """Of a process that has ended: its exit status, or minus the signal."""
+        assert self.process.returncode is not None, "it runs"
+        return self.process.returncode
+
     def describe_exit(self) -> str:
-        assert self.process.returncode is not None
-        text = describe_exit(self.process.returncode)
+        text = describe_exit(self.exit_status)
         return f"{text} ({self.killed_because})" if self.killed_because else text
 
 
@@ -218,8 +222,7 @@ class SupervisedActor:
             if self.current is not None or instance.is_debugger:
                 self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
             else:
-                assert instance.process.returncode is not None
-                await self._recover(lifetime_s=lifetime_s, status=instance.process.returncode, cause=instance.cause)
+                await self._recover(lifetime_s=lifetime_s, status=instance.exit_status, cause=instance.cause)
         if self.state != "failed":
             self.set_state("stopped")
 

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..config import ACTOR_MODULES
 from ..errors import RunError
+from ..stage_table import STAGES
 from .handover import drop_standby, restart
 from .import_graph import closure
 from .managed_actor import SupervisedActor
@@ -27,7 +27,7 @@ def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
     """The modules that a process of these actors starts from: ``actors/host/process.py`` imports each by its name."""
     entry = () if is_forked else (f"{PACKAGE}.cli.main",)
     shared = ("host.shared_process",) if len(names) > 1 else ()
-    modules = ("host.process", *shared, *(ACTOR_MODULES[name] for name in names))
+    modules = ("host.process", *shared, *(STAGES[name].module for name in names))
     return (*entry, *(f"{PACKAGE}.actors.{module}" for module in modules))
 
 

@@ -1,8 +1,5 @@
 """What ``mmrt status`` shows, as data: made by ``status_report``, sent over the control socket, printed as a table or JSON."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 
@@ -64,10 +61,3 @@ class RunReport(msgspec.Struct, kw_only=True):
     pools: dict[str, PoolReport]
     requests: RequestsReport
     compute: ComputeReport | None = None
-
-
-def endpoint(info: Mapping[str, Any]) -> str:
-    """The address that clients use, from run.json: a wildcard address is reached over loopback."""
-    host = str(info.get("host", "127.0.0.1"))
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{info.get('port', 0)}"

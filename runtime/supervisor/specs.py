@@ -3,11 +3,11 @@
 import signal
 from collections.abc import Mapping, Sequence
 
-from ..config import TORCH_ACTORS, RuntimeConfig
-from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, TOWER_STAGE, actor_command
+from ..config import RuntimeConfig
+from ..stage_table import STAGES
+from .launcher import ACTOR_ENTRY, IMPORT_STAGES, actor_command
 from .managed_actor import ActorSpec
 
-ESSENTIAL = ("controller", "memory")  # without them nothing goes on, and nothing that they hold can be waited for
 STOP_GRACE_S = 5.0
 HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
 
@@ -17,16 +17,17 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
     specs = []
     processes = config.processes if commands is None else {name: (name,) for name in commands}
     for name, actors in processes.items():
-        section = config.actor(name)
-        grace_s = config.supervisor.drain_s + HURRY_GRACE_S if name == "gateway" else STOP_GRACE_S
-        stage = TOWER_STAGE if "encoder" in actors else TORCH_STAGE if name in TORCH_ACTORS else BASE_STAGE
-        can_be_forked = commands is None and name != "gateway"  # a fork cannot be given sockets
+        section, stages = config.actor(name), [STAGES[actor] for actor in actors]
+        listens = any(stage.listens for stage in stages)
+        grace_s = config.supervisor.drain_s + HURRY_GRACE_S if listens else STOP_GRACE_S
+        needs = max((stage.imports for stage in stages), key=IMPORT_STAGES.index)
+        can_be_forked = commands is None and not listens  # a fork cannot be given sockets
         specs.append(
             ActorSpec(
                 name=name,
                 others=actors[:-1],
                 command=tuple(actor_command(name) if commands is None else commands[name]),
-                needs=stage if can_be_forked else None,
+                needs=needs if can_be_forked else None,
                 entry=ACTOR_ENTRY,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
@@ -35,12 +36,19 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 handover_grace_s=grace_s + max(config.step_limit_s(actor) for actor in actors),
                 ready_timeout_s=config.supervisor.ready_timeout_s,
                 watchdog_s=config.supervisor.watchdog_s,
-                is_essential=name in ESSENTIAL,
-                listens=name == "gateway",
-                handover_signal=signal.SIGUSR1 if name == "gateway" and commands is None else signal.SIGTERM,
+                is_essential=any(stage.is_essential for stage in stages),
+                stop_rank=min(stage.stop_rank for stage in stages),
+                listens=listens,
+                handover_signal=signal.SIGUSR1 if listens and commands is None else signal.SIGTERM,
             )
         )
     return specs
+
+
+def stop_order(specs: Sequence[ActorSpec]) -> list[list[ActorSpec]]:
+    """All of them, in the groups that a run ends one after another."""
+    ranks = sorted({spec.stop_rank for spec in specs})
+    return [[spec for spec in specs if spec.stop_rank == rank] for rank in ranks]
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

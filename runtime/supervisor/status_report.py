@@ -14,11 +14,12 @@ from ...shm.errors import ShmError
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, ControllerStats
-from ..config import ACTORS, convert_config
 from ..process.memory_layout import read_layout
+from ..process.run import read_run_info
+from ..stage_table import ACTORS
 from .managed_actor import SupervisedActor
 from .processes import cpu_seconds, pss_bytes
-from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport, endpoint
+from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport
 
 POOLS = ("media", "patch", "embedding", "kv")
 _CPU_SAMPLE_S = 0.1
@@ -187,14 +188,14 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
     actors = [report_actor(name, actor, tables.actor(name), meter) for actor in supervised for name in actor.spec.roles]
     ready = all(actor.ready for actor in actors)
     state = "stopping" if facts.is_ending else "ready" if ready else "degraded" if facts.was_ready else "starting"
-    info, zygote = facts.run.info, facts.zygote_pid
+    info, zygote = read_run_info(facts.run), facts.zygote_pid
     return RunReport(
         ready=ready and not facts.is_ending,
         state=state,
         path=str(facts.run.path),
         run_id=facts.run.run_id,
-        endpoint=endpoint(info),
-        model=str(info.get("model_path", "")),
+        endpoint=info.endpoint,
+        model=info.model_path,
         supervisor_pid=os.getpid(),
         overhead_bytes=(pss_bytes(os.getpid()) or 0) + (pss_bytes(zygote) or 0 if zygote else 0),
         uptime_s=time.monotonic() - facts.began_s,
@@ -207,7 +208,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
 
 def report_without_supervisor(run: RunDirectory) -> RunReport:
     """The run as its directory, role locks and status words show it: for runs under systemd, or whose supervisor is gone."""
-    tables = StatusTables(run)
+    info, tables = read_run_info(run), StatusTables(run)
     meter = CpuMeter()
     try:
         holders = {name: RoleLock.holder(run, name) for name in ACTORS}
@@ -215,8 +216,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
             if pid:
                 meter.percent(pid)
         time.sleep(_CPU_SAMPLE_S)
-        config = convert_config(run.info["config"])
-        actors = [_observe(name, config.process_of(name), holders[name], tables.actor(name), meter) for name in ACTORS]
+        actors = [_observe(name, info.config.process_of(name), holders[name], tables.actor(name), meter) for name in ACTORS]
         pools, requests = tables.pools_and_requests()
         broken = tables.broken()
     finally:
@@ -230,10 +230,10 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
         state="unsupervised",
         path=str(run.path),
         run_id=run.run_id,
-        endpoint=endpoint(run.info),
-        model=str(run.info.get("model_path", "")),
+        endpoint=info.endpoint,
+        model=info.model_path,
         supervisor_pid=None,
-        uptime_s=time.time() - float(run.info.get("created_s", time.time())),
+        uptime_s=time.time() - info.created_s,
         actors=actors,
         pools=pools,
         requests=requests,

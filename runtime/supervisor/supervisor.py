@@ -12,40 +12,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from ...schema.outage import Outage
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
-from ..config import RuntimeConfig
 from ..errors import RunError
 from ..observe.dumps import BlackBox, salvage
-from ..process.crash_cause import MAX_UNEXPLAINED, ExitNote, crashed_in, is_from_outside, leave_notes, oom_kills, read_exit_note
 from ..process.notify import Notifier, NotifyListener
+from ..process.run import RunInfo, create_run
 from .commands import Commands
 from .control import SOCKET_NAME
 from .control_server import ControlServer
 from .device_keeper import DeviceKeeper
+from .exit_cause import conclude
 from .logs import LogFiles
 from .managed_actor import ActorSpec, Instance, Step, SupervisedActor
 from .processes import Process, become_subreaper, end_strangers
 from .reload import Reloader
-from .restart_policy import Cause, RestartPolicy
+from .restart_policy import RestartPolicy
 from .roster import Roster
-from .run_report import RunReport, endpoint
-from .specs import HURRY_GRACE_S
+from .run_report import RunReport
+from .specs import HURRY_GRACE_S, stop_order
 from .stand_in import StandIn
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 
 TICK_S = 0.5
 LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
-# Who ends when: what feeds others first, what others write into last.
-STOP_ORDER = (
-    frozenset({"gateway"}),
-    frozenset({"detokenizer", "decode", "prefill", "encoder", "video"}),
-    frozenset({"controller"}),
-    frozenset({"memory"}),
-)
 
 
 class Reporter(Protocol):
@@ -58,50 +53,38 @@ class Reporter(Protocol):
     def failed(self, reason: str, tail: Sequence[str]) -> None: ...
 
 
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is started with."""
+
+    path: Path
+    info: RunInfo
+    specs: Sequence[ActorSpec]
+    environment: Mapping[str, str]  # of every process
+    log_directory: Path
+    zygote_stages: Mapping[str, Sequence[str]] = {}  # without them every actor starts plainly
+    notify_socket: str | None = None  # where the run itself is reported ready (sd_notify)
+    hang_up_ends: bool = True  # SIGHUP means SIGTERM, rather than nothing
+    listeners: Sequence[socket.socket] = ()  # what clients connect to; closed when the gateway has ended
+    watched_source: Path | None = None  # the package's directory, whose changes restart the actors that import what changed
+
+
 class Supervisor:
     """One run. ``serve`` is all of its life; it must run in the main thread of a process that has no other children."""
 
-    def __init__(
-        self,
-        path: Path,
-        info: dict[str, Any],
-        config: RuntimeConfig,
-        specs: Sequence[ActorSpec],
-        reporter: Reporter,
-        *,
-        environment: Mapping[str, str],
-        log_directory: Path,
-        zygote_stages: Mapping[str, Sequence[str]] | None = None,
-        notify_socket: str | None = None,
-        hang_up_ends: bool = True,
-        listeners: Sequence[socket.socket] = (),
-        watched_source: Path | None = None,
-    ) -> None:
-        """``info`` is what run.json says; without ``zygote_stages`` every actor starts plainly.
-
-        ``notify_socket`` is where the run itself is reported ready (sd_notify). ``hang_up_ends``: SIGHUP means SIGTERM, rather than
-        nothing. ``listeners`` are the sockets that clients connect to; they are closed when the gateway has ended.
-        ``watched_source`` is the directory of the package, whose changes restart the actors that import what changed.
-        """
-        settings = config.supervisor
+    def __init__(self, setup: RunSetup, reporter: Reporter) -> None:
+        settings = setup.info.config.supervisor
         self.policy = RestartPolicy(
             limit=settings.restart_limit,
             window_s=settings.restart_window_s,
             backoff_s=settings.backoff_s,
             backoff_max_s=settings.backoff_max_s,
         )
-        self.actors = {spec.name: SupervisedActor(spec, self) for spec in specs}
-        self._path = path
-        self._info = info
-        self._config = config
+        self.actors = {spec.name: SupervisedActor(spec, self) for spec in setup.specs}
+        self._setup = setup
+        self._config = setup.info.config
         self._reporter = reporter
-        self._environment = environment
-        self._stages = zygote_stages or {}
-        self._notifier = Notifier(notify_socket, "supervisor")  # to whoever has started us
-        self._hang_up_ends = hang_up_ends
-        self._listeners = listeners
-        self._stand_in = StandIn(listeners)
-        self._watched_source = watched_source
+        self._notifier = Notifier(setup.notify_socket, "supervisor")  # to whoever has started us
+        self._stand_in = StandIn(setup.listeners)
         self._began_s = time.monotonic()
         self._was_ready = False
         self._failure = ""
@@ -109,8 +92,7 @@ class Supervisor:
         self._gone = asyncio.Event()
         self._drain_s = settings.drain_s
         self._forced = False
-        self._logs = LogFiles(log_directory, reporter.message)
-        self._log_directory = log_directory
+        self._logs = LogFiles(setup.log_directory, reporter.message)
         self._meter = CpuMeter()
         self._roster = Roster()
 
@@ -125,11 +107,11 @@ class Supervisor:
         self._run = self._create_run()
         self._logs.begin(self._config.actors.layout)
         self._tables = StatusTables(self._run)
-        self._black_box = BlackBox(self._run, self._log_directory)
+        self._black_box = BlackBox(self._run, self._setup.log_directory)
         self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
         self._loop = asyncio.get_running_loop()
         become_subreaper()
-        self._starter = Starter(self, self._run.path, self._environment, self._stages, self._listeners)
+        self._starter = Starter(self, self._run.path, self._setup.environment, self._setup.zygote_stages, self._setup.listeners)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
         commands = Commands(self, self._starter)
         control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
@@ -145,7 +127,10 @@ class Supervisor:
                 await self._keeper.close()
             self._tables.close()
             self._outages.close()
-            self._leave()
+            try:
+                self._run.destroy()
+            except ShmError as error:
+                self.say(f"the run directory stays: {error}")
             self._gone.set()
             commands.close()
             self.say(": ".join(filter(None, ("forced to an end" if self._forced else "the run is over", self._failure))))
@@ -158,37 +143,32 @@ class Supervisor:
         return 130 if self._forced else 0
 
     def _create_run(self) -> RunDirectory:
-        if saved := salvage(self._path, self._log_directory):
+        path = self._setup.path
+        if saved := salvage(path, self._setup.log_directory):
             self.say(f"the last run here was killed; what it was doing: mmrt trace --crash {saved.stem}")
         try:
-            run = RunDirectory.create(self._path, self._info)
+            run = create_run(path, self._setup.info)
             self._outages = OutageTable.create(run)
             return run
         except BusyError as error:
             pids = ", ".join(map(str, error.pids)) or "unknown"
             raise RunError(
-                f"a run is already up in {self._path} (pid {pids}): see mmrt status, end it with mmrt down, or use --run NAME"
+                f"a run is already up in {path} (pid {pids}): see mmrt status, end it with mmrt down, or use --run NAME"
             ) from None
         except ShmError as error:
             raise RunError(str(error)) from None
-
-    def _leave(self) -> None:
-        try:
-            self._run.destroy()
-        except ShmError as error:
-            self.say(f"the run directory stays: {error}")
 
     async def _run_actors(self) -> None:
         background: set[asyncio.Task[Any]] = set()
         actors: set[asyncio.Task[None]] = set()
         ending = asyncio.create_task(self._end.wait())
         try:
-            if self._stages:
+            if self._setup.zygote_stages:
                 background.add(asyncio.create_task(self._starter.keep_zygote()))
                 await asyncio.sleep(0)  # it starts first: it is the longest way to ready
             background.add(asyncio.create_task(self._tick()))
-            if self._watched_source is not None:
-                background.add(asyncio.create_task(Reloader(self._watched_source, self.actors, self.say).watch()))
+            if self._setup.watched_source is not None:
+                background.add(asyncio.create_task(Reloader(self._setup.watched_source, self.actors, self.say).watch()))
             actors = {asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors.values()}
             # An exception in one of these is a bug of ours: it must end the run, not hang it.
             watched: set[asyncio.Task[Any]] = {ending, *background, *actors}
@@ -209,22 +189,22 @@ class Supervisor:
     async def _stop_actors(self) -> None:
         self.say("stopping" if not self._failure else "stopping, since an actor failed")
         self._notifier.stopping()
-        for stage in STOP_ORDER:
-            members = [actor for name, actor in self.actors.items() if name in stage]
+        for specs in stop_order([actor.spec for actor in self.actors.values()]):
+            members = [self.actors[spec.name] for spec in specs]
             await asyncio.gather(*(self._stop(actor) for actor in members))
-            if "gateway" in stage:
+            if any(actor.spec.listens for actor in members):
                 self._stop_listening()
 
     def _stop_listening(self) -> None:
         """Refuse what has been waiting for a gateway, too: none will come."""
         self._stand_in.close()
-        for listener in self._listeners:
+        for listener in self._setup.listeners:
             listener.close()
 
     async def _stop(self, actor: SupervisedActor) -> None:
         if self._forced:
             actor.kill()
-        if actor.name == "gateway":
+        if actor.spec.listens:
             # The first SIGTERM lets it drain, the second ends its streams with an error frame.
             await actor.stop(HURRY_GRACE_S, hurry_after_s=max(0.1, self._drain_s))
         else:
@@ -233,7 +213,7 @@ class Supervisor:
     def _handle_signals(self) -> None:
         self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
         self._loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        if self._hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        if self._setup.hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             self._loop.add_signal_handler(signal.SIGHUP, self._on_signal)
         else:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -288,37 +268,21 @@ class Supervisor:
 
     def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
         """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
-        process = instance.process
-        assert process.returncode is not None
         self._on_notify()  # its last words
         words = self._words_of(actor, instance)
-        suspects = instance.suspects or crashed_in(actor.spec.roles, instance.tail)
-        note = ExitNote(process.pid, process.returncode, instance.killed_because.startswith("hang"), instance.is_debugger)
-        own_words = any(read_exit_note(self._run.path, role, process.pid) is not None for role in actor.spec.roles)
-        blamed = leave_notes(self._run.path, note, words, suspects)
-        in_step = any(words[role].step_deadline_s > 0 and words[role].crashes < MAX_UNEXPLAINED for role in blamed)
-        instance.cause = "work" if in_step else self._cause_of(instance, own_words)
+        blamed = conclude(self._run.path, actor, instance, words)
         whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""
         reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
         if reason and whose:
             self.say(reason)
-        generations = {role: its.generation for role, its in words.items()}
-        generations.setdefault(actor.name, instance.generation)
+        generations = {actor.name: instance.generation} | {role: its.generation for role, its in words.items()}
         try:
-            saved = self._black_box.ended(generations, process.pid, process.returncode, reason)
+            saved = self._black_box.ended(generations, instance.process.pid, instance.exit_status, reason)
         except OSError as error:
-            self.say(f"cannot save the flight recorders in {self._log_directory}: {error.strerror}")
+            self.say(f"cannot save the flight recorders in {self._setup.log_directory}: {error.strerror}")
             return
         if saved is not None:
             self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
-
-    def _cause_of(self, instance: Instance, own_words: bool) -> Cause:
-        """``own_words``: it has left word of its own end, or of that of others in it."""
-        status = instance.process.returncode
-        assert status is not None
-        if instance.killed_because or own_words:
-            return "itself"
-        return "outside" if is_from_outside(status, instance.obeys, oom_kills() - instance.oom_kills) else "itself"
 
     def is_ready(self, names: frozenset[str]) -> bool:
         """Host: whether all of these actors serve."""
@@ -341,21 +305,24 @@ class Supervisor:
         if not self._was_ready and not self._end.is_set() and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
-            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint(self._info)}"])
-            self._reporter.ready(endpoint(self._info), seconds)
-            self._notifier.active(f"serving at {endpoint(self._info)}")
+            endpoint = self._setup.info.endpoint
+            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"])
+            self._reporter.ready(endpoint, seconds)
+            self._notifier.active(f"serving at {endpoint}")
 
     def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
         """Host: whether the run goes on while this actor is broken. Not while it starts: nobody is served yet, and somebody waits to
         hear of it. While somebody edits it does, since the next edit may mend anything but the configuration."""
-        if self._watched_source is not None and not is_misconfigured:
+        if self._setup.watched_source is not None and not is_misconfigured:
             return True
         return self._was_ready and not actor.spec.is_essential
 
     def on_outage(self, actor: SupervisedActor) -> None:
         """Host: an actor is broken, or serves again."""
-        if actor.name == "gateway":
-            self._stand_in_for(actor)
+        if actor.spec.listens and actor.outage is not None:
+            self._stand_in.open(actor.outage.next_probe_s)  # clients are answered while nobody else does
+        elif actor.spec.listens:
+            self._stand_in.close()
         self._outages.publish(
             tuple(
                 Outage(role, broken.outage.reason, broken.outage.next_probe_s)
@@ -365,24 +332,14 @@ class Supervisor:
             )
         )
 
-    def _stand_in_for(self, gateway: SupervisedActor) -> None:
-        """Have clients answered while nobody else does."""
-        if gateway.outage is None:
-            self._stand_in.close()
-        else:
-            self._stand_in.open(gateway.outage.next_probe_s)
-
     def on_failed(self, actor: SupervisedActor, reason: str) -> None:
         """Host: an actor cannot be kept running: the run ends."""
-        self._fail(f"{actor.name} failed: {reason}", actor.last_tail)
-
-    def _fail(self, failure: str, tail: Sequence[str]) -> None:
         if self._failure:
             return
-        self._failure = failure
+        self._failure = f"{actor.name} failed: {reason}"
         self._drain_s = 0.0
-        self._logs.write("supervisor", [failure])
-        self._reporter.failed(failure, tail)
+        self._logs.write("supervisor", [self._failure])
+        self._reporter.failed(self._failure, actor.last_tail)
         self._end.set()
 
     def say(self, text: str) -> None:
@@ -396,8 +353,9 @@ class Supervisor:
         """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
         if drain_s is not None and drain_s < self._drain_s:
             self._drain_s = drain_s
-            if self._end.is_set() and "gateway" in self.actors:  # it has been told of a longer one
-                self._loop.call_later(drain_s, self.actors["gateway"].hurried.set)
+            if self._end.is_set():  # they have been told of a longer one
+                for actor in self.actors.values():
+                    self._loop.call_later(drain_s, actor.hurried.set)
         self._end.set()
         await self._gone.wait()
 

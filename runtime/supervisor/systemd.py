@@ -11,20 +11,10 @@ from pathlib import Path
 
 from ..config import RuntimeConfig
 from ..process.listening import BACKLOG
+from ..stage_table import STAGES, starts_after
 
 TARGET = "mmrt.target"
 SOCKET = "mmrt-gateway.socket"
-# systemd's default is 100. Niceness orders actors within one group; between services it is the weight that counts.
-CPU_WEIGHTS: Mapping[str, int] = {
-    "decode": 1000,
-    "controller": 1000,
-    "detokenizer": 500,
-    "gateway": 500,
-    "memory": 100,
-    "prefill": 100,
-    "encoder": 30,
-    "video": 15,
-}
 
 
 def service_name(actor: str) -> str:
@@ -95,11 +85,11 @@ def _service(config: RuntimeConfig, actor: str, program: str, environment: Mappi
         **environment,
     }
     lines = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items())
-    stop_s = settings.drain_s + 10 if actor == "gateway" else 10
+    stop_s = settings.drain_s + 10 if STAGES[actor].listens else 10
     return f"""[Unit]
 Description=mmrt {", ".join(together)}
 PartOf={TARGET}
-{_order(actor)}StartLimitIntervalSec={settings.restart_window_s:g}
+{_order(config, actor)}StartLimitIntervalSec={settings.restart_window_s:g}
 StartLimitBurst={settings.restart_limit}
 
 [Service]
@@ -117,7 +107,7 @@ WatchdogSec={settings.watchdog_s + max(map(config.step_limit_s, together)):g}
 WatchdogSignal=SIGKILL
 KillMode=mixed
 Nice={min(config.actor(one).nice for one in together)}
-CPUWeight={CPU_WEIGHTS[actor]}
+CPUWeight={max(STAGES[one].cpu_weight for one in together)}
 UMask=0077
 NoNewPrivileges=yes
 
@@ -126,15 +116,10 @@ WantedBy={TARGET}
 """
 
 
-def _order(actor: str) -> str:
+def _order(config: RuntimeConfig, actor: str) -> str:
     """Stop in the order that a run stops in: systemd ends units in reverse of After=, at the price of starting in that order."""
-    rules: Mapping[str, tuple[str, ...]] = {
-        "memory": (),
-        "controller": ("memory",),
-        "gateway": ("controller", "decode", "detokenizer"),
-    }
-    after = rules.get(actor, ("controller",))
-    return f"After={' '.join(map(service_name, after))}\n" if after else ""
+    after = {service_name(config.process_of(other)): None for other in starts_after(actor)}
+    return f"After={' '.join(after)}\n" if after else ""
 
 
 def _quote(text: str) -> str:

@@ -8,9 +8,7 @@ subreaper, becomes its parent.
 The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket ends the supervisor is
 gone; actors then end on their own, whoever has not after ``GUARD_GRACE_S`` is killed, and the run directory is removed.
 
-Protocol: SOCK_SEQPACKET, one JSON object per packet. Requests carry descriptors: ``fork`` (output, lifeline), ``guard`` (pidfd).
-Replies are ``{"id", "pid"}`` or ``{"id", "error"}``; a finished import stage is ``{"stage", "seconds", "unfit", "error"}``, where
-``unfit`` says why this process can no longer fork.
+Protocol: SOCK_SEQPACKET, one ``Request`` or ``Reply`` per packet, in MessagePack.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import random
 import select
@@ -28,11 +25,58 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import msgspec
 
 GUARD_GRACE_S = 5.0
 MAX_PACKET_BYTES = 1 << 16
 _PR_SET_NAME = 15
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process that calls ``entry`` ("module:function") with ``argument``, once the import stage ``needs`` is done.
+
+    Two descriptors come with it: where its output goes, and its lifeline.
+    """
+
+    id: int
+    name: str
+    needs: str
+    entry: str
+    argument: str
+    environment: bytes  # NAME=VALUE, separated by zero bytes: these need not be UTF-8
+    nice: int
+
+
+class Guard(msgspec.Struct, frozen=True, tag=True):
+    """End this process when the supervisor is gone. A pidfd of it comes with it."""
+
+    pid: int
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    error: str
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """An import stage is done. ``unfit``: why the zygote can no longer fork; "" if it can."""
+
+    stage: str
+    seconds: float
+    unfit: str
+    error: str
+
+
+Request = Fork | Guard
+Reply = Forked | ForkFailed | Imported
+_decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 def main() -> int:
@@ -61,7 +105,7 @@ class _Zygote:
         self.control.set_inheritable(False)
         self.pidfds: list[int] = []
         self._loaded = {""}
-        self._waiting: list[tuple[dict[str, Any], list[int]]] = []
+        self._waiting: list[tuple[Fork, list[int]]] = []
 
     def load(self, stage: str, modules: list[str]) -> None:
         """Import the modules of a stage. A module that fails is the actor's to complain about, with its own traceback."""
@@ -76,7 +120,7 @@ class _Zygote:
         gc.freeze()
         self._loaded.add(stage)
         seconds = time.monotonic() - began_s
-        self._reply({"stage": stage, "seconds": seconds, "unfit": _unfit(), "error": error})
+        self._reply(Imported(stage, seconds, _unfit(), error))
         waiting, self._waiting = self._waiting, []
         for request, fds in waiting:
             self._handle(request, fds)
@@ -92,25 +136,25 @@ class _Zygote:
                 os.set_inheritable(fd, False)
             if not packet:
                 return False
-            self._handle(json.loads(packet), fds)
+            self._handle(_decode_request(packet), fds)
         return True
 
-    def _handle(self, request: dict[str, Any], fds: list[int]) -> None:
-        if "guard" in request:
+    def _handle(self, request: Request, fds: list[int]) -> None:
+        if isinstance(request, Guard):
             self.pidfds = [fd for fd in self.pidfds if not _has_ended(fd)] + fds
             return
-        if request["needs"] not in self._loaded:
+        if request.needs not in self._loaded:
             self._waiting.append((request, fds))
             return
         try:
-            reply = {"id": request["id"], "pid": self._fork(request, fds)}
+            reply: Reply = Forked(request.id, self._fork(request, fds))
         except OSError as error:
-            reply = {"id": request["id"], "error": str(error)}
+            reply = ForkFailed(request.id, str(error))
         for fd in fds:
             os.close(fd)
         self._reply(reply)
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
+    def _fork(self, request: Fork, fds: list[int]) -> int:
         """Fork twice and return the grandchild's pid once it is the supervisor's child. Raises OSError."""
         if unfit := _unfit():
             raise OSError(f"the zygote {unfit} and cannot fork safely")
@@ -136,12 +180,12 @@ class _Zygote:
             raise OSError("the second fork failed")
         return int(pid)
 
-    def _reply(self, reply: dict[str, Any]) -> None:
+    def _reply(self, reply: Reply) -> None:
         with contextlib.suppress(OSError):  # a supervisor that is gone shows as the end of the requests
-            self.control.send(json.dumps(reply).encode())
+            self.control.send(msgspec.msgpack.encode(reply))
 
 
-def _become_actor(request: dict[str, Any], fds: list[int]) -> NoReturn:
+def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
     """In the grandchild: take on descriptors, environment and priority, forget the zygote's state, run the entry, exit."""
     status = 1
     try:
@@ -155,16 +199,18 @@ def _become_actor(request: dict[str, Any], fds: list[int]) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
-        os.environ.update(request["environment"])
-        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, request["name"].encode()[:15], 0, 0, 0)
-        sys.argv = ["mmrt", "actor", request["argument"]]
+        for variable in filter(None, request.environment.split(b"\0")):
+            name, _, value = variable.partition(b"=")
+            os.environb[name] = value
+        os.setpriority(os.PRIO_PROCESS, 0, request.nice)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, request.name.encode()[:15], 0, 0, 0)
+        sys.argv = ["mmrt", "actor", request.argument]
         random.seed()
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
         gc.enable()
-        module, _, function = request["entry"].partition(":")
-        result = getattr(importlib.import_module(module), function)(request["argument"])
+        module, _, function = request.entry.partition(":")
+        result = getattr(importlib.import_module(module), function)(request.argument)
         status = result if isinstance(result, int) else 0
     except SystemExit as exit_request:
         code = exit_request.code

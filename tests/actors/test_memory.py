@@ -13,10 +13,11 @@ from mmrt.actors import memory
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import ACTORS, MemorySection, ModelSection, RuntimeConfig
+from mmrt.runtime.config import MemorySection, ModelSection, RuntimeConfig
 from mmrt.runtime.errors import ConfigError, UserError
 from mmrt.runtime.process.memory_layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
 from mmrt.runtime.process.notify import Notifier
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.descriptors import Descriptor, DescriptorServer
 from mmrt.shm.errors import SpaceError
 from mmrt.shm.pool import PagePool

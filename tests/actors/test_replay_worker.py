@@ -37,6 +37,7 @@ from mmrt.runtime.config import MediaSection, MemorySection, RuntimeConfig, Serv
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header
 from mmrt.runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, DevicePages, PlanCapture, capture_live, order_path, write_order
+from mmrt.runtime.process.run import RunInfo
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -127,13 +128,13 @@ def test_prefill_into_a_quantized_cache(tmp_path: Path, tiny: tuple[ModelConfig,
 
 def test_a_capture_does_not_hand_on_the_api_key(captured: Capture) -> None:
     header = captured.header
-    secret = msgspec.to_builtins(RuntimeConfig(server=ServerSection(api_key="a-key-of-the-test")))
+    secret = RunInfo(config=RuntimeConfig(server=ServerSection(api_key="a-key-of-the-test")))
     made = make_header(
-        actor=header.actor, plan_id=header.plan_id, plan=header.plan, run_id=header.run_id, info={"config": secret}, page_bytes={},
+        actor=header.actor, plan_id=header.plan_id, plan=header.plan, run_id=header.run_id, info=secret, page_bytes={},
         pages=({}, {}), rows=[], max_context=8, captured_s=0.0,
     )  # fmt: skip
     assert b"a-key-of-the-test" not in msgspec.json.encode(made)
-    assert made.config["server"]["port"] == secret["server"]["port"] and secret["server"]["api_key"]
+    assert made.config["server"]["port"] == secret.config.server.port and secret.config.server.api_key
 
 
 def test_other_inputs_come_out_differently(captured: Capture, checkpoint: Path) -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mmrt.cli.main import run
-from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
-from mmrt.runtime.process.run import run_info
+from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.process.run import create_run, run_info
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch
 
 
 def test_status_without_a_supervisor(tmp_path: Path, capsys: Captured) -> None:
-    with RunDirectory.create(tmp_path / "run", run_info(RuntimeConfig(), Path("/m"), 8000)) as alive:
+    with create_run(tmp_path / "run", run_info(RuntimeConfig(), Path("/m"), 8000)) as alive:
         assert run(["status", "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert (report["ready"], report["state"], report["supervisor_pid"]) == (False, "unsupervised", None)
@@ -266,7 +267,7 @@ def test_status_without_a_supervisor(tmp_path: Path, capsys: Captured) -> None:
 def test_status_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     model = Path("/", *["a-long-name"] * 12, "the-model")
-    with RunDirectory.create(tmp_path / "run", run_info(RuntimeConfig(), model, 8000)) as alive:
+    with create_run(tmp_path / "run", run_info(RuntimeConfig(), model, 8000)) as alive:
         assert run(["status"]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert "http://127.0.0.1:8000/v1" in shown[0]

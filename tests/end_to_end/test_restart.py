@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.cli.restart import ROLLING_ORDER
-from mmrt.runtime.config import ACTORS
+from mmrt.runtime.stage_table import ACTORS, restart_order
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
 PROMPT = "A long story, please."
@@ -98,10 +97,10 @@ def test_all_in_turn_under_load(own: Server) -> None:
     with Streams(own, 2) as streams:
         done = own.mmrt("restart", "--all")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(ROLLING_ORDER)
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == restart_order()
     assert streams.errors == [] and streams.ids == [expected] * 2
     after = processes(own)
-    assert set(ROLLING_ORDER) == set(ACTORS) and not [name for name in ACTORS if after[name][0] == before[name][0]]
+    assert not [name for name in ACTORS if after[name][0] == before[name][0]]
 
 
 def test_code_that_is_broken_on_disk_replaces_nothing(own: Server, source: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from mmrt.runtime.config import ACTORS
 from mmrt.runtime.process.listening import open_listeners
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
 READY_S = 90.0

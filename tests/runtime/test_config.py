@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import ACTORS, RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.config import RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
 from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.stage_table import ACTORS
 
 
 def test_defaults_and_their_toml_agree() -> None:

@@ -24,8 +24,9 @@ from ....bench.output import JSON_HELP, open_console, write_json
 from ....bench.own_run import OwnRunError, own_run
 from ....bench.serve.client import BenchError, find_model, open_session
 from ....models.architecture import KvDType
-from ....runtime.config import LAYOUTS, ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
+from ....runtime.config import ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
+from ....runtime.stage_table import LAYOUTS
 from ..training.recipe import load_recipe
 from .cases import ROWS, Case, body_of, select
 from .reference import Reference

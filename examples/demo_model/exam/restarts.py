@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ....bench.own_run import OwnRun, OwnRunError
-from ....runtime.config import ACTORS
+from ....runtime.stage_table import ACTORS
 
 RESTARTABLE = tuple(name for name in ACTORS if name != "gateway")  # its end would be the connections'
 _PAUSE_S = 0.2

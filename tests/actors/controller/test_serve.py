@@ -17,10 +17,10 @@ from mmrt.actors.controller.serve import ControllerIO, Serving, active_generatio
 from mmrt.actors.host.recording import ControllerFlight
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
-from mmrt.runtime.config import ACTORS
 from mmrt.runtime.controller.effects import ClearPages, Effect, Send, WriteState
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.plan_table import PlanTable

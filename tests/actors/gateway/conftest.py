@@ -47,7 +47,8 @@ from mmrt.runtime.bus.messages import (
     encode,
 )
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
-from mmrt.runtime.config import ACTORS, MediaSection, RuntimeConfig, ServerSection, SupervisorSection
+from mmrt.runtime.config import MediaSection, RuntimeConfig, ServerSection, SupervisorSection
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.pool import PagePool

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mmrt.runtime.observe.dumps import Facts, Recording
-from mmrt.runtime.observe.flight import RECORDERS, Kind, PlanKind, merge, pack_id, pack_plan, unsigned
+from mmrt.runtime.observe.flight import Kind, PlanKind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests
 from mmrt.runtime.observe.trace_requests import plan_spans, plans_of, request_spans
+from mmrt.runtime.stage_table import RECORDERS
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import DTYPE
 from mmrt.tests.runtime.observe.trace_schema import Event, check_trace

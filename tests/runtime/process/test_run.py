@@ -13,8 +13,7 @@ import mmrt
 from mmrt.runtime.config import RuntimeConfig, convert_config, parse_config
 from mmrt.runtime.environment import Environment
 from mmrt.runtime.errors import ConfigError, RunError
-from mmrt.runtime.process.run import free_port, join_run, model_family, model_path, run_info
-from mmrt.runtime.supervisor.run_report import endpoint
+from mmrt.runtime.process.run import RunInfo, create_run, free_port, join_run, model_family, model_path, read_run_info, run_info
 from mmrt.shm.run_directory import RunDirectory
 
 
@@ -42,7 +41,7 @@ def test_port_zero_is_some_free_port_and_a_used_one_is_refused() -> None:
     ("host", "url"), [("127.0.0.1", "http://127.0.0.1:8"), ("0.0.0.0", "http://127.0.0.1:8"), ("::", "http://[::1]:8")]
 )
 def test_the_endpoint_is_one_that_clients_can_reach(host: str, url: str) -> None:
-    assert endpoint(run_info(with_port(8, host), Path("/m"), 8)) == url
+    assert run_info(with_port(8, host), Path("/m"), 8).endpoint == url
 
 
 def test_the_default_model_comes_with_the_package() -> None:
@@ -89,10 +88,10 @@ def test_without_a_supervisor_memory_makes_the_run_and_the_others_wait(environme
     run = join_run("memory", environment)
     waiting.join()
     assert joined[0].run_id == run.run_id
-    assert run.info["model_path"] == str(tmp_path / "model") and run.info["port"] > 0
-    config = convert_config(run.info["config"])
-    assert config.model == parse_config((tmp_path / "c.toml").read_text()).model
-    assert config.server.port == run.info["port"], "the port that was picked, for every actor to read"
+    info = read_run_info(joined[0])
+    assert info == read_run_info(run) and info.model_path == str(tmp_path / "model")
+    assert info.config.model == parse_config((tmp_path / "c.toml").read_text()).model
+    assert info.config.server.port > 0, "the port that was picked, for every actor to read"
     again = join_run("memory", environment)
     assert again.run_id == run.run_id, "a memory that starts again joins the live run"
     assert [directory.leave() for directory in (again, joined[0], run)] == [False, False, True]
@@ -105,3 +104,12 @@ def test_joining_ends_with_a_reason(environment: Environment) -> None:
     supervised = msgspec.structs.replace(environment, lifeline_fd=3)
     with pytest.raises(RunError, match="the run in .* is gone"):
         join_run("memory", supervised)
+
+
+def test_a_run_of_another_version_is_refused_by_name(run_path: Path) -> None:
+    with create_run(run_path, RunInfo()) as run:
+        assert read_run_info(run) == RunInfo(created_s=run.info["created_s"])
+    with RunDirectory.create(run_path, {"version": "9.9", "config": {"model": {"planet": "Mars"}}}) as other:
+        with pytest.raises(RunError, match=r"was started by mmrt 9\.9, this is .*: Object contains unknown field `planet`"):
+            read_run_info(other)
+        other.destroy()

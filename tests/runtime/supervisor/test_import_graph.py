@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mmrt
-from mmrt.runtime.config import ACTORS
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.runtime.supervisor.import_graph import closure, imports_of
 from mmrt.runtime.supervisor.reload import SUPERVISOR_ROOTS, actor_roots
 from mmrt.runtime.supervisor.source_tree import SourceTree

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.runtime.config import ACTORS, RuntimeConfig, parse_config
-from mmrt.runtime.supervisor.systemd import CPU_WEIGHTS, SOCKET, TARGET, service_name, unit_files
+from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.stage_table import ACTORS, STAGES
+from mmrt.runtime.supervisor.systemd import SOCKET, TARGET, service_name, unit_files
 
 ENVIRONMENT = {"MMRT_RUN_DIR": '/dev/shm/a "b" %c $d'}
 
@@ -17,7 +18,6 @@ def test_a_service_for_each_actor_and_a_target_over_them() -> None:
     assert set(files) == {TARGET, SOCKET, *map(service_name, ACTORS)}
     assert SOCKET in files[TARGET]
     assert "\nListenStream=127.0.0.1:8000\n" in files[SOCKET]
-    assert set(CPU_WEIGHTS) == set(ACTORS)
     for actor in ACTORS:
         text = files[service_name(actor)]
         assert f'ExecStart="/usr/bin/mmrt" actor {actor}\n' in text
@@ -60,7 +60,23 @@ def test_systemd_listens_where_it_can(server: str, listens: str) -> None:
 
 
 def test_decode_gets_most_of_the_processor() -> None:
-    assert CPU_WEIGHTS["decode"] > CPU_WEIGHTS["prefill"] > CPU_WEIGHTS["encoder"]
+    assert STAGES["decode"].cpu_weight > STAGES["prefill"].cpu_weight > STAGES["encoder"].cpu_weight
+    shared = unit_files(parse_config('[actors]\nlayout = "EP+D"\n'), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
+    assert "\nCPUWeight=100\n" in shared[service_name("prefill")], "the most of those in it"
+
+
+def test_services_stop_in_the_order_of_a_run() -> None:
+    files = unit_files(RuntimeConfig(), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
+    after = {
+        actor: set(line.removeprefix("After=").split())
+        for actor in ACTORS
+        for line in files[service_name(actor)].splitlines()
+        if line.startswith("After=")
+    }
+    memory, controller = service_name("memory"), service_name("controller")
+    assert after.pop("gateway") == {memory, controller, service_name("decode"), service_name("detokenizer")}
+    assert after.pop("controller") == {memory}
+    assert after == dict.fromkeys(("video", "encoder", "prefill", "decode", "detokenizer"), {memory, controller})
 
 
 def test_special_characters_are_escaped() -> None:

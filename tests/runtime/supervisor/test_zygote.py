@@ -1,6 +1,5 @@
 """The zygote: forks that belong to the supervisor, load code as it is now, and are ended with the run."""
 
-import json
 import os
 import select
 import shutil
@@ -14,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from mmrt.runtime.supervisor.control import DownRequest
 from mmrt.runtime.supervisor.launcher import Patience
 from mmrt.runtime.supervisor.processes import Activity, activity
+from mmrt.runtime.supervisor.zygote import Guard
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ import os, pathlib, signal, socket, sys
 send = socket.socket.send
 def die_once(self, packet):
     words = pathlib.Path(__file__).with_name("dies")
-    if "mmrt.runtime.supervisor.zygote" in sys.orig_argv and b'"pid"' in packet and words.exists():
+    if "mmrt.runtime.supervisor.zygote" in sys.orig_argv and b'Forked' in packet and words.exists():
         words.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return send(self, packet)
@@ -222,6 +223,17 @@ def test_what_an_actor_leaves_behind_is_killed(forking: "ToyRun") -> None:
     os.close(gone)
 
 
+def test_the_environment_need_not_be_utf8(forking: "ToyRun") -> None:
+    forking.environment |= {"ODD": os.fsdecode(b"\xff=\xfe"), "EMPTY": ""}
+    forking.toys.joinpath("decode").write_text("parent")
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    decode = forking.pid("decode")
+    (child,) = Path(f"/proc/{decode}/task/{decode}/children").read_text().split()
+    assert b"zygote" in Path(f"/proc/{decode}/cmdline").read_bytes()
+    assert {b"ODD=\xff=\xfe", b"EMPTY="} <= set(Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+
+
 def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyRun") -> None:
     forking.environment["TOY_MODULES"] = "no_such_module"
     forking.start("memory", "decode")
@@ -253,7 +265,7 @@ def test_the_guardian_kills_what_does_not_end_and_sweeps() -> None:
         deaf.send_signal(signal.SIGSTOP)
         with ours, theirs:
             pidfd = os.pidfd_open(deaf.pid)
-            socket.send_fds(ours, [json.dumps({"guard": deaf.pid}).encode()], [pidfd])
+            socket.send_fds(ours, [msgspec.msgpack.encode(Guard(deaf.pid))], [pidfd])
             os.close(pidfd)
         assert deaf.wait(TIMEOUT_S) == -signal.SIGKILL
         assert zygote.wait(TIMEOUT_S) == 0

@@ -21,7 +21,7 @@ from mmrt.runtime.process.run import run_info
 from mmrt.runtime.supervisor.launcher import TORCH_STAGE
 from mmrt.runtime.supervisor.managed_actor import ActorSpec
 from mmrt.runtime.supervisor.specs import actor_specs, child_environment
-from mmrt.runtime.supervisor.supervisor import Reporter, Supervisor
+from mmrt.runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 
 
 class Printer:
@@ -55,18 +55,18 @@ def main(reporter: Reporter, run: str, toys: str, logs: str, settings: str, *act
         entry = os.environ["TOY_ENTRY"]
         specs = [msgspec.structs.replace(spec, needs=TORCH_STAGE, entry=entry, nice=3) for spec in specs]
 
+    setup = RunSetup(
+        path=Path(run),
+        info=run_info(config, Path("toy-model"), 1234),
+        specs=specs,
+        environment=child_environment({**os.environ, "TOY_DIR": toys}),
+        log_directory=Path(logs),
+        hang_up_ends="TOY_DETACH" not in os.environ,
+        zygote_stages={TORCH_STAGE: ("json", *os.environ.get("TOY_MODULES", "").split())} if forking else {},
+    )
+
     async def serve() -> int:
-        return await Supervisor(
-            Path(run),
-            run_info(config, Path("toy-model"), 1234),
-            config,
-            specs,
-            reporter,
-            environment=child_environment({**os.environ, "TOY_DIR": toys}),
-            log_directory=Path(logs),
-            hang_up_ends="TOY_DETACH" not in os.environ,
-            zygote_stages={TORCH_STAGE: ("json", *os.environ.get("TOY_MODULES", "").split())} if forking else None,
-        ).serve()
+        return await Supervisor(setup, reporter).serve()
 
     return asyncio.run(serve())
 
