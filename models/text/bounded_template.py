@@ -10,15 +10,15 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
 import jinja2
-import jinja2.defaults
 import jinja2.filters
 import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
+import jinja2.utils
 import jinja2.visitor
 
 MAX_RENDER_S = 2.0  # of processor time
@@ -26,7 +26,7 @@ MAX_CHARS = 1 << 24  # of one string, or entries of one list
 MAX_WIDTH = 100  # that text is padded to or indented by, and characters that are stripped from it
 _MAX_BITS = 1 << 16  # of one integer
 STEP = "_step"
-_GLOBALS = ("range", "dict", "namespace", "joiner", "cycler")
+_GLOBALS = ("range", "dict", "joiner", "cycler")
 _FILTERS = (
     "abs capitalize count d default dictsort e escape first float items last length list lower max min reverse safe sort title unique"
     " upper wordcount"
@@ -61,11 +61,11 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_checked, **options)
-        self.filters = {name: jinja2.defaults.DEFAULT_FILTERS[name] for name in _FILTERS.split()} | _bounded_filters()
-        self.globals = {name: self.globals[name] for name in _GLOBALS}
+        self.filters = {name: jinja2.filters.FILTERS[name] for name in _FILTERS.split()} | _bounded_filters()
+        self.globals = {name: self.globals[name] for name in _GLOBALS} | {"namespace": _Namespace}
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(parts: Iterable[str]) -> str:
         """What a template, macro or block makes of its pieces."""
         return "".join(_bounded(parts, "the text"))
 
@@ -116,6 +116,11 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
+class _Namespace(jinja2.utils.Namespace):
+    def __repr__(self) -> str:
+        return "<Namespace>"  # Jinja's has the values, which nothing has counted
+
+
 class _TildeAsPlus(jinja2.visitor.NodeTransformer):
     """``a ~ b`` becomes ``a | string + b | string``, which is the same and goes through ``call_binop``."""
 
@@ -157,18 +162,14 @@ def _text_size(context: jinja2.runtime.Context, value: Any) -> int:
     Raises:
         TemplateLimit: there are more than ``MAX_CHARS`` in a list or dictionary, or counting them takes too long.
     """
-    if not isinstance(value, list | tuple | dict):
-        return _size(value)
     step, size, pending = context.resolve(STEP), 0, [value]
     while pending:
-        step()
         entry = pending.pop()
-        if isinstance(entry, dict):
-            pending += [*entry.keys(), *entry.values()]
-        elif isinstance(entry, list | tuple):
-            pending += entry
+        if isinstance(entry, dict | list | tuple | KeysView | ValuesView | ItemsView):
+            step()
+            pending += entry.items() if isinstance(entry, dict) else entry
         size += _size(entry) + 1
-        if size > MAX_CHARS:
+        if size > MAX_CHARS and entry is not value:
             raise TemplateLimit(f"a list or dictionary has more than {MAX_CHARS} characters as text")
     return size
 
@@ -215,7 +216,7 @@ def _bounded_filters() -> dict[str, Callable[..., Any]]:
         for function in (_indent, _int, _join, _replace, _string, _sum, _tojson, _trim)
     }
     for name in ("map", "select", "reject", "selectattr", "rejectattr"):
-        filters[name] = _stepped(jinja2.defaults.DEFAULT_FILTERS[name])
+        filters[name] = _stepped(jinja2.filters.FILTERS[name])
     return filters
 
 
@@ -239,16 +240,16 @@ def _int(context: jinja2.runtime.Context, value: Any, default: int = 0, base: in
     return int(jinja2.filters.do_int(value, default, base))
 
 
-def _join(context: jinja2.runtime.Context, values: Any, between: Any = "", attribute: str | int | None = None) -> str:
-    get = (lambda value: value) if attribute is None else jinja2.filters.make_attrgetter(context.environment, attribute)
-    between = str(between)
+def _join(context: jinja2.runtime.Context, values: Any, d: Any = "", attribute: str | int | None = None) -> str:
+    get: Callable[[Any], Any] = jinja2.filters.make_attrgetter(context.environment, attribute)
+    between = str(d)
     return between.join(_bounded((_string(context, get(value)) for value in _each(context, values)), "join", len(between)))
 
 
 def _replace(context: jinja2.runtime.Context, text: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text, old, new, count = str(text), str(old), str(new), -1 if count is None else count
-    _check_replacement(text, old, new, count)
-    return text.replace(old, new, count)
+    arguments = (str(old), str(new), -1 if count is None else count)
+    _check_replacement(str(text), *arguments)
+    return str(text).replace(*arguments)
 
 
 def _string(context: jinja2.runtime.Context, value: Any) -> str:
@@ -258,7 +259,7 @@ def _string(context: jinja2.runtime.Context, value: Any) -> str:
 def _sum(context: jinja2.runtime.Context, values: Any, attribute: str | int | None = None, start: float = 0) -> float:
     if not isinstance(start, int | float):
         raise TemplateLimit("sum adds numbers only")
-    get = (lambda value: value) if attribute is None else jinja2.filters.make_attrgetter(context.environment, attribute)
+    get: Callable[[Any], Any] = jinja2.filters.make_attrgetter(context.environment, attribute)
     return sum((get(value) for value in _each(context, values)), start)
 
 

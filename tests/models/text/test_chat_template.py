@@ -101,6 +101,7 @@ SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = 
         ("{{ 10**(10**10) }}", "[*][*] makes an integer of more than 65536 bits"),
         ("{% set r = range(90000) | list %}{{ r | select('in', r | reverse | list) | list | length }}", "takes more than"),
         (LAUGHS + "{{ ns.x }}", "as text|takes more than"),
+        (LAUGHS + "{{ dict(x=ns.x).values() }}", "as text|takes more than"),
         (LAUGHS + "{{ ns.x | string }}", "as text|takes more than"),
         (LAUGHS + "{{ ns.x | tojson }}", "as text|takes more than"),
         (LAUGHS + "{{ ns.x | join }}", "as text|takes more than"),
@@ -191,6 +192,11 @@ def test_a_template_cannot_stop_the_clock(source: str) -> None:
 def test_a_template_that_is_nested_too_deeply_is_the_checkpoint_s_fault() -> None:
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}")
+
+
+def test_a_namespace_does_not_print_what_is_in_it() -> None:
+    """Nothing has counted it."""
+    assert ChatTemplate(LAUGHS + "{{ ns }}").render(MESSAGES) == "<Namespace>"
 
 
 def test_messages_are_immutable_to_templates() -> None:
