@@ -152,7 +152,8 @@ def check_short(value: Any, name: str) -> None:
 @jinja2.pass_context
 def _checked(context: jinja2.runtime.Context, value: Any) -> Any:
     """``value``, of which text can be made. Raises: as ``_text_size``."""
-    _text_size(context, value)
+    if not isinstance(value, str):
+        _text_size(context, value)
     return value
 
 
