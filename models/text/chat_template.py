@@ -16,7 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from ..errors import CheckpointError
-from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit
+from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
 
 _PROBE = "a text that no template has"
 
@@ -31,7 +31,6 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile. Raises CheckpointError for a template that is no Jinja, or does not end with a message of a few words."""
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
@@ -111,18 +110,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
+    check_short(format, "strftime_now")
     return datetime.datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON, as transformers has it: Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationBlock(jinja2.ext.Extension):

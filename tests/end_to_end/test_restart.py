@@ -19,6 +19,8 @@ import pytest
 
 from mmrt.runtime.stage_table import ACTORS, restart_order
 from mmrt.tests.end_to_end.conftest import MMRT, Server
+from mmrt.tests.end_to_end.test_outages import CONTENT, broken, wait_for_answer
+from mmrt.tests.end_to_end.test_outages import SETTINGS as OUTAGE_SETTINGS
 
 PROMPT = "A long story, please."
 LONG = {"max_tokens": 1000, "extra_body": {"ignore_eos": True}}
@@ -232,7 +234,7 @@ def test_after_down_connections_are_refused(launch: Callable[..., Server]) -> No
 
 @pytest.fixture(scope="module")
 def reloading(launch: Callable[..., Server], source: Path) -> Server:
-    return launch("qwen2_5_omni", "", "--reload", source=source)
+    return launch("qwen2_5_omni", OUTAGE_SETTINGS, "--reload", source=source)
 
 
 _marks = itertools.count()
@@ -295,6 +297,19 @@ def test_what_fails_at_import_is_shown_and_tried_again(reloading: Server, source
         assert reloading.chat(PROMPT)[0]
     reloading.wait(lambda status: processes(reloading)["detokenizer"][1] > before["detokenizer"][1], "a new detokenizer")
     assert reloading.status()["ready"]
+
+
+def test_the_mending_edit_brings_a_broken_stage_back(reloading: Server, source: Path) -> None:
+    def num_reloads() -> int:
+        return reloading.mmrt("logs", "supervisor").stdout.count("reload: video: generation")
+
+    with broken(reloading, source, "video"):
+        ready = wait_for_answer(reloading, "/ready", lambda status, _: status == 200)
+        assert json.loads(ready) == {"status": "ready", "degraded": ["video"]}
+        before = num_reloads()
+    reloading.wait(lambda _: num_reloads() > before, "a video stage that the edit, and no probe, has started")
+    assert reloading.status()["ready"] and reloading.chat(CONTENT)[0]
+    wait_for_answer(reloading, "/ready", lambda status, text: status == 200 and "degraded" not in text)
 
 
 def test_the_supervisor_keeps_its_own_code_and_says_so(reloading: Server, source: Path) -> None:

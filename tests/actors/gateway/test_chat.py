@@ -4,10 +4,12 @@ import asyncio
 import base64
 import json
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import requests as gateway_requests
@@ -232,14 +234,32 @@ def test_headers_and_keep_alive_while_nothing_happens(stage: Any) -> None:
     stage.run(test)
 
 
-def test_openai_s_client_streams_over_keep_alives(stage: Any) -> None:
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Awaitable[None]]:
+    """Waits for the next piece of a stream with these bytes in it."""
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+    write = web.StreamResponse.write
+
+    def noted(response: web.StreamResponse, data: bytes) -> Awaitable[None]:
+        seen.put_nowait(data)
+        return write(response, data)
+
+    async def wait(part: bytes) -> None:
+        while part not in await seen.get():
+            pass
+
+    monkeypatch.setattr(web.StreamResponse, "write", noted)
+    return wait
+
+
+def test_openai_s_client_streams_over_keep_alives(stage: Any, writes: Callable[[bytes], Awaitable[None]]) -> None:
     stage.configure("server", keep_alive_s=0.02)
 
     async def script(play: Any) -> None:
-        await asyncio.sleep(0.1)
+        await writes(b"keep-alive")
         await play.grant()
         play.prepare()
-        await asyncio.sleep(0.1)
+        await writes(b"keep-alive")
         play.text("late", "stop")
 
     async def test(scene: Any) -> None:
@@ -338,7 +358,7 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
 
 
 def test_a_client_that_does_not_read_the_end_is_dropped(
-    stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stage: Any, writes: Callable[[bytes], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its whole answer is written, and stands in buffers: more than the kernel takes, less than makes a write wait."""
     monkeypatch.setattr(completions_module, "SLOW_READER_S", 0.2)
@@ -348,7 +368,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
         play.prepare()
         for num_chars, finish in ((60_000, None), (10_000, None), (20_000, "stop")):
             play.text("x" * num_chars, finish)
-            await asyncio.sleep(0.05)  # each is written apart; together they would make a write wait, which is another case
+            await writes(b"xxx")  # each is written apart; together they would make a write wait, which is another case
 
     async def test(scene: Any) -> None:
         scene.controller.script = script
@@ -466,9 +486,16 @@ def test_many_requests_over_a_bus_that_loses_messages(stage: Any, lossy: Any, mo
 
 def test_the_controller_may_be_away_for_a_while(stage: Any) -> None:
     async def test(scene: Any) -> None:
+        sent = asyncio.Event()
+
+        def send(message: Any) -> Any:
+            sent.set()
+            return scene.actor.bus.send(message)
+
+        scene.actor.send = send
         scene.controller.stop()
         waiting = asyncio.create_task(scene.post(scene.chat()))
-        await asyncio.sleep(0.05)
+        await sent.wait()
         scene.controller.start()
         assert (await waiting).status_code == 200
 

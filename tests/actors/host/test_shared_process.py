@@ -1,10 +1,10 @@
 """Actors that share a process: what they say as one, and that each can end it."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from mmrt.runtime.process.crash_cause import ExitNote, crashed_in, read_exit_not
 from mmrt.runtime.process.notify import Notification, Notifier, NotifyListener
 
 Start = Callable[[str], "subprocess.Popen[str]"]
-WATCHDOG_S = 1.0
 
 
 @pytest.fixture
@@ -44,12 +43,15 @@ def start(tmp_path: Path, listener: NotifyListener) -> Iterator[Start]:
 def heard(listener: NotifyListener, until: Callable[[Notification], bool]) -> list[Notification]:
     """What was said, up to the first that is ``until``."""
     found: list[Notification] = []
-    deadline_s = time.monotonic() + 30
     while not (found and until(found[-1])):
-        assert time.monotonic() < deadline_s, found
+        assert select.select([listener.fd], [], [], 30)[0], found
         found += listener.drain()
-        time.sleep(0.01)
     return found
+
+
+def turned(process: "subprocess.Popen[str]") -> None:
+    """Wait until the process has looked at its actors for longer than its watchdog waits."""
+    assert process.stdout is not None and process.stdout.readline() == "turned\n"
 
 
 def test_they_are_ready_and_serve_when_all_do(listener: NotifyListener, start: Start) -> None:
@@ -113,8 +115,8 @@ def test_one_that_hangs_outside_of_a_step_ends_it(listener: NotifyListener, star
 def test_a_step_may_take_its_time(listener: NotifyListener, start: Start) -> None:
     process = start("step")
     heard(listener, lambda one: one.active)
-    time.sleep(3 * WATCHDOG_S)
-    assert process.poll() is None
+    turned(process)
+    assert process.poll() is None and any(one.watchdog for one in listener.drain())
 
 
 def test_with_a_step_that_is_overdue_it_is_silent(listener: NotifyListener, start: Start) -> None:
@@ -122,7 +124,7 @@ def test_with_a_step_that_is_overdue_it_is_silent(listener: NotifyListener, star
     process = start("overdue")
     heard(listener, lambda one: one.active)
     listener.drain()
-    time.sleep(2 * WATCHDOG_S)
+    turned(process)
     assert process.poll() is None and listener.drain() == []
 
 

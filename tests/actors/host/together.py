@@ -16,6 +16,25 @@ from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.process.notify import Notifier
 
 
+class Status:
+    """Says that the process has turned a few times since a step began: each turn looks at its deadline."""
+
+    step_start_ns = 1 << 62
+    _deadline_ns = 0
+    _num_looks = 0
+
+    @property
+    def step_deadline_ns(self) -> int:
+        self._num_looks += self._deadline_ns > 0
+        if self._num_looks == 12:  # two looks in a turn of half a second, so three seconds, with a watchdog of one
+            print("turned", flush=True)
+        return self._deadline_ns
+
+    @step_deadline_ns.setter
+    def step_deadline_ns(self, deadline_ns: int) -> None:
+        self._deadline_ns = deadline_ns
+
+
 class Threaded:
     """What ``run_together`` needs of an actor."""
 
@@ -25,9 +44,7 @@ class Threaded:
         self.notifier = Notifier(address, name, 4)
         self.run = SimpleNamespace(path=Path(address).parent)
         self.failure: Exception | None = None
-        self.status = (
-            None if sys.argv[1] == "cold" and name != "encoder" else SimpleNamespace(step_deadline_ns=0, step_start_ns=1 << 62)
-        )
+        self.status = None if sys.argv[1] == "cold" and name != "encoder" else Status()
         self.told = threading.Event()
 
     def end(self) -> None:

@@ -37,6 +37,22 @@ def test_renders_as_transformers(checkpoint: Path) -> None:
         "{% if tools %}tools{% endif %}{% if add_generation_prompt %}go{% endif %}",
         "{{ strftime_now('%Y') }}",
         "{% for m in messages %}{{ m.role ~ ': ' ~ loop.index ~ undefined_name ~ m.content }}{% endfor %}",
+        "{{ messages | map(attribute='role') | unique | list | join(', ') }}",
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+        "{{ messages | rejectattr('role', 'eq', 'user') | map(attribute='content') | map('upper') | join }}",
+        "{{ nothing | map('upper') | list }}",
+        "{{ messages[0] | dictsort }}",
+        "{% for k, v in messages[0] | items %}{{ k | capitalize }}={{ v | replace('b', '') | trim | e }}{% endfor %}",
+        "{{ messages[2].content.strip('.').split(' ')[-1].replace('a', 'o').title() }}",
+        "{{ '-'.join(['a', 'b']) }}{{ '%s of %d' % ('a', 4) }}",
+        "{{ messages[0].content | indent(2, first=true) }}",
+        "{{ [1, 2] | sum }}{{ '7' | int + 1 }}{{ 1 | string + 'x' }}{{ [3, 1] | sort | first }}",
+        "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}",
+        "{% set j = joiner(', ') %}{{ j() }}{{ j() }}{{ dict(a=1).get('a') }}",
+        "{{ messages[1].content | selectattr('type', 'in', ['image', 'video']) | map(attribute='type') | list }}",
+        "{{ messages | tojson(indent=2, sort_keys=true, separators=(', ', ' = ')) }}",
+        "{{ 'ä' | tojson(ensure_ascii=true) }}{{ messages }}",
+        "{% block a %}{{ messages[0].content | default('none') }}{% endblock %}{% filter trim %} x {% endfilter %}",
     ],
 )
 def test_offers_what_transformers_offers(checkpoint: Path, source: str) -> None:
@@ -62,6 +78,12 @@ def test_failures_and_escapes_are_refusals(source: str) -> None:
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 BRANCHING = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
 DOUBLING = "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"
+BLOCKS = (
+    "{% set ns = namespace(n=0) %}{% block a %}{% if ns.n < 60 %}{% set ns.n = ns.n + 1 %}{{ self.a() }}{{ self.a() }}"
+    "{% set ns.n = ns.n - 1 %}{% endif %}{% endblock %}"
+)
+LAUGHS = "{% set ns = namespace(x=['ha']) %}{% for i in range(30) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+LONG = "{% set x = 'x' * 999999 %}"
 SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}"
 
 
@@ -70,12 +92,41 @@ SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = 
     [
         (ENDLESS, "takes more than"),
         (BRANCHING, "takes more than"),
+        (BLOCKS, "takes more than"),
         (DOUBLING, "[+] makes more than 1000000 characters"),
         (DOUBLING.replace("+", "~"), "[+] makes more than 1000000 characters"),
         (SQUARING, "[*] makes an integer of more than 65536 bits"),
         ("{{ 'x' * 10**9 }}", "[*] makes more than 1000000 characters"),
         ("{{ 10**9 * [1] }}", "[*] makes more than 1000000 characters or entries"),
         ("{{ 10**(10**10) }}", "[*][*] makes an integer of more than 65536 bits"),
+        ("{% set r = range(90000) | list %}{{ r | select('in', r | reverse | list) | list | length }}", "takes more than"),
+        (LAUGHS + "{{ ns.x }}", "as text|takes more than"),
+        (LAUGHS + "{{ dict(x=ns.x).values() }}", "as text|takes more than"),
+        (LAUGHS + "{{ ns.x | string }}", "as text|takes more than"),
+        (LAUGHS + "{{ ns.x | tojson }}", "as text|takes more than"),
+        (LAUGHS + "{{ ns.x | join }}", "as text|takes more than"),
+        (LAUGHS + "{{ '%s' % ns.x }}", "as text|takes more than"),
+        (LONG + "{{ x }}{{ x }}", "the text has more than 1000000 characters"),
+        (LONG + "{% for i in range(9) %}{{ x }}{% endfor %}", "the text has more than 1000000 characters"),
+        ("{{ '%999999999d' % 1 }}", "% formats with a width of more than 100"),
+        ("{{ '%.999999999f' % 1 }}", "% formats with a width of more than 100"),
+        ("{{ '%(a)999999999d' % {'a': 1} }}", "% formats with a width of more than 100"),
+        ("{{ '%*d' % (999999999, 1) }}", "% formats with a width of more than 100 or one that is computed"),
+        (LONG + "{{ '%s%s' % (x, x) }}", "% makes more than 1000000 characters"),
+        (LONG + "{{ '%(a)s%(a)s' % {'a': x} }}", "% makes more than 1000000 characters"),
+        (LONG + "{{ x | replace('x', 'xy') }}", "replace makes more than 1000000 characters"),
+        (LONG + "{{ x.replace('', 'xy') }}", "replace makes more than 1000000 characters"),
+        (LONG + "{{ [x, x] | join }}", "join has more than 1000000 characters"),
+        (LONG + "{{ x.join('abc') }}", "join has more than 1000000 characters"),
+        (LONG + "{{ x.strip(x) }}", "strip has a width of more than 100"),
+        (LONG + "{{ x | trim(x) }}", "trim has a width of more than 100"),
+        (LONG + "{{ x | int(base=16) }}", "int has a width of more than 100"),
+        ("{{ 'a\nb' | indent(999999999) }}", "indent has a width of more than 100"),
+        ("{{ ('\n' * 99999) | indent(99, blank=true) }}", "indent makes more than 1000000 characters"),
+        ("{{ [1] | tojson(indent=999999999) }}", "tojson has a width of more than 100"),
+        ("{{ range(9999) | list | tojson(indent=99) }}", "tojson has more than 1000000 characters"),
+        ("{{ [[1], [2]] | sum(start=[]) }}", "sum adds numbers only"),
+        (LONG + "{{ strftime_now(x) }}", "strftime_now has a width of more than 100"),
     ],
 )
 def test_what_takes_too_much_is_refused(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +154,49 @@ def test_no_failure_gets_through(source: str) -> None:
         ChatTemplate(source).render(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    "name", ["lipsum", "center", "format", "slice", "batch", "pprint", "random", "round", "truncate", "urlize", "wordwrap", "xmlattr"]
+)
+def test_filters_that_no_chat_template_uses_are_not_there(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot be compiled: No filter named '{name}'"):
+        ChatTemplate("{{ 'x' | " + name + " }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ lipsum(n=9) }}",
+        "{{ 'x'.center(9) }}",
+        "{{ 'x'.ljust(9) }}",
+        "{{ 'x'.zfill(9) }}",
+        "{{ 'x'.expandtabs(9) }}",
+        "{{ '{:9}'.format(1) }}",
+        "{{ '{a:9}'.format_map({'a': 1}) }}",
+        "{{ ('x' | e).format(1) }}",
+        "{{ 'x'.encode() }}",
+        "{{ (1).to_bytes(9) }}",
+        "{{ {}.fromkeys('x') }}",
+    ],
+)
+def test_methods_and_globals_that_no_chat_template_uses_are_not_there(source: str) -> None:
+    with pytest.raises(TemplateRefusal, match="undefined|is unsafe"):
+        ChatTemplate(source).render(MESSAGES)
+
+
+@pytest.mark.parametrize("source", ["{% set _step = 1 %}", "{% macro m(_step) %}{% endmacro %}", "{% for _step in [] %}{% endfor %}"])
+def test_a_template_cannot_stop_the_clock(source: str) -> None:
+    with pytest.raises(CheckpointError, match="_step is no name for a variable"):
+        ChatTemplate(source)
+
+
 def test_a_template_that_is_nested_too_deeply_is_the_checkpoint_s_fault() -> None:
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}")
+
+
+def test_a_namespace_does_not_print_what_is_in_it() -> None:
+    """Nothing has counted it."""
+    assert ChatTemplate(LAUGHS + "{{ ns }}").render(MESSAGES) == "<Namespace>"
 
 
 def test_messages_are_immutable_to_templates() -> None:
