@@ -3,12 +3,12 @@
 Made by ``families`` out of a checkpoint's JSON files, read by every actor. No torch, no transformers; msgspec can encode it all.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
-MediaKind = Literal["image", "video", "audio"]
+from ..schema.media import MediaKind
+
 DType = Literal["float32", "bfloat16"]
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
@@ -192,56 +192,3 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
         return self.language.hidden_size * DTYPE_BYTES[self.dtype]
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an item that is decoded and encoded on its own; fields as in ``messages.SegmentShape``."""
-
-    kind: MediaKind
-    grid: tuple[int, int, int]
-    num_rows: int
-    row_bytes: int
-    num_tokens: int
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One medium; fields as in ``messages.ItemShape``."""
-
-    kind: MediaKind
-    grid: tuple[int, int, int]
-    num_tokens: int
-    segments: tuple[Segment, ...]
-    second_per_grid_s: float = 0.0
-
-
-class SegmentLike(Protocol):
-    """What positions need to know of a part of a medium (``Segment``, ``messages.SegmentShape``)."""
-
-    @property
-    def kind(self) -> MediaKind: ...
-    @property
-    def num_tokens(self) -> int: ...
-
-
-class ItemLike(Protocol):
-    """What positions need to know of a medium (``Item``, ``messages.ItemShape``)."""
-
-    @property
-    def kind(self) -> MediaKind: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def segments(self) -> Sequence[SegmentLike]: ...
-    @property
-    def second_per_grid_s(self) -> float: ...
-
-
-class SpanLike(Protocol):
-    """Where a medium's tokens stand in an expanded prompt (``messages.MediaSpan``)."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def shape(self) -> ItemLike: ...

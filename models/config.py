@@ -9,43 +9,14 @@ from .architecture import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
-    AudioConfig,
-    AudioRules,
-    DType,
-    Item,
     KvDType,
-    LanguageConfig,
-    MediaKind,
     ModelConfig,
-    NullConfig,
     SamplingDefaults,
-    Segment,
-    VisionConfig,
-    VisionRules,
 )
 from .checkpoint.json_fields import CheckpointFiles
 from .errors import CheckpointError
 from .families import null, qwen2_5_omni, qwen2_5_vl
 from .families.family import Family
-
-__all__ = [
-    "AudioConfig",
-    "AudioRules",
-    "DType",
-    "Family",
-    "Item",
-    "KvDType",
-    "LanguageConfig",
-    "MediaKind",
-    "ModelConfig",
-    "NullConfig",
-    "SamplingDefaults",
-    "Segment",
-    "VisionConfig",
-    "VisionRules",
-    "family_of",
-    "load_model_config",
-]
 
 DEFAULT_MAX_CONTEXT = 32768
 

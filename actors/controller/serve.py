@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import uvloop
 
-from ...models.config import ModelConfig
+from ...models.architecture import ModelConfig
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import ACTORS, RuntimeConfig

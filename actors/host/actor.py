@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...models.config import ModelConfig, load_model_config
+from ...models.architecture import ModelConfig
+from ...models.config import load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
 from ...runtime.config import ACTORS, STAGES, RuntimeConfig

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, LanguageConfig, ModelConfig, NullConfig, SpanLike
+from ...schema.media import ItemShape, MediaSpan
+from ..architecture import LanguageConfig, ModelConfig, NullConfig
 from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import UnsupportedMediaError
 
@@ -42,11 +43,11 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     return np.broadcast_to(np.arange(num_tokens, dtype=np.int64), (3, num_tokens)), 0
 
 
-def image_item(config: ModelConfig, height: int, width: int) -> Item:
+def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
@@ -54,13 +55,13 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def audio_item(config: ModelConfig, num_frames: int) -> Item:
+def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, ModelConfig, Segment, SpanLike
+from ...schema.media import ItemShape, MediaSpan, SegmentShape
+from ..architecture import ModelConfig
 from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import UnsupportedMediaError
 from . import qwen2_5
@@ -47,14 +48,14 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     """Seconds per temporal patch follow the rate asked for, not ``sampled_fps``: so does transformers' processor."""
     rules = qwen2_5.vision_rules(config, "video")
     grid = qwen2_5.video_grid(rules, num_frames, height, width)
     return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; what is longer goes on alone.
 
     A temporal patch belongs to the chunk of the time at which it begins. That is where transformers' processor cuts as long as a
@@ -72,24 +73,24 @@ def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
     sounds = qwen2_5.audio_segments(audio, sound.grid[0], chunk_frames)
     t, h, w = video.grid
     starts = np.arange(t) * video.second_per_grid_s * config.positions_per_second
-    segments: list[Segment] = []
+    segments: list[SegmentShape] = []
     for chunk, num_patches in enumerate(np.bincount((starts // chunk_tokens).astype(np.int64), minlength=len(sounds)).tolist()):
         segments += qwen2_5.video_segments(vision, (num_patches, h, w))
         segments += sounds[chunk : chunk + 1]
-    return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=tuple(segments))
+    return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=segments)
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """Text after a medium continues one beyond the largest position of the medium's last segment on any axis."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
-    def temporal(item: ItemLike) -> NDArray[np.int64]:
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
         seconds = np.float32(item.second_per_grid_s if item.kind == "video" else 1.0)
         steps = np.arange(item.grid[0], dtype=np.float32) * seconds
         return (steps * np.float32(config.positions_per_second)).astype(np.int64)
 
-    def advance(item: ItemLike, offsets: NDArray[np.int64]) -> int:
+    def advance(item: ItemShape, offsets: NDArray[np.int64]) -> int:
         if item.segments[-1].kind == "audio":
             return sum(part.num_tokens for part in item.segments if part.kind == "audio")
         return max(int(offsets[-1]), item.grid[1] // merge - 1, item.grid[2] // merge - 1) + 1

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, ModelConfig, SpanLike
+from ...schema.media import ItemShape, MediaSpan
+from ..architecture import ModelConfig
 from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import UnsupportedMediaError
 from . import qwen2_5
@@ -36,29 +37,29 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     """Seconds per temporal patch follow the rate at which frames were really sampled."""
     rules = qwen2_5.vision_rules(config, "video")
     grid = qwen2_5.video_grid(rules, num_frames, height, width)
     return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     raise UnsupportedMediaError("this model takes no sound with its videos")
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """Text after a medium continues at its larger side; long videos' temporal positions may reach beyond that."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
-    def temporal(item: ItemLike) -> NDArray[np.int64]:
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
         interval = np.float32(1.0)
         if item.kind == "video":
             interval = np.float32(config.positions_per_second) * np.float32(item.second_per_grid_s)
         return (np.arange(item.grid[0], dtype=np.float32) * interval).astype(np.int64)
 
-    def advance(item: ItemLike, _: NDArray[np.int64]) -> int:
+    def advance(item: ItemShape, _: NDArray[np.int64]) -> int:
         return max(item.grid[1:]) // merge
 
     return qwen2_5.fill_positions(num_tokens, spans, merge, temporal, advance)

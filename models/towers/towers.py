@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..architecture import AudioConfig, MediaKind, ModelConfig, VisionConfig, VisionRules
+from ...schema.media import MediaKind
+from ..architecture import AudioConfig, ModelConfig, VisionConfig, VisionRules
 from ..checkpoint.weights import torch_dtype
 from ..errors import CheckpointError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.config import ModelConfig
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.lm import LanguageModel
 from mmrt.runtime.bus.messages import Done, Prefill, PrefillChunk

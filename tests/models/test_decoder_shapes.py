@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import LanguageConfig, ModelConfig
 from mmrt.models.lm.lm import Chunk, LanguageModel
 
 SIZES = {

@@ -15,8 +15,9 @@ from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, HostEmbedding
 from mmrt.actors.host.shared_tensors import copy_pages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.cli.replay_worker import Replay
+from mmrt.models.architecture import DType, KvDType, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from mmrt.models.config import DType, KvDType, ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.lm.lm import LanguageModel
@@ -28,8 +29,9 @@ from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.towers import TowerInput, Towers
 from mmrt.models.towers.triton_vision import VisionKernels
-from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
+from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling
 from mmrt.runtime.config import RuntimeConfig, to_data
+from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weight_specs import tensor_specs
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import KvDType, LanguageConfig, ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.layer_ops import CpuOperations
 from mmrt.models.lm.lm import Chunk, LanguageModel
@@ -30,7 +31,7 @@ TOLERANCE = 2e-4  # of logits with a deviation of 3, and of K and V with one of 
 TOLERANCES: dict[KvDType, tuple[float, float]] = {"auto": (0, TOLERANCE), "int8": (0, 0.05), "fp8": (0.07, 0.05)}  # relative, absolute
 LAUNCHES = """
 import json, torch
-from mmrt.models.config import LanguageConfig, ModelConfig
+from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weight_specs import tensor_specs
 from mmrt.models.lm.lm import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations

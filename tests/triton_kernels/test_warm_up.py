@@ -17,8 +17,9 @@ import triton
 
 import mmrt.triton_kernels.embedding_pages  # noqa: F401  before ``record``, behind which kernels would be made for the interpreter
 from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, EmbeddingPages
+from mmrt.models.architecture import KvDType, ModelConfig
 from mmrt.models.checkpoint.weight_specs import tensor_specs
-from mmrt.models.config import KvDType, ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.lm.lm import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations

@@ -6,7 +6,7 @@ The controller builds a ``View`` of its state, a policy answers with a ``StepPla
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ...bus.messages import MediaKind
+from ....schema.media import MediaKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
