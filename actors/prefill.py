@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..models.architecture import ModelConfig
-from ..models.config import family_of
+from ..models.families.registry import family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_spec

@@ -19,7 +19,7 @@ from ..models.architecture import KvDType, ModelConfig
 from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
-from ..models.lm.lm import build_language_model
+from ..models.lm.language_model import build_language_model
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .render import show_environment, show_table

@@ -26,8 +26,8 @@ from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weigh
 from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
-from ..models.lm.lm import build_language_model
-from ..models.towers.towers import Towers
+from ..models.lm.language_model import build_language_model
+from ..models.towers.dispatch import Towers
 from ..runtime.bus.messages import ItemError, Plan, Result, encode
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture, renumbered

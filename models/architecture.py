@@ -35,7 +35,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The Qwen2.5 vision tower."""
+    """A vision tower: Qwen2.5's. Other families extend it, or leave it out and say what they need themselves."""
 
     depth: int
     hidden_size: int
@@ -188,6 +188,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def logits_bytes(self) -> int:
         """Bytes of one row's logits in a step: as the product gives them, and in float32."""
         return (DTYPE_BYTES[self.dtype] + 4) * self.language.vocab_size
+
+    def patch_row_bytes(self) -> int:
+        """Bytes of the longest row that goes to patch pages; without media, of a usual one."""
+        rules = [rules.row_bytes for rules in (self.vision_rules, self.audio_rules) if rules is not None]
+        return max(rules, default=VisionRules().row_bytes)
+
+    def rows_per_token(self) -> int:
+        """Patch rows that the vision tower merges into one embedding token; without one, of a usual one."""
+        return (self.vision_rules or VisionRules()).merge_size ** 2
 
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""

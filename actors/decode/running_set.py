@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...models.architecture import ModelConfig
-from ...models.config import family_of
+from ...models.families.registry import family_of
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
 from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec

@@ -20,7 +20,7 @@ from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
 from ...media.preprocess import patch_rows, resize, temporal_rows
 from ...models.architecture import ModelConfig
-from ...models.config import family_of
+from ...models.families.registry import family_of
 from ...schema.media import ItemShape, MediaKind
 
 _INDEX_BYTES = 32  # for each packet of a video

@@ -23,10 +23,12 @@ from ...media.packets import Bitstream
 from ...media.preprocess import resize, temporal_rows
 from ...models.architecture import ModelConfig
 from ...models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from ...models.config import family_of, load_model_config
+from ...models.config import load_model_config
+from ...models.families.registry import family_of
 from ...models.lm.decoder import Chunk
-from ...models.lm.lm import build_language_model
-from ...models.towers.towers import TowerInput, Towers
+from ...models.lm.language_model import build_language_model
+from ...models.towers.dispatch import Towers
+from ...models.towers.interface import TowerInput
 from ...schema.media import ItemShape
 
 STAGES = ("decode", "encode", "prefill")

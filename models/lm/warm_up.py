@@ -9,7 +9,8 @@ import torch
 from ..architecture import ModelConfig
 from ..sampling.interface import Sampler, SamplingRows
 from ..sampling.penalties import History, Penalties
-from ..towers.towers import TowerInput, Towers
+from ..towers.dispatch import Towers
+from ..towers.interface import TowerInput
 from .decoder import Chunk, Decoder
 
 _CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles

@@ -11,7 +11,7 @@ from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk, Decoder
-from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.runtime.bus.messages import Done, EmbeddingSpan, PageRun, Prefill, PrefillChunk, Sampling, SequenceSpec, encode
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape

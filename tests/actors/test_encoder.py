@@ -8,7 +8,8 @@ from mmrt.actors.encoder import EncoderWorker
 from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.towers.towers import TowerInput, Towers
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.bus.messages import Done, Encode, EncodePart, PageRun
 from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage

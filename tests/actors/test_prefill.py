@@ -6,7 +6,7 @@ import torch
 
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk
-from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Done, Prefill, PrefillChunk
 from mmrt.shm.errors import StalePage
 from mmrt.shm.run_directory import RunDirectory

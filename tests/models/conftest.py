@@ -12,10 +12,13 @@ import torch
 
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import Family, family_of, load_model_config
-from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.config import load_model_config
+from mmrt.models.families.family import Family
+from mmrt.models.families.registry import family_of
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.models.towers.towers import TowerInput, Towers
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.config import family_of, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.errors import UnsupportedMediaError
-from mmrt.models.families import qwen2_5
-from mmrt.models.families.qwen2_5 import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
+from mmrt.models.families.qwen2_5 import media
+from mmrt.models.families.qwen2_5.media import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
+from mmrt.models.families.registry import family_of
 from mmrt.schema.media import ItemShape
 
 
@@ -96,7 +97,7 @@ def test_audio(omni: ModelConfig, frames: int) -> None:
 @given(window=st.integers(1, 300), frames=st.integers(3, 9000))
 def test_audio_windows_of_any_size(omni: ModelConfig, window: int, frames: int) -> None:
     rules = msgspec.structs.replace(omni.audio_rules, window_frames=2 * window)
-    item = qwen2_5.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
+    item = media.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
     consistent(item)
 
 

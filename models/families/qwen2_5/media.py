@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
-from ..architecture import AudioRules, ModelConfig, VisionRules
-from ..errors import UnsupportedMediaError
+from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+from ...architecture import AudioRules, ModelConfig, VisionRules
+from ...errors import UnsupportedMediaError
 
 MAX_SEGMENT_PATCHES = 512  # patch rows per video segment, unless one temporal patch has more: 128 tokens, half the least prefill plan
 MAX_SEGMENT_MEL_FRAMES = 3000
