@@ -35,7 +35,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower: Qwen2.5's. Other families extend it, or leave it out and say what they need themselves."""
+    """A vision tower, as Qwen2.5's. A family whose tower has more says so in a subclass."""
 
     depth: int
     hidden_size: int
@@ -80,7 +80,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     video_total_pixels: int = 0  # bound on height * width * num_frames / temporal_patch_size; 0: none
     fps: float = 2.0
     min_frames: int = 4
-    max_frames: int = 768
+    max_frames: int = 768  # 0: the model takes no video
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
@@ -140,7 +140,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults = SamplingDefaults()
-    vision: VisionConfig | None = None
+    vision: VisionConfig | None = None  # the towers, for the family alone
     audio: AudioConfig | None = None
     vision_rules: VisionRules | None = None
     audio_rules: AudioRules | None = None
@@ -157,9 +157,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def media_kinds(self) -> tuple[MediaKind, ...]:
         """Kinds of media that the model takes."""
         kinds: list[MediaKind] = []
-        if self.vision is not None:
-            kinds += ["image", "video"]
-        if self.audio is not None:
+        if self.vision_rules is not None:
+            kinds += ["image", "video"] if self.vision_rules.max_frames else ["image"]
+        if self.audio_rules is not None:
             kinds.append("audio")
         return tuple(kinds)
 
