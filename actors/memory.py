@@ -80,6 +80,7 @@ def build(actor: Actor) -> DescriptorServer | None:
         kv_page_bytes=model.kv_page_bytes(page_tokens),
         embedding_row_bytes=model.embedding_row_bytes(),
         max_context=model.max_context,
+        patch_row_bytes=model.patch_row_bytes(),
         prefill_token_bytes=model.prefill_token_bytes(),
         logits_bytes=model.logits_bytes(),
     )

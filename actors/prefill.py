@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..models.config import ModelConfig, family_of
+from ..models.architecture import ModelConfig
+from ..models.families.registry import family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_spec

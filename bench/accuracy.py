@@ -15,10 +15,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..models.architecture import KvDType, ModelConfig
 from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from ..models.config import KvDType, ModelConfig, load_model_config
+from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
-from ..models.lm.lm import build_language_model
+from ..models.lm.language_model import build_language_model
 from .environment import Environment, read_environment
 from .output import JSON_HELP, open_console, write_json
 from .render import show_environment, show_table

@@ -1,26 +1,13 @@
 """``mmrt model make``: a checkpoint of a known shape with random weights."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..models.families.registry import FAMILIES
 from ..runtime.errors import UserError
-
-
-class Shape(StrEnum):
-    tiny = "tiny"
-    small = "small"
-    b3 = "3b"
-    b7 = "7b"
-
-
-class Family(StrEnum):
-    qwen2_5_omni = "qwen2_5_omni"
-    qwen2_5_vl = "qwen2_5_vl"
-    null = "null"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,11 +16,14 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def make(
-        shape: Annotated[Shape, typer.Argument(metavar="SHAPE", help="How large it is.")],
+        shape: Annotated[str, typer.Argument(metavar="SHAPE", help="How large it is: tiny, small, 3b or 7b.")],
         out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
         family: Annotated[
-            Family, typer.Option(help="qwen2_5_omni hears too; null computes nothing (to measure the runtime).")
-        ] = Family.qwen2_5_omni,
+            str,
+            typer.Option(
+                metavar="FAMILY", help=f"{', '.join(FAMILIES)}. qwen2_5_omni hears too; null computes nothing (to measure the runtime)."
+            ),
+        ] = "qwen2_5_omni",
         seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the weights.")] = 0,
     ) -> None:
         """Write a Hugging Face checkpoint with random weights.
@@ -45,13 +35,15 @@ def register(app: typer.Typer) -> None:
         from ..models.make.checkpoint import make_checkpoint
 
         with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:
-            task = progress.add_task(f"making {shape.value}", total=None)
+            task = progress.add_task(f"making {shape}", total=None)
 
             def show(done: int, total: int) -> None:
                 progress.update(task, completed=done, total=total)
 
             try:
-                make_checkpoint(shape.value, out, family.value, seed, show)
+                make_checkpoint(shape, out, family, seed, show)
+            except ValueError as error:
+                raise typer.BadParameter(str(error), param_hint="SHAPE or --family") from None
             except OSError as error:
                 raise UserError(f"cannot make {out}: {error.strerror or error}") from None
-        print(f"{out}: {shape.value} {family.value}, random weights")
+        print(f"{out}: {shape} {family}, random weights")

@@ -21,12 +21,13 @@ from ..actors.host.device import Completion
 from ..actors.host.embedding_pages import HostEmbeddingPages
 from ..actors.prefill import PrefillWorker
 from ..actors.video.worker import VideoWorker
+from ..models.architecture import ModelConfig
 from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from ..models.config import ModelConfig, load_model_config
+from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
-from ..models.lm.lm import build_language_model
-from ..models.towers.towers import Towers
+from ..models.lm.language_model import build_language_model
+from ..models.towers.dispatch import Towers
 from ..runtime.bus.messages import ItemError, Plan, Result, encode
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture, renumbered

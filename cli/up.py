@@ -11,12 +11,13 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..models.config import load_model_config, tower_modules
 from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, ModelFacts, plan_layout
-from ..runtime.process.run import free_port, model_family, model_path, run_info
+from ..runtime.process.run import free_port, model_path, run_info
 from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.specs import actor_specs, child_environment
@@ -134,7 +135,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
         specs=actor_specs(plan.config),
         environment=child_environment(os.environ),
         log_directory=plan.logs,
-        zygote_stages=zygote_stages(model_family(plan.model)),
+        zygote_stages=zygote_stages(tower_modules(plan.model)),
         notify_socket=plan.environment.notify_socket,
         hang_up_ends=hang_up_ends,
         listeners=listeners,
@@ -179,8 +180,6 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
 
 def _layout(plan: Plan) -> MemoryLayout:
     """How ``memory`` would divide shared memory. Raises ConfigError."""
-    from ..models.config import load_model_config
-
     section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
     try:
         model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)
@@ -190,6 +189,7 @@ def _layout(plan: Plan) -> MemoryLayout:
         kv_page_bytes=model.kv_page_bytes(page_tokens),
         embedding_row_bytes=model.embedding_row_bytes(),
         max_context=model.max_context,
+        patch_row_bytes=model.patch_row_bytes(),
         prefill_token_bytes=model.prefill_token_bytes(),
         logits_bytes=model.logits_bytes(),
     )

@@ -3,12 +3,12 @@
 Made by ``families`` out of a checkpoint's JSON files, read by every actor. No torch, no transformers; msgspec can encode it all.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
-MediaKind = Literal["image", "video", "audio"]
+from ..schema.media import MediaKind
+
 DType = Literal["float32", "bfloat16"]
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
@@ -35,7 +35,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The Qwen2.5 vision tower."""
+    """A vision tower, as Qwen2.5's. A family whose tower has more says so in a subclass."""
 
     depth: int
     hidden_size: int
@@ -80,7 +80,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     video_total_pixels: int = 0  # bound on height * width * num_frames / temporal_patch_size; 0: none
     fps: float = 2.0
     min_frames: int = 4
-    max_frames: int = 768
+    max_frames: int = 768  # 0: the model takes no video
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
@@ -140,7 +140,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults = SamplingDefaults()
-    vision: VisionConfig | None = None
+    vision: VisionConfig | None = None  # the towers, for the family alone
     audio: AudioConfig | None = None
     vision_rules: VisionRules | None = None
     audio_rules: AudioRules | None = None
@@ -157,9 +157,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def media_kinds(self) -> tuple[MediaKind, ...]:
         """Kinds of media that the model takes."""
         kinds: list[MediaKind] = []
-        if self.vision is not None:
-            kinds += ["image", "video"]
-        if self.audio is not None:
+        if self.vision_rules is not None:
+            kinds += ["image", "video"] if self.vision_rules.max_frames else ["image"]
+        if self.audio_rules is not None:
             kinds.append("audio")
         return tuple(kinds)
 
@@ -189,59 +189,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one row's logits in a step: as the product gives them, and in float32."""
         return (DTYPE_BYTES[self.dtype] + 4) * self.language.vocab_size
 
+    def patch_row_bytes(self) -> int:
+        """Bytes of the longest row that goes to patch pages; without media, of a usual one."""
+        rules = [rules.row_bytes for rules in (self.vision_rules, self.audio_rules) if rules is not None]
+        return max(rules, default=VisionRules().row_bytes)
+
+    def rows_per_token(self) -> int:
+        """Patch rows that the vision tower merges into one embedding token; without one, of a usual one."""
+        return (self.vision_rules or VisionRules()).merge_size ** 2
+
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
         return self.language.hidden_size * DTYPE_BYTES[self.dtype]
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an item that is decoded and encoded on its own; fields as in ``messages.SegmentShape``."""
-
-    kind: MediaKind
-    grid: tuple[int, int, int]
-    num_rows: int
-    row_bytes: int
-    num_tokens: int
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One medium; fields as in ``messages.ItemShape``."""
-
-    kind: MediaKind
-    grid: tuple[int, int, int]
-    num_tokens: int
-    segments: tuple[Segment, ...]
-    second_per_grid_s: float = 0.0
-
-
-class SegmentLike(Protocol):
-    """What positions need to know of a part of a medium (``Segment``, ``messages.SegmentShape``)."""
-
-    @property
-    def kind(self) -> MediaKind: ...
-    @property
-    def num_tokens(self) -> int: ...
-
-
-class ItemLike(Protocol):
-    """What positions need to know of a medium (``Item``, ``messages.ItemShape``)."""
-
-    @property
-    def kind(self) -> MediaKind: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def segments(self) -> Sequence[SegmentLike]: ...
-    @property
-    def second_per_grid_s(self) -> float: ...
-
-
-class SpanLike(Protocol):
-    """Where a medium's tokens stand in an expanded prompt (``messages.MediaSpan``)."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def shape(self) -> ItemLike: ...

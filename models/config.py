@@ -9,59 +9,16 @@ from .architecture import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
-    AudioConfig,
-    AudioRules,
-    DType,
-    Item,
     KvDType,
-    LanguageConfig,
-    MediaKind,
     ModelConfig,
-    NullConfig,
     SamplingDefaults,
-    Segment,
-    VisionConfig,
-    VisionRules,
 )
 from .checkpoint.json_fields import CheckpointFiles
 from .errors import CheckpointError
-from .families import null, qwen2_5_omni, qwen2_5_vl
-from .families.family import Family
-
-__all__ = [
-    "AudioConfig",
-    "AudioRules",
-    "DType",
-    "Family",
-    "Item",
-    "KvDType",
-    "LanguageConfig",
-    "MediaKind",
-    "ModelConfig",
-    "NullConfig",
-    "SamplingDefaults",
-    "Segment",
-    "VisionConfig",
-    "VisionRules",
-    "family_of",
-    "load_model_config",
-]
+from .families.registry import FAMILIES, family_name, family_named
 
 DEFAULT_MAX_CONTEXT = 32768
-
-_FAMILIES: dict[str, Family] = {"qwen2_5_vl": qwen2_5_vl, "qwen2_5_omni": qwen2_5_omni, "null": null}
-_MODEL_TYPES = {
-    "qwen2_5_vl": "qwen2_5_vl",
-    "qwen2_5_omni": "qwen2_5_omni",
-    "qwen2_5_omni_thinker": "qwen2_5_omni",
-    "mmrt_null": "null",
-}
-_TOLD_TYPES = ("qwen2_5_omni", "qwen2_5_vl")  # mmrt_null is for benches; a thinker is the part of an omni checkpoint
-
-
-def family_of(config: ModelConfig) -> Family:
-    """The functions of the model's family."""
-    return _FAMILIES[config.family]
+NULL_TYPE = "mmrt_null"  # for benches: users are not told of it
 
 
 def load_model_config(
@@ -77,13 +34,15 @@ def load_model_config(
     files = CheckpointFiles(Path(path))
     root = files.required("config.json")
     model_type = root.text("model_type")
-    if model_type not in _MODEL_TYPES:
-        raise root.error("model_type", f"is {model_type!r}, expected one of {', '.join(_TOLD_TYPES)}")
+    name = family_name(model_type)
+    if name is None:
+        told = ", ".join(entry.model_types[0] for entry in FAMILIES.values() if entry.model_types[0] != NULL_TYPE)
+        raise root.error("model_type", f"is {model_type!r}, expected one of {told}")
     for place in (root, root.object("thinker_config")):
         if place.has("quantization_config"):
             method = place.object("quantization_config").text("quant_method", default="unknown")
             raise place.error("quantization_config", f"is of method {method!r}: quantized checkpoints are not supported")
-    config = _FAMILIES[_MODEL_TYPES[model_type]].parse_config(files)
+    config = family_named(name).parse_config(files)
     _check_ids(Path(path), config)
     if max_context > config.max_context:
         raise CheckpointError(f"{path}: max_context of {max_context} is above the model's limit of {config.max_context}")
@@ -94,6 +53,15 @@ def load_model_config(
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
         sampling=_sampling_defaults(files),
     )
+
+
+def tower_modules(path: Path) -> tuple[str, ...]:
+    """Modules of others that the towers of a checkpoint's model import; none where config.json does not tell: loading it complains."""
+    try:
+        name = family_name(CheckpointFiles(path).required("config.json").text("model_type"))
+    except CheckpointError:
+        return ()
+    return () if name is None else family_named(name).TOWER_MODULES
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import uvloop
 
-from ...models.config import ModelConfig
+from ...models.architecture import ModelConfig
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import RuntimeConfig
@@ -122,6 +122,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         tbt_factor=TBT_FACTOR if config.model.on_cuda and not config.scheduling.tbt_target_ms else 0.0,
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,
+        rows_per_token=model.rows_per_token(),
     )
 
 

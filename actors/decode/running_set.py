@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models.config import ModelConfig, family_of
+from ...models.architecture import ModelConfig
+from ...models.families.registry import family_of
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
 from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec

@@ -5,7 +5,7 @@ Pure. Called by validation.
 
 from typing import Any, NamedTuple
 
-from ...runtime.bus.messages import MediaKind
+from ...schema.media import MediaKind
 from .fields import Fields, kind_of, refuse, show
 from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pybase64
 
 from ...media import header
-from ...runtime.bus.messages import MediaKind, MediaOptions
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
+from ...schema.media import MediaKind, MediaOptions
 from .fields import Fields, refuse, show
 from .media_options import OptionReader
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...models.architecture import VisionRules
-from ...runtime.bus.messages import MediaKind, MediaOptions
+from ...schema.media import MediaKind, MediaOptions
 from ..host.media_rules import Range, option_ranges
 from .fields import Fields, refuse
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, SamplingDefaults, VisionRules
-from ...runtime.bus.messages import MediaKind, Sampling
+from ...runtime.bus.messages import Sampling
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
+from ...schema.media import MediaKind
 from .content import Conversation, read_messages
 from .fields import Fields, kind_of, refuse, show
 from .json_body import BodyLimits, decode_body

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...models.config import ModelConfig, load_model_config
+from ...models.architecture import ModelConfig
+from ...models.config import load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
 from ...runtime.config import RuntimeConfig

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from ...models.architecture import ModelConfig
 from ...models.checkpoint.weights import torch_dtype
-from ...models.config import ModelConfig
 from ...runtime.bus.messages import EmbeddingSpan, PageRun
 from ...shm.pool import PagePool
 from .shared_tensors import SharedTensors

@@ -2,7 +2,7 @@
 
 from ...models.lm.decode_graphs import DecodeGraphs
 from ...models.lm.decoder import Decoder
-from ...models.lm.lm import build_language_model
+from ...models.lm.language_model import build_language_model
 from ...runtime.process.memory_layout import MemoryLayout
 from ...shm.pool import PagePool
 from .actor import Actor

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...models.architecture import ModelConfig, VisionRules
-from ...runtime.bus.messages import MediaKind, MediaOptions
 from ...runtime.config import MIN_FPS, MediaSection
+from ...schema.media import MediaKind, MediaOptions
 
 
 class Range(NamedTuple):

@@ -19,7 +19,9 @@ from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
 from ...media.preprocess import patch_rows, resize, temporal_rows
-from ...models.config import Item, MediaKind, ModelConfig, family_of
+from ...models.architecture import ModelConfig
+from ...models.families.registry import family_of
+from ...schema.media import ItemShape, MediaKind
 
 _INDEX_BYTES = 32  # for each packet of a video
 
@@ -27,7 +29,7 @@ _INDEX_BYTES = 32  # for each packet of a video
 class OpenItem(Protocol):
     """An item that has been analysed: ``item`` is its shape."""
 
-    item: Item
+    item: ItemShape
 
     @property
     def num_bytes(self) -> int:

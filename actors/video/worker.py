@@ -20,23 +20,13 @@ from ...media.errors import MediaError, OutOfTime
 from ...media.image import JpegDecoder
 from ...media.limits import MediaLimits, TimeBudget
 from ...media.segments import MAX_THREADS
-from ...models.config import Item, MediaKind, ModelConfig
+from ...models.architecture import ModelConfig
 from ...models.errors import UnsupportedMediaError
-from ...runtime.bus.messages import (
-    Analyse,
-    Analysed,
-    Done,
-    ItemError,
-    ItemShape,
-    Overran,
-    Plan,
-    PreprocessSegment,
-    Result,
-    SegmentShape,
-)
+from ...runtime.bus.messages import Analyse, Analysed, Done, ItemError, Overran, Plan, PreprocessSegment, Result
 from ...runtime.config import MediaSection, RuntimeConfig
 from ...runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from ...runtime.environment import read_environment
+from ...schema.media import MediaKind
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
@@ -211,7 +201,7 @@ class VideoWorker:
 
     def analyse(self, plan: Analyse) -> Analysed | ItemError | Overran:
         """Find the item's shape."""
-        return self._guarded(plan, lambda: Analysed(_shape(self._entry(plan).opened.item)))
+        return self._guarded(plan, lambda: Analysed(self._entry(plan).opened.item))
 
     def decode_segment(self, plan: PreprocessSegment) -> Done | ItemError | Overran:
         """Write one segment's rows into its patch pages."""
@@ -223,7 +213,7 @@ class VideoWorker:
         if held is not None and plan.segment < held.due:
             self._close(_key(plan))  # it is decoded again, and its time counts anew
         entry = self._entry(plan)
-        if _shape(entry.opened.item) != plan.shape:
+        if entry.opened.item != plan.shape:
             raise MediaError("the medium was analysed differently before; send the request again", 500)
         num_rows = 0
         with entry.budget.running():
@@ -298,11 +288,6 @@ def _let_go(error: BaseException | None) -> None:
 
 def _key(plan: Analyse | PreprocessSegment) -> Key:
     return plan.row, plan.row_generation, plan.item
-
-
-def _shape(item: Item) -> ItemShape:
-    segments = [SegmentShape(part.kind, part.grid, part.num_rows, part.row_bytes, part.num_tokens) for part in item.segments]
-    return ItemShape(item.kind, item.grid, item.num_tokens, segments, item.second_per_grid_s)
 
 
 def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:

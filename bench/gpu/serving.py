@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...models.config import load_model_config
-from ...models.make.config import SHAPES
+from ...models.families.qwen2_5.made_checkpoint import SHAPES
 from ...runtime.config import (
     ActorSection,
     ActorsSection,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...models.architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
-from ...models.checkpoint.weight_specs import tensor_specs
-from ...models.towers.triton_vision import VisionKernels
+from ...models.families.qwen2_5.triton_vision import VisionKernels
+from ...models.families.registry import family_of
 from .counts import Shape
 from .stack import EPSILON
 
@@ -31,7 +31,7 @@ class Tower:
 
         config = _vision_model(shape)
         assert config.vision is not None
-        weights = {spec.name: random(*spec.shape) for spec in tensor_specs(config) if spec.name.startswith("vision.")}
+        weights = {spec.name: random(*spec.shape) for spec in family_of(config).tensor_specs(config) if spec.name.startswith("vision.")}
         side = torch.arange(_SIDE, device=device)
         geometry = {
             "position_ids": torch.cartesian_prod(side, side),

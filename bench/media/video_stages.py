@@ -21,12 +21,15 @@ from ...media.engines import upright_rgb
 from ...media.limits import MediaLimits
 from ...media.packets import Bitstream
 from ...media.preprocess import resize, temporal_rows
-from ...models.architecture import Item, ModelConfig
+from ...models.architecture import ModelConfig
 from ...models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from ...models.config import family_of, load_model_config
+from ...models.config import load_model_config
+from ...models.families.registry import family_of
 from ...models.lm.decoder import Chunk
-from ...models.lm.lm import build_language_model
-from ...models.towers.towers import TowerInput, Towers
+from ...models.lm.language_model import build_language_model
+from ...models.towers.dispatch import Towers
+from ...models.towers.interface import TowerInput
+from ...schema.media import ItemShape
 
 STAGES = ("decode", "encode", "prefill")
 PAGE_TOKENS = 16
@@ -51,7 +54,7 @@ class _Video:
         info, family = self.bitstream.info, family_of(config)
         self.wanted: list[int] = family.sample_frames(config, info.num_frames, info.fps).tolist()
         sampled_fps = len(self.wanted) / info.num_frames * info.fps
-        self.item: Item = family.video_item(config, len(self.wanted), info.height, info.width, sampled_fps)
+        self.item: ItemShape = family.video_item(config, len(self.wanted), info.height, info.width, sampled_fps)
 
 
 def run_stage(stage: str, checkpoint: Path, config: ModelConfig, file: Path) -> StageAlone:

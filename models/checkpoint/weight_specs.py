@@ -1,13 +1,13 @@
-"""Which tensors a model has: name and shape as computed with, and the checkpoint tensors that each is made of. Pure.
+"""How a tensor of a model is made: name and shape as computed with, and the checkpoint tensors it consists of; and the decoder's. Pure.
 
 Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden],
-each the checkpoint's matrices one under another. Tower tensors keep transformers' names behind ``vision.`` and ``audio.``.
+each the checkpoint's matrices one under another. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..architecture import AudioConfig, LanguageConfig, ModelConfig, VisionConfig
+from ..architecture import LanguageConfig
 
 Shape = tuple[int, ...]
 
@@ -27,18 +27,6 @@ class TensorSpec(NamedTuple):
     sources: tuple[Source, ...]
 
 
-def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
-    """All tensors of the model, in the order in which they lie in memory. The null model has none."""
-    if config.null is not None:
-        return []
-    specs = list(_language(config.language))
-    if config.vision is not None:
-        specs += _vision(config.vision)
-    if config.audio is not None:
-        specs += _audio(config.audio)
-    return specs
-
-
 def _fused(name: str, prefix: str, parts: dict[str, int], rest: Shape) -> TensorSpec:
     sources = tuple(Source(f"{prefix}{part}", (rows, *rest)) for part, rows in parts.items())
     return TensorSpec(name, (sum(parts.values()), *rest), sources)
@@ -48,7 +36,8 @@ def _single(name: str, source: str, *shape: int) -> TensorSpec:
     return TensorSpec(name, shape, (Source(source, shape),))
 
 
-def _language(lm: LanguageConfig) -> Iterator[TensorSpec]:
+def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
+    """The decoder's tensors."""
     hidden, head_dim = lm.hidden_size, lm.head_dim
     q, kv = lm.num_heads * head_dim, lm.num_kv_heads * head_dim
     yield _single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden)
@@ -73,55 +62,13 @@ def _language(lm: LanguageConfig) -> Iterator[TensorSpec]:
         yield _single("lm_head", "lm_head.weight", lm.vocab_size, hidden)
 
 
-def _same(name: str, *shape: int) -> TensorSpec:
+def same(name: str, *shape: int) -> TensorSpec:
+    """A tensor that is as the checkpoint has it."""
     return _single(name, name, *shape)
 
 
-def _linear(name: str, out: int, inp: int, bias: bool = True) -> Iterator[TensorSpec]:
-    yield _same(f"{name}.weight", out, inp)
+def linear(name: str, out: int, inp: int, bias: bool = True) -> Iterator[TensorSpec]:
+    """Weight and bias of a projection, each ``same``."""
+    yield same(f"{name}.weight", out, inp)
     if bias:
-        yield _same(f"{name}.bias", out)
-
-
-def _vision(vision: VisionConfig) -> Iterator[TensorSpec]:
-    hidden, inner = vision.hidden_size, vision.intermediate_size
-    patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
-    yield _same("vision.patch_embed.proj.weight", hidden, *patch)
-    for i in range(vision.depth):
-        block = f"vision.blocks.{i}."
-        yield _same(f"{block}norm1.weight", hidden)
-        yield _same(f"{block}norm2.weight", hidden)
-        if vision.split_qkv:
-            for part in "qkv":
-                yield from _linear(f"{block}attn.{part}", hidden, hidden)
-        else:
-            yield from _linear(f"{block}attn.qkv", 3 * hidden, hidden)
-        yield from _linear(f"{block}attn.proj", hidden, hidden)
-        yield from _linear(f"{block}mlp.gate_proj", inner, hidden)
-        yield from _linear(f"{block}mlp.up_proj", inner, hidden)
-        yield from _linear(f"{block}mlp.down_proj", hidden, inner)
-    merged = hidden * vision.merge_size**2
-    yield _same("vision.merger.ln_q.weight", hidden)
-    yield from _linear("vision.merger.mlp.0", merged, merged)
-    yield from _linear("vision.merger.mlp.2", vision.out_hidden_size, merged)
-
-
-def _audio(audio: AudioConfig) -> Iterator[TensorSpec]:
-    hidden = audio.hidden_size
-    yield _same("audio.conv1.weight", hidden, audio.num_mel_bins, 3)
-    yield _same("audio.conv1.bias", hidden)
-    yield _same("audio.conv2.weight", hidden, hidden, 3)
-    yield _same("audio.conv2.bias", hidden)
-    yield _same("audio.audio_bos_eos_token.weight", 2, audio.out_hidden_size)
-    for i in range(audio.num_layers):
-        layer = f"audio.layers.{i}."
-        for projection in ("q", "k", "v", "out"):
-            yield from _linear(f"{layer}self_attn.{projection}_proj", hidden, hidden, bias=projection != "k")
-        yield from _linear(f"{layer}fc1", audio.ffn_size, hidden)
-        yield from _linear(f"{layer}fc2", hidden, audio.ffn_size)
-        for norm in ("self_attn_layer_norm", "final_layer_norm"):
-            yield _same(f"{layer}{norm}.weight", hidden)
-            yield _same(f"{layer}{norm}.bias", hidden)
-    yield _same("audio.ln_post.weight", hidden)
-    yield _same("audio.ln_post.bias", hidden)
-    yield from _linear("audio.proj", audio.out_hidden_size, hidden)
+        yield same(f"{name}.bias", out)

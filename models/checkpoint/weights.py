@@ -13,8 +13,9 @@ import torch
 
 from ..architecture import DType, ModelConfig
 from ..errors import CheckpointError
+from ..families.registry import family_of
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
-from .weight_specs import Source, TensorSpec, tensor_specs
+from .weight_specs import Source, TensorSpec
 
 ALIGNMENT = 64
 
@@ -63,8 +64,9 @@ def write_weights(
         allocate(index.num_bytes)
         return index
     with SafetensorsFiles(Path(path)) as files:
-        stored = {canonical_name(name): tensor for name, tensor in files.tensors.items()}
-        chosen = [_choose(Path(path), spec, stored) for spec in tensor_specs(config)]
+        family = family_of(config)
+        stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
+        chosen = [_choose(Path(path), spec, stored) for spec in family.tensor_specs(config)]
         targets = attach_weights(allocate(index.num_bytes), index)
         for entry, parts in zip(index.entries, chosen, strict=True):
             _fill(targets[entry.name], parts, files)
@@ -107,7 +109,7 @@ def plan_weights(config: ModelConfig) -> WeightIndex:
     """Where each tensor of the model will lie."""
     itemsize = torch_dtype(config.dtype).itemsize
     entries, offset = [], 0
-    for spec in tensor_specs(config):
+    for spec in family_of(config).tensor_specs(config):
         entries.append(TensorEntry(spec.name, offset, spec.shape))
         offset += -(-math.prod(spec.shape) * itemsize // ALIGNMENT) * ALIGNMENT
     return WeightIndex(config.dtype, max(offset, ALIGNMENT), tuple(entries))
@@ -123,15 +125,3 @@ def attach_weights(buffer: Buffer, index: WeightIndex, prefix: str = "") -> dict
             num_bytes = math.prod(entry.shape) * dtype.itemsize
             found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
     return found
-
-
-def canonical_name(name: str) -> str:
-    """A checkpoint's tensor name as ``layout`` has it, whichever version of transformers wrote it."""
-    name = name.removeprefix("thinker.")
-    if name.startswith(("talker.", "token2wav.", "lm_head.")):
-        return name
-    name = name.removeprefix("model.")
-    for theirs, ours in (("visual.", "vision."), ("audio_tower.", "audio."), ("language_model.model.", "language.")):
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    return "language." + name.removeprefix("language_model.")

@@ -1,1 +1,1 @@
-"""One module per model family: config mapping, placeholders, positions, towers."""
+"""One module or package per model family, and what families share. ``registry`` lists them, ``family`` says what each has."""

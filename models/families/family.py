@@ -1,30 +1,83 @@
-"""The interface of a family, and the table of families. Families are modules; each function here is one of theirs."""
+"""The interface of a model family: all that the rest asks of it. A family is a module, or a package, that has these members.
 
-from collections.abc import Sequence
-from typing import Protocol
+Importing it loads neither torch nor transformers; only its towers do, when they are built.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ModelConfig, SpanLike
+from ...schema.media import ItemShape, MediaKind, MediaSpan
+from ..architecture import ModelConfig
 from ..checkpoint.json_fields import CheckpointFiles
+from ..checkpoint.weight_specs import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..towers.interface import Tower
+
+
+class CheckpointRecipe(NamedTuple):
+    """What ``mmrt model make`` writes besides random weights, for one shape of a family.
+
+    ``special_tokens`` and ``plain_tokens`` are added to the vocabulary in this order, as its last; ``token_names`` are their names in
+    tokenizer_config.json. ``files`` makes the JSON files, config.json among them, out of the ids of the added tokens.
+    """
+
+    vocab_size: int
+    num_merges: int
+    special_tokens: Sequence[str]
+    plain_tokens: Sequence[str]
+    token_names: Mapping[str, str]
+    chat_template: str
+    files: Callable[[Mapping[str, int]], dict[str, dict[str, Any]]]
 
 
 class Family(Protocol):
-    """All there is to a family. Everything is pure; numpy only (``sample_frames`` alone uses torch, see there)."""
+    """Everything is pure; numpy only (``sample_frames`` and ``build_towers`` alone use torch)."""
+
+    TOWER_MODULES: tuple[str, ...]
+    """Modules of others that ``build_towers`` imports: slow ones, which the zygote imports once."""
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
-        """The configuration out of the checkpoint's files. Raises CheckpointError."""
+        """The configuration out of the checkpoint's files; ``family`` is the name in the registry. Raises CheckpointError."""
         ...
 
-    def positions(self, config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+    def tensor_specs(self, config: ModelConfig) -> list[TensorSpec]:
+        """All tensors of the model, in the order in which they lie in memory."""
+        ...
+
+    def canonical_name(self, name: str) -> str:
+        """A checkpoint's tensor name as the sources of ``tensor_specs`` have it, whichever version of transformers wrote it."""
+        ...
+
+    def checkpoint_name(self, name: str) -> str:
+        """The name that transformers' save_pretrained gives to a source of ``tensor_specs``."""
+        ...
+
+    def recipes(self) -> Mapping[str, CheckpointRecipe]:
+        """Checkpoints that can be made, by the name of their shape; "tiny" is for tests."""
+        ...
+
+    def build_towers(self, config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+        """The tower of each kind of media that the model takes; kinds may share one. ``weights`` are views by the names of
+        ``tensor_specs``, all on the device, and are never copied.
+
+        Raises: CheckpointError if they are not those of the towers, or the device's kernels do not do what the towers do.
+        """
+        ...
+
+    def positions(self, config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
         """M-RoPE positions of an expanded prompt: int64 [3, num_tokens] (t, h, w), and the delta.
 
         Token i >= num_tokens stands at i + delta on all three axes. ``spans`` are in order and do not overlap.
         """
         ...
 
-    def image_item(self, config: ModelConfig, height: int, width: int) -> Item:
+    def image_item(self, config: ModelConfig, height: int, width: int) -> ItemShape:
         """Grid, tokens and the one segment of an image of so many pixels. Raises UnsupportedMediaError."""
         ...
 
@@ -32,17 +85,17 @@ class Family(Protocol):
         """Indices of the frames to take from a video of ``total_frames`` at ``fps``. Raises UnsupportedMediaError."""
         ...
 
-    def video_item(self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+    def video_item(self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
         """Grid, tokens and segments of ``num_frames`` sampled frames; ``sampled_fps`` = num_frames / total_frames x fps.
 
         Raises UnsupportedMediaError.
         """
         ...
 
-    def audio_item(self, config: ModelConfig, num_frames: int) -> Item:
+    def audio_item(self, config: ModelConfig, num_frames: int) -> ItemShape:
         """Tokens and segments of a clip of ``num_frames`` mel frames. Raises UnsupportedMediaError."""
         ...
 
-    def video_with_sound(self, config: ModelConfig, video: Item, sound: Item) -> Item:
+    def video_with_sound(self, config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
         """A video together with its sound track: one item whose segments are of both kinds. Raises UnsupportedMediaError."""
         ...

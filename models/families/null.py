@@ -3,14 +3,25 @@
 config.json: ``{"model_type": "mmrt_null", "step_ms": 5.0, "prefill_token_ms": 0.0, "vocab_size": 512}``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, LanguageConfig, ModelConfig, NullConfig, SpanLike
+from ...schema.media import ItemShape, MediaKind, MediaSpan
+from ..architecture import LanguageConfig, ModelConfig, NullConfig
 from ..checkpoint.json_fields import CheckpointFiles
+from ..checkpoint.weight_specs import TensorSpec
 from ..errors import UnsupportedMediaError
+from .family import CheckpointRecipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..towers.interface import Tower
+
+TOWER_MODULES = ()
 
 _NO_MEDIA = "the null model takes no media"
 
@@ -42,11 +53,42 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    return []
+
+
+def canonical_name(name: str) -> str:
+    return name
+
+
+def checkpoint_name(name: str) -> str:
+    return name
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    """Checkpoints without weights, with the vocabularies of Qwen2.5-VL's."""
+    from . import qwen2_5_vl
+    from .qwen2_5.made_checkpoint import eos_token_ids, generation_config
+
+    def without_weights(recipe: CheckpointRecipe) -> CheckpointRecipe:
+        def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+            config = {"model_type": "mmrt_null", "step_ms": 0.0, "vocab_size": recipe.vocab_size, "eos_token_id": eos_token_ids(ids)}
+            return {"config.json": config, "generation_config.json": generation_config(ids)}
+
+        return recipe._replace(files=files)
+
+    return {shape: without_weights(recipe) for shape, recipe in qwen2_5_vl.recipes().items()}
+
+
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+    return {}
+
+
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     return np.broadcast_to(np.arange(num_tokens, dtype=np.int64), (3, num_tokens)), 0
 
 
-def image_item(config: ModelConfig, height: int, width: int) -> Item:
+def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
@@ -54,13 +96,13 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def audio_item(config: ModelConfig, num_frames: int) -> Item:
+def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     raise UnsupportedMediaError(_NO_MEDIA)

@@ -9,7 +9,8 @@ import torch
 from ..architecture import ModelConfig
 from ..sampling.interface import Sampler, SamplingRows
 from ..sampling.penalties import History, Penalties
-from ..towers.towers import TowerInput, Towers
+from ..towers.dispatch import Towers
+from ..towers.interface import TowerInput
 from .decoder import Chunk, Decoder
 
 _CHUNKS = (1, 512)  # tokens: a chunk of each choice of tiles
@@ -25,12 +26,12 @@ def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
 
 def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
     """A picture of each choice of tiles; and the shortest sound, for whose tower no kernel of ours is compiled."""
-    if config.vision is not None and config.vision_rules is not None:
-        merge = config.vision.merge_size
+    if config.vision_rules is not None:
+        merge = config.vision_rules.merge_size
         for height, width in _PICTURES:
             rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
             towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
-    if config.audio is not None and config.audio_rules is not None:
+    if config.audio_rules is not None:
         frames = 4  # of which the tower makes one token
         towers.encode([TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0))])
 

@@ -3,20 +3,22 @@
 Nothing is downloaded. The command line calls it, and ``mmrt up`` when no model is configured; so do tests. torch, not transformers.
 """
 
+import json
 import math
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from ..architecture import ModelConfig
-from ..checkpoint.weight_specs import Source, tensor_specs
+from ..checkpoint.weight_specs import Source
 from ..config import load_model_config
-from .config import SHAPES, Shape, write_configs, write_json
-from .tokenizer import Family, write_tokenizer
+from ..families.family import CheckpointRecipe
+from ..families.registry import FAMILIES, family_named, family_of
+from .tokenizer import write_tokenizer
 
 _SHARD_BYTES = 2_000_000_000
 _REPEATED_FROM = 1 << 30  # values: of so many, a block is repeated, since drawing 8 billion takes minutes
@@ -27,36 +29,52 @@ _SHARP = 1.5  # gain of projections that make attention choose and the MLP weigh
 
 
 def make_checkpoint(
-    shape: Shape,
+    shape: str,
     out: Path | str,
-    family: Family = "qwen2_5_omni",
+    family: str = "qwen2_5_omni",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a checkpoint directory ``out``; it appears whole or not at all. ``progress(done_bytes, total_bytes)``.
 
-    Raises: FileExistsError if ``out`` is there already.
+    Raises: ValueError for a family or shape that there is not; FileExistsError if ``out`` is there already.
     """
+    if family not in FAMILIES:
+        raise ValueError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
+    recipes = family_named(family).recipes()
+    if shape not in recipes:
+        raise ValueError(f"no shape {shape!r} of {family}; there are {', '.join(recipes)}")
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already")
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    dimensions = SHAPES[shape]
-    vocab_size = dimensions.text["vocab_size"]
-    ids = write_tokenizer(partial, family, vocab_size, dimensions.num_merges)
-    write_configs(partial, family, dimensions, ids)
-    if family != "null":
-        config = load_model_config(partial)
-        _write_weights(partial, config, sorted(ids.values()), seed, progress)
+    ids = write_tokenizer(partial, recipes[shape])
+    write_configs(partial, recipes[shape], ids)
+    config = load_model_config(partial)
+    _write_weights(partial, config, sorted(ids.values()), seed, progress)
     partial.rename(out)
+
+
+def write_configs(out: Path, recipe: CheckpointRecipe, ids: Mapping[str, int]) -> None:
+    """Write the recipe's JSON files; ``ids`` are those of the added tokens."""
+    for name, data in recipe.files(ids).items():
+        write_json(out / name, data)
+
+
+def write_json(file: Path, data: dict[str, object]) -> None:
+    """Write an object as readable JSON."""
+    file.write_text(json.dumps(data, indent=2) + "\n")
 
 
 def _write_weights(
     out: Path, config: ModelConfig, control_ids: list[int], seed: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    sources = [source for spec in tensor_specs(config) for source in spec.sources]
+    family = family_of(config)
+    sources = [source for spec in family.tensor_specs(config) for source in spec.sources]
+    if not sources:
+        return
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     num_values = sum(math.prod(source.shape) for source in sources)
     total = num_values * dtype.itemsize
@@ -68,7 +86,7 @@ def _write_weights(
     for number, shard in enumerate(shards, 1):
         tensors: dict[str, torch.Tensor] = {}
         for source in shard:
-            tensors[_checkpoint_name(source.name)] = _random(source, config, control_ids, normals)
+            tensors[family.checkpoint_name(source.name)] = _random(source, config, control_ids, normals)
             done += math.prod(source.shape) * dtype.itemsize
             if progress is not None:
                 progress(done, total)
@@ -91,14 +109,6 @@ def _shards(sources: list[Source], itemsize: int) -> Iterator[list[Source]]:
         shard.append(source)
         num_bytes += size
     yield shard
-
-
-def _checkpoint_name(name: str) -> str:
-    """The name that transformers' save_pretrained gives to it."""
-    for ours, theirs in (("language.", "model."), ("vision.", "visual."), ("audio.", "audio_tower.")):
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    return name
 
 
 class _Normals:

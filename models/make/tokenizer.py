@@ -7,33 +7,13 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-Family = Literal["qwen2_5_vl", "qwen2_5_omni", "null"]
+from ..families.family import CheckpointRecipe
 
 _QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-_VL_SPECIALS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
-    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
-).split()
-_OMNI_SPECIALS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|AUDIO|> <|audio_bos|> <|audio_eos|> <|box_end|> <|quad_start|> <|quad_end|> "
-    "<|vision_bos|> <|vision_eos|> <|vision_pad|> <|IMAGE|> <|VIDEO|>"
-).split()
-_PLAIN_ADDED = ("<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>").split()
-_OMNI_NAMES = {
-    "image_token": "<|IMAGE|>",
-    "audio_token": "<|AUDIO|>",
-    "video_token": "<|VIDEO|>",
-    "vision_bos_token": "<|vision_bos|>",
-    "vision_eos_token": "<|vision_eos|>",
-    "audio_bos_token": "<|audio_bos|>",
-    "audio_eos_token": "<|audio_eos|>",
-}
 
 _WORDS = (
     "the of and to a in is it you that he was for on are with as I his they be at one have this from or had by hot word but what "
@@ -51,46 +31,20 @@ _WORDS = (
 _MARKS = ". . . , , ; : ! ? - ( ) \" ' / % & + = * # @ _ { } [ ]".split()
 _FOREIGN = "über naïve café señor 日本語 中文 文字 привет мир γειά שלום 안녕 🙂 🎵 🚀 – — … “quoted” ½ €".split()
 
-_TEMPLATE = """\
-{%- macro part(content) -%}
-{%- if content is string -%}{{ content }}
-{%- else -%}
-{%- for item in content -%}
-{%- if item.type == 'image' or item.type == 'image_url' -%}VISION_OPENIMAGEVISION_CLOSE
-{%- elif item.type == 'video' or item.type == 'video_url' -%}VISION_OPENVIDEOVISION_CLOSE
-AUDIO_BRANCH{%- elif item.type == 'text' -%}{{ item.text }}
-{%- else -%}{{ raise_exception('this model takes no content part of type ' ~ item.type) }}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{%- endmacro -%}
-{%- for message in messages -%}
-{{- '<|im_start|>' ~ message.role ~ '\\n' -}}{{- part(message.content) -}}{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-_AUDIO_BRANCH = "{%- elif item.type in ('audio', 'audio_url', 'input_audio') -%}<|audio_bos|><|AUDIO|><|audio_eos|>\n"
 
-
-def control_tokens(family: Family) -> list[str]:
-    """Added tokens of the family in the order of their ids; the null model speaks Qwen2.5-VL's."""
-    return (_OMNI_SPECIALS if family == "qwen2_5_omni" else _VL_SPECIALS) + _PLAIN_ADDED
-
-
-def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int, corpus: Sequence[str] | None = None) -> dict[str, int]:
+def write_tokenizer(out: Path, recipe: CheckpointRecipe, corpus: Sequence[str] | None = None) -> dict[str, int]:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Returns the ids of the added tokens.
 
-    At most ``num_merges`` merges are learned, from ``corpus`` or from made-up lines; the rest of ``vocab_size`` is filled with words
+    Merges are learned from ``corpus`` or from made-up lines; the rest of the recipe's ``vocab_size`` is filled with words
     that text never becomes but that a random model may say.
     """
-    added = control_tokens(family)
-    tokenizer = _train(vocab_size - len(added), num_merges, _corpus(num_merges) if corpus is None else corpus)
-    specials = set(added) - set(_PLAIN_ADDED)
+    added, specials = [*recipe.special_tokens, *recipe.plain_tokens], set(recipe.special_tokens)
+    lines = _corpus(recipe.num_merges) if corpus is None else corpus
+    tokenizer = _train(recipe.vocab_size - len(added), recipe.num_merges, lines)
     tokenizer.add_tokens([AddedToken(text, special=text in specials, normalized=False) for text in added])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     ids = {text: vocabulary[text] for text in added}
     tokenizer.save(str(out / "tokenizer.json"))
-    names = _OMNI_NAMES if family == "qwen2_5_omni" else {}
     config = {
         "tokenizer_class": "Qwen2Tokenizer",
         "model_max_length": 131072,
@@ -100,7 +54,7 @@ def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "unk_token": None,
-        "extra_special_tokens": names,
+        "extra_special_tokens": dict(recipe.token_names),
         "added_tokens_decoder": {
             str(i): {
                 "content": text,
@@ -114,25 +68,8 @@ def write_tokenizer(out: Path, family: Family, vocab_size: int, num_merges: int,
         },
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    (out / "chat_template.jinja").write_text(_chat_template(family))
+    (out / "chat_template.jinja").write_text(recipe.chat_template)
     return ids
-
-
-def _chat_template(family: Family) -> str:
-    omni = family == "qwen2_5_omni"
-    replaced = {
-        "VISION_OPEN": "<|vision_bos|>" if omni else "<|vision_start|>",
-        "VISION_CLOSE": "<|vision_eos|>" if omni else "<|vision_end|>",
-        "IMAGE": "<|IMAGE|>" if omni else "<|image_pad|>",
-        "VIDEO": "<|VIDEO|>" if omni else "<|video_pad|>",
-        "AUDIO_BRANCH": _AUDIO_BRANCH if omni else "",
-    }
-    template = _TEMPLATE
-    for name in ("VISION_OPEN", "VISION_CLOSE", "AUDIO_BRANCH", "IMAGE", "VIDEO"):
-        template = template.replace(name, f"\0{name}\0")
-    for name, text in replaced.items():
-        template = template.replace(f"\0{name}\0", text)
-    return template
 
 
 def _train(vocab_size: int, num_merges: int, corpus: Sequence[str]) -> tokenizers.Tokenizer:

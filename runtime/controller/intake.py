@@ -2,22 +2,9 @@
 
 from collections.abc import Sequence
 
+from ...schema.media import ItemShape, MediaSpan, SegmentShape
 from ...schema.rows import Phase
-from ..bus.messages import (
-    Failed,
-    Granted,
-    ItemShape,
-    MediaSpan,
-    Prepared,
-    Queued,
-    Released,
-    RequestSpec,
-    SegmentShape,
-    SequenceSpec,
-    ToActor,
-    Unknown,
-    encode,
-)
+from ..bus.messages import Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown, encode
 from ..errors import RequestError
 from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out

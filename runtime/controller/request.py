@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ...schema.media import ItemShape
 from ...schema.rows import Phase
-from ..bus.messages import Failed, ItemShape, PageRun, RequestSpec
+from ..bus.messages import Failed, PageRun, RequestSpec
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
 from .scheduling.types import SegmentStage

@@ -122,7 +122,8 @@ class ControllerState:
         self.free_rows = list(range(limits.num_rows - 1, -1, -1))
         self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
         idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
-        self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
+        encode = encode_budget(limits.encode_budget, limits.rows_per_token)
+        self.steering = Steering(prefill_budget(limits.prefill_budget), encode, idle_s)
 
     @property
     def tbt_target_s(self) -> float:

@@ -19,7 +19,7 @@ DEVICE_SOCKET = "device"  # where memory hands out what lies on the device
 SPARE_SOCKET = "device.spare"  # where the supervisor does, to a memory whose predecessor is dead
 
 MEDIA_PAGE_BYTES = 64 * 1024
-PATCH_PAGE_BYTES = 256 * 1176  # 256 patches of 3 x 2 x 14 x 14 pixels
+PATCH_PAGE_ROWS = 256
 EMBEDDING_PAGE_TOKENS = 32
 ROW_DEFINITION_BYTES = 64 * 1024
 ROW_STATE_BYTES = 128 * 1024
@@ -35,12 +35,13 @@ FLIGHT_BYTES = len(RECORDERS) * NUM_RECORDS * RECORD_BYTES
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of a KV page, of an embedding row, of a prompt token in prefill and of a row's logits;
-    tokens of context."""
+    """What a model says about memory: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
+    prefill and of a row's logits; tokens of context."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
     max_context: int
+    patch_row_bytes: int
     prefill_token_bytes: int = 0
     logits_bytes: int = 0
 
@@ -96,9 +97,10 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         embedding_tokens, kv_tokens = _fill_device(config, facts, room, num_rows)
     if kv_tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
+    patch_page_bytes = PATCH_PAGE_ROWS * facts.patch_row_bytes
     pools = {
         "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
-        "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // PATCH_PAGE_BYTES), PATCH_PAGE_BYTES),
+        "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // patch_page_bytes), patch_page_bytes),
         "embedding": PoolLayout(max(1, embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes),
         "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
     }

@@ -4,7 +4,6 @@ Called by the command line for ``mmrt up``, and by actors that nobody supervises
 directory, and the others wait until it has.
 """
 
-import json
 import re
 import time
 from pathlib import Path
@@ -51,15 +50,6 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
     if not path.exists() and _HUB_NAME.fullmatch(name):
         return f"{what}, and mmrt downloads nothing: hf download {name} --local-dir DIR, then mmrt up --model DIR"
     return f"{what}: expected a Hugging Face checkpoint directory"
-
-
-def model_family(path: Path) -> str:
-    """The family name of a checkpoint, "" if its config.json does not tell: whoever loads it will complain."""
-    try:
-        model_type = json.loads((path / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return str(model_type).removesuffix("_thinker")
 
 
 def free_port(config: RuntimeConfig) -> int:

@@ -44,10 +44,6 @@ BASE_MODULES = (
 TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
 IMPORT_STAGES = (BASE_STAGE, TORCH_STAGE, TOWER_STAGE)  # in order: each is there when those before it are
-TOWER_MODULES = {
-    "qwen2_5_vl": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
-    "qwen2_5_omni": "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
-}
 FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
 IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
 _LOOK_S = 0.25
@@ -75,10 +71,9 @@ def is_fork(pid: int, run: Path) -> bool:
     return b"mmrt.runtime.supervisor.zygote" in words and os.fsencode(run) in words
 
 
-def zygote_stages(family: str) -> dict[str, tuple[str, ...]]:
-    """What the zygote imports, in order: what all actors need, what most wait for, and the tower of this model family."""
-    tower = TOWER_MODULES.get(family)
-    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: (tower,) if tower else ()}
+def zygote_stages(tower_modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What the zygote imports, in order: what all actors need, what most wait for, and what the model's towers import."""
+    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: tower_modules}
 
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode

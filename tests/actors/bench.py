@@ -9,23 +9,12 @@ from mmrt.actors.decode.running_set import RunningSet
 from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
-from mmrt.models.config import ModelConfig
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk, Decoder
-from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.runtime.bus.messages import (
-    Done,
-    EmbeddingSpan,
-    ItemShape,
-    MediaSpan,
-    PageRun,
-    Prefill,
-    PrefillChunk,
-    Sampling,
-    SegmentShape,
-    SequenceSpec,
-    encode,
-)
+from mmrt.runtime.bus.messages import Done, EmbeddingSpan, PageRun, Prefill, PrefillChunk, Sampling, SequenceSpec, encode
+from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

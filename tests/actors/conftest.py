@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import Bench, Counting, Weights

@@ -7,9 +7,11 @@ import torch
 from mmrt.actors.encoder import EncoderWorker
 from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
-from mmrt.models.config import ModelConfig
-from mmrt.models.towers.towers import TowerInput, Towers
-from mmrt.runtime.bus.messages import Done, Encode, EncodePart, PageRun, SegmentShape
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
+from mmrt.runtime.bus.messages import Done, Encode, EncodePart, PageRun
+from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.config import ModelConfig
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk
-from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Done, Prefill, PrefillChunk
 from mmrt.shm.errors import StalePage
 from mmrt.shm.run_directory import RunDirectory

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
 from mmrt.cli.replay_worker import Replay, same_result
-from mmrt.models.config import KvDType, ModelConfig
+from mmrt.models.architecture import KvDType, ModelConfig
 from mmrt.runtime.bus.messages import (
     Analyse,
     Analysed,
@@ -23,7 +23,6 @@ from mmrt.runtime.bus.messages import (
     Encode,
     ItemError,
     MediaItem,
-    MediaOptions,
     PageRun,
     Plan,
     Prefill,
@@ -38,6 +37,7 @@ from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header
 from mmrt.runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, DevicePages, PlanCapture, capture_live, order_path, write_order
 from mmrt.runtime.process.run import RunInfo
+from mmrt.schema.media import MediaOptions
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -22,7 +22,7 @@ from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
 from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.plot import PlotError
-from mmrt.models.make.config import SHAPES
+from mmrt.models.families.qwen2_5.made_checkpoint import SHAPES
 from mmrt.runtime.config import RuntimeConfig
 
 

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import Family, Item, ModelConfig, Segment, family_of, load_model_config
-from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.config import load_model_config
+from mmrt.models.families.family import Family
+from mmrt.models.families.registry import family_of
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.models.towers.towers import TowerInput, Towers
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
+from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
@@ -61,18 +66,12 @@ def load() -> Callable[..., tuple[ModelConfig, dict[str, torch.Tensor]]]:
     return load_checkpoint
 
 
-@dataclass(frozen=True)
-class Span:
-    start: int
-    shape: Item
-
-
 @dataclass
 class Prompt:
     """An expanded prompt with its media as transformers wants them and as our towers want them."""
 
     ids: list[int]
-    spans: list[Span]
+    spans: list[MediaSpan]
     rows: list[list[np.ndarray]]  # of each segment of each medium
     reference_inputs: dict[str, Any]
 
@@ -104,7 +103,7 @@ class Loaded:
         kv = torch.randint(0, 60, shape, dtype=torch.uint8)
         return LanguageModel(self.config, self.weights, kv, PAGE_TOKENS)
 
-    def build_prompt(self, parts: list[int | Item], seed: int = 0) -> Prompt:
+    def build_prompt(self, parts: list[int | ItemShape], seed: int = 0) -> Prompt:
         """``parts``: numbers of text tokens, and media. Pixels and mel frames are random."""
         config, rng = self.config, np.random.default_rng(seed)
         rules = config.vision_rules
@@ -121,7 +120,7 @@ class Loaded:
                 continue
             kinds = dict.fromkeys((part.kind, *(segment.kind for segment in part.segments)))
             prompt.ids += [getattr(hf, FENCES[kind][0], 0) for kind in kinds]
-            prompt.spans.append(Span(len(prompt.ids), part))
+            prompt.spans.append(MediaSpan(len(prompt.ids), part))
             for segment in part.segments:
                 prompt.ids += [config.placeholder_id(segment.kind)] * segment.num_tokens
             prompt.ids += [getattr(hf, FENCES[kind][1], 0) for kind in reversed(kinds)]
@@ -161,7 +160,7 @@ class Loaded:
         prompt.reference_inputs = inputs
         return prompt
 
-    def _random_rows(self, segment: Segment, rng: np.random.Generator) -> np.ndarray:
+    def _random_rows(self, segment: SegmentShape, rng: np.random.Generator) -> np.ndarray:
         if segment.kind == "audio":
             return rng.normal(0, 0.5, (segment.num_rows, self.config.audio.num_mel_bins)).astype(np.float32)
         return rng.integers(0, 256, (segment.num_rows, segment.row_bytes), dtype=np.uint8)

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmrt.models.config import ModelConfig, SamplingDefaults, VisionRules, load_model_config
+from mmrt.models.architecture import ModelConfig, SamplingDefaults, VisionRules
+from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import LanguageConfig, ModelConfig
-from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 
 SIZES = {
     "vocab_size": 300,
@@ -51,7 +51,7 @@ def test_against_transformers(tmp_path: Path, name: str, bias: bool, norms: bool
         qk_norm=norms,
         tie_embeddings=tie,
     )
-    config = ModelConfig(family="text", language=language, dtype="float32", max_context=1000, eos_token_ids=())
+    config = ModelConfig(family="qwen2_5_vl", language=language, dtype="float32", max_context=1000, eos_token_ids=())
     buffer = bytearray(1 << 22)
     weights = attach_weights(memoryview(buffer), write_weights(tmp_path, config, lambda n: memoryview(buffer)[:n]))
     lm = LanguageModel(config, weights, torch.zeros(16, config.kv_page_bytes(8), dtype=torch.uint8), 8)

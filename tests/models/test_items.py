@@ -17,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
-from mmrt.models.config import Item, ModelConfig, family_of, load_model_config
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.config import load_model_config
 from mmrt.models.errors import UnsupportedMediaError
-from mmrt.models.families import qwen2_5
-from mmrt.models.families.qwen2_5 import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
+from mmrt.models.families.qwen2_5 import media
+from mmrt.models.families.qwen2_5.media import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
+from mmrt.models.families.registry import family_of
+from mmrt.schema.media import ItemShape
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def function_of_transformers(module: str, name: str) -> Callable[..., Any]:
     return namespace[name]
 
 
-def consistent(item: Item) -> None:
+def consistent(item: ItemShape) -> None:
     """Segments cover the item, in order, and nothing else."""
     assert sum(segment.num_rows for segment in item.segments) == math.prod(max(n, 1) for n in item.grid)
     assert sum(segment.num_tokens for segment in item.segments) == item.num_tokens
@@ -94,11 +97,11 @@ def test_audio(omni: ModelConfig, frames: int) -> None:
 @given(window=st.integers(1, 300), frames=st.integers(3, 9000))
 def test_audio_windows_of_any_size(omni: ModelConfig, window: int, frames: int) -> None:
     rules = msgspec.structs.replace(omni.audio_rules, window_frames=2 * window)
-    item = qwen2_5.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
+    item = media.audio_item(msgspec.structs.replace(omni, audio_rules=rules), frames)
     consistent(item)
 
 
-def sounded(config: ModelConfig, num_frames: int, num_mel_frames: int, height: int = 100, width: int = 60) -> Item:
+def sounded(config: ModelConfig, num_frames: int, num_mel_frames: int, height: int = 100, width: int = 60) -> ItemShape:
     family = family_of(config)
     video = family.video_item(config, num_frames, height, width, sampled_fps=2.0)
     return family.video_with_sound(config, video, family.audio_item(config, num_mel_frames))

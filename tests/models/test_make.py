@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrt.models.checkpoint.weight_specs import tensor_specs
 from mmrt.models.config import load_model_config
-from mmrt.models.lm.lm import Chunk, build_language_model
+from mmrt.models.families.family import CheckpointRecipe
+from mmrt.models.families.registry import family_of
+from mmrt.models.lm.language_model import Chunk, build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
@@ -126,16 +127,14 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, low:
 
     monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: None)
     monkeypatch.setattr(checkpoint, "write_tokenizer", _ids_alone)
-    make_checkpoint(shape, tmp_path / shape)  # type: ignore[arg-type]
+    make_checkpoint(shape, tmp_path / shape)
     config = load_model_config(tmp_path / shape)
-    num_parameters = sum(torch.Size(spec.shape).numel() for spec in tensor_specs(config))
+    num_parameters = sum(torch.Size(spec.shape).numel() for spec in family_of(config).tensor_specs(config))
     assert low < num_parameters < high
 
 
-def _ids_alone(out: Path, family: str, vocab_size: int, num_merges: int) -> dict[str, int]:
-    from mmrt.models.make.tokenizer import control_tokens
-
-    return {text: vocab_size - 30 + i for i, text in enumerate(control_tokens(family))}  # type: ignore[arg-type]
+def _ids_alone(out: Path, recipe: CheckpointRecipe) -> dict[str, int]:
+    return {text: recipe.vocab_size - 30 + i for i, text in enumerate([*recipe.special_tokens, *recipe.plain_tokens])}
 
 
 def test_null_model(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.towers.towers import TowerInput
+from mmrt.models.towers.interface import TowerInput
 
 Loaded = Any  # conftest.Loaded
 Prompt = Any  # conftest.Prompt

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, canonical_name, write_weights
+from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
+from mmrt.models.families import qwen2_5_omni
+from mmrt.models.families.registry import family_of
 
 Load = Callable[..., tuple[Any, dict[str, torch.Tensor]]]
 
@@ -44,7 +46,7 @@ def test_layout(checkpoints: Callable[[str], Path], load: Load) -> None:
     expected = torch.cat([stored[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up")])
     torch.testing.assert_close(weights["layers.2.gate_up"], expected, rtol=0, atol=0)
     for name, tensor in stored.items():
-        ours = canonical_name(name)
+        ours = family_of(config).canonical_name(name)
         if ours.startswith(("vision.", "audio.")):
             torch.testing.assert_close(weights[ours], tensor, rtol=0, atol=0)
 
@@ -189,4 +191,4 @@ def test_tensor_in_two_files(directory: Path) -> None:
     ],
 )
 def test_names(theirs: str, ours: str) -> None:
-    assert canonical_name(theirs) == ours
+    assert qwen2_5_omni.canonical_name(theirs) == ours

@@ -15,21 +15,24 @@ from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, HostEmbedding
 from mmrt.actors.host.shared_tensors import copy_pages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.cli.replay_worker import Replay
+from mmrt.models.architecture import DType, KvDType, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
-from mmrt.models.config import DType, KvDType, ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
+from mmrt.models.families.qwen2_5.triton_vision import VisionKernels
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
-from mmrt.models.lm.lm import LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.sampling.interface import Sampler
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
-from mmrt.models.towers.towers import TowerInput, Towers
-from mmrt.models.towers.triton_vision import VisionKernels
-from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
+from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling
 from mmrt.runtime.config import RuntimeConfig, to_data
+from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.checkpoint.weight_specs import tensor_specs
+from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.config import KvDType, LanguageConfig, ModelConfig, load_model_config
+from mmrt.models.config import load_model_config
+from mmrt.models.families.registry import family_of
 from mmrt.models.lm.kv_pages import KvPages
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.lm.layer_ops import CpuOperations
-from mmrt.models.lm.lm import Chunk, LanguageModel
 from mmrt.models.lm.triton_attention import TritonAttention
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.make.checkpoint import Family, make_checkpoint
@@ -30,9 +31,9 @@ TOLERANCE = 2e-4  # of logits with a deviation of 3, and of K and V with one of 
 TOLERANCES: dict[KvDType, tuple[float, float]] = {"auto": (0, TOLERANCE), "int8": (0, 0.05), "fp8": (0.07, 0.05)}  # relative, absolute
 LAUNCHES = """
 import json, torch
-from mmrt.models.config import LanguageConfig, ModelConfig
-from mmrt.models.checkpoint.weight_specs import tensor_specs
-from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.families.registry import family_of
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.tests.triton_kernels.launch_keys import record
 
@@ -41,8 +42,8 @@ language = LanguageConfig(
     vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=2, num_heads=28, num_kv_heads=4, head_dim=128,
     rms_norm_eps=1e-6, rope_theta=1e6, mrope_section=(16, 24, 24),
 )
-config = ModelConfig(family="text", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
-weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in tensor_specs(config)}
+config = ModelConfig(family="qwen2_5_vl", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
+weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in family_of(config).tensor_specs(config)}
 kv = torch.empty(4000, config.kv_page_bytes(16), dtype=torch.uint8, device="meta")
 lm = LanguageModel(config, weights, kv, 16, TritonOperations)
 for spans in ([(0, 1)], [(16, 32)], [(1, 300)], [(40, 41), (0, 16), (2, 99)]):
@@ -89,14 +90,14 @@ def make_qwen3() -> tuple[ModelConfig, Weights]:
         qkv_bias=False,
         qk_norm=True,
     )
-    config = ModelConfig(family="text", language=language, dtype="float32", max_context=1000, eos_token_ids=())
+    config = ModelConfig(family="qwen2_5_vl", language=language, dtype="float32", max_context=1000, eos_token_ids=())
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: tuple[int, ...]) -> torch.Tensor:
         values = torch.randn(shape, generator=generator)
         return 1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5
 
-    return config, {spec.name: draw(spec.shape) for spec in tensor_specs(config)}
+    return config, {spec.name: draw(spec.shape) for spec in family_of(config).tensor_specs(config)}
 
 
 class Twins:

@@ -17,18 +17,20 @@ import triton
 
 import mmrt.triton_kernels.embedding_pages  # noqa: F401  before ``record``, behind which kernels would be made for the interpreter
 from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, EmbeddingPages
-from mmrt.models.checkpoint.weight_specs import tensor_specs
-from mmrt.models.config import KvDType, ModelConfig, load_model_config
+from mmrt.models.architecture import KvDType, ModelConfig
+from mmrt.models.config import load_model_config
+from mmrt.models.families.qwen2_5.triton_vision import VisionKernels
+from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
-from mmrt.models.lm.lm import Chunk, LanguageModel
+from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.sampling.interface import Pairs, Sampler, SamplingRows
 from mmrt.models.sampling.penalties import History, Penalties
 from mmrt.models.sampling.triton_sampler import TritonSampler
-from mmrt.models.towers.towers import TowerInput, Towers
-from mmrt.models.towers.triton_vision import VisionKernels
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.bus.messages import EmbeddingSpan, PageRun
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -57,7 +59,9 @@ def late_variants(path: Path, actors: list[str], kv_dtype: KvDType, device: torc
     """Variants that were not there after the warm-up, by ``actor kernel``; kernels that were only launched before count 0."""
     found = record() if device.type == "cpu" else watch()
     config = msgspec.structs.replace(load_model_config(path, "bfloat16"), kv_dtype=kv_dtype)
-    weights = {spec.name: torch.zeros(spec.shape, dtype=torch.bfloat16, device=device) for spec in tensor_specs(config)}
+    weights = {
+        spec.name: torch.zeros(spec.shape, dtype=torch.bfloat16, device=device) for spec in family_of(config).tensor_specs(config)
+    }
     late: dict[str, int] = {}
     with RunDirectory.create(path / "run", {}) as run:
         for actor in actors:

@@ -17,7 +17,8 @@ from ....media.limits import MediaLimits
 from ....media.preprocess import resize
 from ....media.video import decode_frames
 from ....media.video_info import analyse
-from ....models.config import family_of, load_model_config
+from ....models.config import load_model_config
+from ....models.families.registry import family_of
 from .cases import Case, File
 
 Pixels = npt.NDArray[np.uint8]

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....models.architecture import Item
+from ....schema.media import ItemShape
 from ..data import COLOURS, SHAPES, Placed, Sound
 
 IGNORED = -100
@@ -50,7 +50,7 @@ _NOTHING_WEIGHTS = {
 class Prepared(NamedTuple):
     """One medium of a sample. rows: uint8 [groups, patches, row bytes], or float32 [frames, bins] of a sound."""
 
-    item: Item
+    item: ItemShape
     rows: npt.NDArray[Any]
     hints: Tensor  # [tokens, parts, questions]: ``seen`` or ``heard``
     places: Tensor | None = None  # [tokens, 4]: ``places``; None of a sound

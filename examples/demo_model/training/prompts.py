@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ....models.architecture import Item, ModelConfig
+from ....models.architecture import ModelConfig
 from ....models.families import qwen2_5_omni
 from ....models.text.tokenizer import Tokenizer
+from ....schema.media import ItemShape, MediaSpan
 from ..data import Question
 
 Ids = npt.NDArray[np.int64]
@@ -22,14 +23,6 @@ MARKS = {
     "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
 }
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A medium's tokens in an expanded prompt."""
-
-    start: int
-    shape: Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id, "audio": config.audio_token_id}
 
-    def shared(self, items: Sequence[Item], questions: Sequence[Question], system: str, most_tokens: int) -> TokenRow:
+    def shared(self, items: Sequence[ItemShape], questions: Sequence[Question], system: str, most_tokens: int) -> TokenRow:
         """Media first; behind them, each for itself, the first question and those others that fit into a row of ``most_tokens``."""
         prefix, spans = self._expand(system + USER + "".join(MARKS[item.kind] for item in items), items)
         positions, delta = qwen2_5_omni.positions(self._config, len(prefix), spans)
@@ -73,7 +66,7 @@ class PromptBuilder:
             length += len(ids)
         return TokenRow(np.concatenate(parts), np.concatenate(all_positions, 1), np.concatenate(blocks), learned, tasks)
 
-    def conversation(self, items: Sequence[Item], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:
+    def conversation(self, items: Sequence[ItemShape], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:
         """One conversation of as many turns as questions."""
         marks = "".join(MARKS[item.kind] for item in items)
         first = questions[0]
@@ -96,16 +89,16 @@ class PromptBuilder:
     def _answer(self, question: Question) -> Ids:
         return np.array(self._tokenizer.encode(question.answer + END), np.int64)
 
-    def _expand(self, prompt: str, items: Sequence[Item]) -> tuple[Ids, list[Span]]:
+    def _expand(self, prompt: str, items: Sequence[ItemShape]) -> tuple[Ids, list[MediaSpan]]:
         parts: list[Ids] = []
-        spans: list[Span] = []
+        spans: list[MediaSpan] = []
         length = 0
         waiting = list(items)
         for token in self._tokenizer.encode(prompt):
             count = 1
             if waiting and token == self._placeholders[waiting[0].kind]:
                 item = waiting.pop(0)
-                spans.append(Span(length, item))
+                spans.append(MediaSpan(length, item))
                 count = item.num_tokens
             parts.append(np.full(count, token, np.int64))
             length += count

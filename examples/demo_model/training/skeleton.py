@@ -5,13 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-from ....models.make.config import Dimensions, write_configs, write_json
-from ....models.make.tokenizer import Family, write_tokenizer
+from ....models.families.qwen2_5.made_checkpoint import Dimensions
+from ....models.families.qwen2_5_omni.made_checkpoint import recipe as make_recipe
+from ....models.make.checkpoint import write_configs, write_json
+from ....models.make.tokenizer import write_tokenizer
 from ..data import Medium, sample
 from ..data.phrases import TOLD
 from .recipe import Recipe
 
-FAMILY: Family = "qwen2_5_omni"
 CORPUS_SAMPLES = 400  # per medium: every sentence of the material turns up many times
 WORD_REPEATS = 200  # of each word that grounding takes as a token: often enough to become one
 
@@ -21,8 +22,9 @@ def write_skeleton(out: Path, recipe: Recipe) -> None:
     shape = recipe.model
     text = {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.context, **shape.text}
     dimensions = Dimensions("float32", shape.num_merges, True, text, shape.vision, shape.audio, full_attention_every=1)
-    ids = write_tokenizer(out, FAMILY, shape.vocab_size, shape.num_merges, _corpus(recipe.seed))
-    write_configs(out, FAMILY, dimensions, ids)
+    made = make_recipe(dimensions)
+    ids = write_tokenizer(out, made, _corpus(recipe.seed))
+    write_configs(out, made, ids)
     config = json.loads((out / "config.json").read_text())
     rope = {"rope_theta": shape.rope_theta, "mrope_section": list(shape.mrope_section)}
     config["text_config"]["rope_parameters"] |= rope

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from ...config import MAX_STEP_TOKENS
 
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, however few tokens it has
-ROWS_PER_TOKEN = 4  # patch rows that one embedding token is made of (2 x 2 merge)
 START_UNITS = 1  # times the least: where a budget starts
 
 _DECAY = 0.9
@@ -75,10 +74,10 @@ def prefill_budget(configured: int) -> Budget:
     return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured)
 
 
-def encode_budget(configured: int) -> Budget:
-    """alpha, in patch rows."""
-    low = MIN_TOKENS * ROWS_PER_TOKEN
-    return Budget(low, MAX_STEP_TOKENS * ROWS_PER_TOKEN, START_UNITS * low, configured)
+def encode_budget(configured: int, rows_per_token: int) -> Budget:
+    """alpha, in patch rows, of which ``rows_per_token`` make an embedding token."""
+    low = MIN_TOKENS * rows_per_token
+    return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured)
 
 
 def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:

@@ -6,7 +6,7 @@ The controller builds a ``View`` of its state, a policy answers with a ``StepPla
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ...bus.messages import MediaKind
+from ....schema.media import MediaKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Limits:
     tbt_factor: float = 0.0  # above 0: the objective is so many times the undisturbed step, once that was measured
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
+    rows_per_token: int = 4  # patch rows that one embedding token is made of
     exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)
     resend_s: float = 0.2
     patience_s: float = 0.5  # how long the oldest request waits for pages before younger ones lose theirs

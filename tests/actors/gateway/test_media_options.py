@@ -8,9 +8,9 @@ import pytest
 
 from mmrt.actors.gateway.validation import Limits, read_chat
 from mmrt.models.architecture import VisionRules
-from mmrt.runtime.bus.messages import MediaKind, MediaOptions
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
+from mmrt.schema.media import MediaKind, MediaOptions
 
 RULES = VisionRules(max_frames=256)
 FILE = base64.b64encode(b"not checked here").decode()

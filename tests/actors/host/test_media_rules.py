@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
 from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
-from mmrt.models.families import qwen2_5, qwen2_5_omni
-from mmrt.runtime.bus.messages import MediaOptions
+from mmrt.models.families import qwen2_5_omni
 from mmrt.runtime.config import MediaSection
+from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.test_items import function_of_transformers
 
 LANGUAGE = LanguageConfig(
@@ -67,7 +67,7 @@ def test_frames_equal_transformers(options: MediaOptions) -> None:
     given = {name: value for name in ("fps", "min_frames", "max_frames") if (value := getattr(options, name)) is not None}
     for total, fps in ((600, 30.0), (301, 24.0), (50, 12.5)):
         expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=fps), **given).numpy()
-        found = qwen2_5.sample_frames(for_medium(RUN, options), total, fps)
+        found = qwen2_5_omni.sample_frames(for_medium(RUN, options), total, fps)
         np.testing.assert_array_equal(found, expected[expected < total])
 
 
@@ -75,7 +75,7 @@ def test_sizes_equal_transformers() -> None:
     reference = function_of_transformers("image_processing_qwen2_vl", "smart_resize")
     model = for_medium(RUN, MediaOptions(min_pixels=2000, max_pixels=60_000))
     for height, width in ((480, 640), (1000, 30), (20, 20), (224, 224)):
-        _, h, w = qwen2_5.image_item(model, height, width).grid
+        _, h, w = qwen2_5_omni.image_item(model, height, width).grid
         assert (14 * h, 14 * w) == reference(height, width, 28, 2000, 60_000)
         _, h, w = qwen2_5_omni.video_item(model, 8, height, width, 2.0).grid
         assert (14 * h, 14 * w) == reference(height, width, 28, 2000, 60_000)

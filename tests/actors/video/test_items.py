@@ -18,7 +18,7 @@ from mmrt.media.errors import MediaError
 from mmrt.media.limits import UNLIMITED, MediaLimits, TimeBudget
 from mmrt.media.packets import Bitstream
 from mmrt.media.preprocess import video_rows
-from mmrt.models.config import ModelConfig
+from mmrt.models.architecture import ModelConfig
 from mmrt.tests.actors.bench import Weights
 from mmrt.tests.media.conftest import decode_all, encode_film, encode_video
 

@@ -3,15 +3,15 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 
 from mmrt.actors.gateway.serve import load_text_stack
 from mmrt.actors.gateway.validation import read_chat
 from mmrt.actors.host.actor import Actor
+from mmrt.models.families.registry import FAMILIES
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.models.make.tokenizer import Family
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
 from mmrt.runtime.config import RuntimeConfig
@@ -30,7 +30,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=get_args(Family))
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(str(request.param)) / "model"
     make_checkpoint("tiny", path, family=request.param)

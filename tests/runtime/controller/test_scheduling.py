@@ -363,7 +363,7 @@ def test_the_model_fits_a_line() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=20), st.floats(0, 5))
 def test_budgets_stay_in_bounds(samples: list[tuple[int, float]], allowance: float) -> None:
-    for budget in (prefill_budget(0), encode_budget(0)):
+    for budget in (prefill_budget(0), encode_budget(0, 4)):
         for units, elapsed_s in samples:
             budget = retarget(update(budget, units, elapsed_s, allowance), allowance)
             assert budget.low <= budget.units <= budget.high

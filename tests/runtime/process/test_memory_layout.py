@@ -11,7 +11,7 @@ from mmrt.runtime.supervisor.run_report import ComputeReport
 from mmrt.runtime.supervisor.status_report import compute_of
 from mmrt.shm.run_directory import RunDirectory
 
-FACTS = ModelFacts(kv_page_bytes=16 * 512, embedding_row_bytes=128, max_context=1000)
+FACTS = ModelFacts(kv_page_bytes=16 * 512, embedding_row_bytes=128, max_context=1000, patch_row_bytes=1176)
 
 
 def test_on_cuda_the_pools_of_the_model_leave_shared_memory() -> None:
@@ -27,7 +27,12 @@ def test_on_cuda_the_pools_of_the_model_leave_shared_memory() -> None:
 
 GIB = 1 << 30
 QWEN_7B = ModelFacts(
-    kv_page_bytes=16 * 57344, embedding_row_bytes=7168, max_context=32768, prefill_token_bytes=153_600, logits_bytes=912_384
+    kv_page_bytes=16 * 57344,
+    embedding_row_bytes=7168,
+    max_context=32768,
+    patch_row_bytes=1176,
+    prefill_token_bytes=153_600,
+    logits_bytes=912_384,
 )
 H200 = DeviceRoom(total_bytes=139 * GIB, free_bytes=123 * GIB)
 

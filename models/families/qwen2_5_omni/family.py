@@ -3,20 +3,26 @@
 Tokens and positions as in transformers' ``qwen2_5_omni``, with ``use_audio_in_video`` where a video comes with its sound track.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, ModelConfig, Segment, SpanLike
-from ..checkpoint.json_fields import CheckpointFiles
-from ..errors import UnsupportedMediaError
-from . import qwen2_5
-from . import qwen2_5_fields as fields
-from .qwen2_5 import audio_item, image_item, sample_frames
+from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+from ...architecture import ModelConfig
+from ...checkpoint.json_fields import CheckpointFiles
+from ...errors import UnsupportedMediaError
+from ..family import CheckpointRecipe
+from ..qwen2_5 import fields, media
 
-__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item", "video_with_sound"]
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
+
+TOWER_MODULES = ("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",)
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -47,14 +53,14 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     """Seconds per temporal patch follow the rate asked for, not ``sampled_fps``: so does transformers' processor."""
-    rules = qwen2_5.vision_rules(config, "video")
-    grid = qwen2_5.video_grid(rules, num_frames, height, width)
-    return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
+    rules = media.vision_rules(config, "video")
+    grid = media.video_grid(rules, num_frames, height, width)
+    return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; what is longer goes on alone.
 
     A temporal patch belongs to the chunk of the time at which it begins. That is where transformers' processor cuts as long as a
@@ -62,36 +68,49 @@ def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
 
     Raises: UnsupportedMediaError if the audio tower's windows do not fit into chunks.
     """
-    vision, audio = qwen2_5.vision_rules(config, "video"), config.audio_rules
+    vision, audio = media.vision_rules(config, "video"), config.audio_rules
     assert audio is not None
     chunk_tokens = int(config.positions_per_second * config.seconds_per_chunk)
-    chunk_frames = chunk_tokens * qwen2_5.MEL_FRAMES_PER_TOKEN
-    if chunk_frames < 1 or chunk_frames % qwen2_5.audio_unit(audio):
+    chunk_frames = chunk_tokens * media.MEL_FRAMES_PER_TOKEN
+    if chunk_frames < 1 or chunk_frames % media.audio_unit(audio):
         problem = f"chunks of {chunk_frames} mel frames are not made of whole windows of {audio.window_frames}"
         raise UnsupportedMediaError(f"this model takes no sound with its videos: {problem}")
-    sounds = qwen2_5.audio_segments(audio, sound.grid[0], chunk_frames)
+    sounds = media.audio_segments(audio, sound.grid[0], chunk_frames)
     t, h, w = video.grid
     starts = np.arange(t) * video.second_per_grid_s * config.positions_per_second
-    segments: list[Segment] = []
+    segments: list[SegmentShape] = []
     for chunk, num_patches in enumerate(np.bincount((starts // chunk_tokens).astype(np.int64), minlength=len(sounds)).tolist()):
-        segments += qwen2_5.video_segments(vision, (num_patches, h, w))
+        segments += media.video_segments(vision, (num_patches, h, w))
         segments += sounds[chunk : chunk + 1]
-    return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=tuple(segments))
+    return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=segments)
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """Text after a medium continues one beyond the largest position of the medium's last segment on any axis."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
-    def temporal(item: ItemLike) -> NDArray[np.int64]:
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
         seconds = np.float32(item.second_per_grid_s if item.kind == "video" else 1.0)
         steps = np.arange(item.grid[0], dtype=np.float32) * seconds
         return (steps * np.float32(config.positions_per_second)).astype(np.int64)
 
-    def advance(item: ItemLike, offsets: NDArray[np.int64]) -> int:
+    def advance(item: ItemShape, offsets: NDArray[np.int64]) -> int:
         if item.segments[-1].kind == "audio":
             return sum(part.num_tokens for part in item.segments if part.kind == "audio")
         return max(int(offsets[-1]), item.grid[1] // merge - 1, item.grid[2] // merge - 1) + 1
 
-    return qwen2_5.fill_positions(num_tokens, spans, merge, temporal, advance)
+    return media.fill_positions(num_tokens, spans, merge, temporal, advance)
+
+
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+    from .towers import build_towers  # torch
+
+    return build_towers(config, weights, device)
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    from ..qwen2_5.made_checkpoint import SHAPES
+    from .made_checkpoint import recipe
+
+    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}

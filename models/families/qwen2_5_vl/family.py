@@ -1,18 +1,24 @@
 """Qwen2.5-VL: text, images and video. Its decoder and positions as in transformers' ``qwen2_5_vl``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import Item, ItemLike, ModelConfig, SpanLike
-from ..checkpoint.json_fields import CheckpointFiles
-from ..errors import UnsupportedMediaError
-from . import qwen2_5
-from . import qwen2_5_fields as fields
-from .qwen2_5 import audio_item, image_item, sample_frames
+from ....schema.media import ItemShape, MediaKind, MediaSpan
+from ...architecture import ModelConfig
+from ...checkpoint.json_fields import CheckpointFiles
+from ...errors import UnsupportedMediaError
+from ..family import CheckpointRecipe
+from ..qwen2_5 import fields, media
 
-__all__ = ["audio_item", "image_item", "parse_config", "positions", "sample_frames", "video_item", "video_with_sound"]
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
+
+TOWER_MODULES = ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",)
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -36,29 +42,42 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> Item:
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
     """Seconds per temporal patch follow the rate at which frames were really sampled."""
-    rules = qwen2_5.vision_rules(config, "video")
-    grid = qwen2_5.video_grid(rules, num_frames, height, width)
-    return qwen2_5.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)
+    rules = media.vision_rules(config, "video")
+    grid = media.video_grid(rules, num_frames, height, width)
+    return media.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)
 
 
-def video_with_sound(config: ModelConfig, video: Item, sound: Item) -> Item:
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     raise UnsupportedMediaError("this model takes no sound with its videos")
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[SpanLike]) -> tuple[NDArray[np.int64], int]:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """Text after a medium continues at its larger side; long videos' temporal positions may reach beyond that."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
-    def temporal(item: ItemLike) -> NDArray[np.int64]:
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
         interval = np.float32(1.0)
         if item.kind == "video":
             interval = np.float32(config.positions_per_second) * np.float32(item.second_per_grid_s)
         return (np.arange(item.grid[0], dtype=np.float32) * interval).astype(np.int64)
 
-    def advance(item: ItemLike, _: NDArray[np.int64]) -> int:
+    def advance(item: ItemShape, _: NDArray[np.int64]) -> int:
         return max(item.grid[1:]) // merge
 
-    return qwen2_5.fill_positions(num_tokens, spans, merge, temporal, advance)
+    return media.fill_positions(num_tokens, spans, merge, temporal, advance)
+
+
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+    from .towers import build_towers  # torch
+
+    return build_towers(config, weights, device)
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    from ..qwen2_5.made_checkpoint import SHAPES
+    from .made_checkpoint import recipe
+
+    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}

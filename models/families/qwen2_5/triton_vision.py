@@ -1,5 +1,5 @@
 """The vision tower of Qwen2.5 on a CUDA device: norms, rotation, attention and SwiGLU by Triton's kernels. Loaded for
-towers there alone: see ``towers``.
+towers there alone: see ``vision_tower``.
 
 ``VisionKernels`` does what transformers' module does, over the same weights and with the same arguments. Products of matrices are
 torch's, and so is the merger's GELU.
@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
-from ...triton_kernels.silu_mul import silu_mul_pair
-from ...triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
-from ..architecture import VisionConfig
-from ..errors import CheckpointError
+from ....triton_kernels.rms_norm import add_rms_norm, rms_norm
+from ....triton_kernels.silu_mul import silu_mul_pair
+from ....triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
+from ...architecture import VisionConfig
+from ...errors import CheckpointError
 
 _EPSILON = 1e-6
 _ROPE_THETA = 10_000.0

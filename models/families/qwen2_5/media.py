@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architecture import AudioRules, Item, ItemLike, MediaKind, ModelConfig, Segment, SpanLike, VisionRules
-from ..errors import UnsupportedMediaError
+from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+from ...architecture import AudioRules, ModelConfig, VisionRules
+from ...errors import UnsupportedMediaError
 
 MAX_SEGMENT_PATCHES = 512  # patch rows per video segment, unless one temporal patch has more: 128 tokens, half the least prefill plan
 MAX_SEGMENT_MEL_FRAMES = 3000
@@ -47,13 +48,13 @@ def vision_rules(config: ModelConfig, kind: MediaKind) -> VisionRules:
     return config.vision_rules
 
 
-def image_item(config: ModelConfig, height: int, width: int) -> Item:
+def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     rules = vision_rules(config, "image")
     factor = rules.patch_size * rules.merge_size
     h, w = smart_resize(height, width, factor, rules.min_pixels, rules.max_pixels)
     grid = (1, h // rules.patch_size, w // rules.patch_size)
     segment = _vision_segment(rules, "image", grid)
-    return Item(kind="image", grid=grid, num_tokens=segment.num_tokens, segments=(segment,))
+    return ItemShape(kind="image", grid=grid, num_tokens=segment.num_tokens, segments=[segment])
 
 
 def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray[np.int64]:
@@ -89,24 +90,24 @@ def video_grid(rules: VisionRules, num_frames: int, height: int, width: int) -> 
     return -(-num_frames // rules.temporal_patch_size), h // rules.patch_size, w // rules.patch_size
 
 
-def video_item_of(rules: VisionRules, grid: tuple[int, int, int], second_per_grid_s: float) -> Item:
+def video_item_of(rules: VisionRules, grid: tuple[int, int, int], second_per_grid_s: float) -> ItemShape:
     """A video of this grid."""
     segments = video_segments(rules, grid)
     num_tokens = sum(segment.num_tokens for segment in segments)
-    return Item(kind="video", grid=grid, num_tokens=num_tokens, segments=segments, second_per_grid_s=second_per_grid_s)
+    return ItemShape(kind="video", grid=grid, num_tokens=num_tokens, segments=segments, second_per_grid_s=second_per_grid_s)
 
 
-def video_segments(rules: VisionRules, grid: tuple[int, int, int]) -> tuple[Segment, ...]:
+def video_segments(rules: VisionRules, grid: tuple[int, int, int]) -> list[SegmentShape]:
     """Frames in segments of whole temporal patches: attention never crosses a temporal patch (FC5)."""
     t, h, w = grid
     per_segment = max(1, MAX_SEGMENT_PATCHES // (h * w))
-    return tuple(_vision_segment(rules, "video", (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment))
+    return [_vision_segment(rules, "video", (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment)]
 
 
-def _vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, int]) -> Segment:
+def _vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, int]) -> SegmentShape:
     num_rows = math.prod(grid)
     num_tokens = num_rows // rules.merge_size**2
-    return Segment(kind=kind, grid=grid, num_rows=num_rows, row_bytes=rules.row_bytes, num_tokens=num_tokens)
+    return SegmentShape(kind=kind, grid=grid, num_rows=num_rows, row_bytes=rules.row_bytes, num_tokens=num_tokens)
 
 
 def audio_tokens(num_frames: int) -> int:
@@ -114,7 +115,7 @@ def audio_tokens(num_frames: int) -> int:
     return (((num_frames - 1) // 2 + 1) - 2) // 2 + 1
 
 
-def audio_item(config: ModelConfig, num_frames: int) -> Item:
+def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
     rules = config.audio_rules
     if rules is None:
         raise UnsupportedMediaError("this model takes no audio")
@@ -122,7 +123,7 @@ def audio_item(config: ModelConfig, num_frames: int) -> Item:
         raise UnsupportedMediaError(f"audio of {max(num_frames, 0)} mel frames is too short, at least 3 are needed")
     unit = audio_unit(rules)
     segments = audio_segments(rules, num_frames, max(1, MAX_SEGMENT_MEL_FRAMES // unit) * unit)
-    return Item(kind="audio", grid=(num_frames, 0, 0), num_tokens=audio_tokens(num_frames), segments=segments)
+    return ItemShape(kind="audio", grid=(num_frames, 0, 0), num_tokens=audio_tokens(num_frames), segments=segments)
 
 
 def audio_unit(rules: AudioRules) -> int:
@@ -130,7 +131,7 @@ def audio_unit(rules: AudioRules) -> int:
     return math.lcm(rules.window_frames, MEL_FRAMES_PER_TOKEN)
 
 
-def audio_segments(rules: AudioRules, num_frames: int, per_segment: int) -> tuple[Segment, ...]:
+def audio_segments(rules: AudioRules, num_frames: int, per_segment: int) -> list[SegmentShape]:
     """Sound in segments of ``per_segment`` mel frames, a multiple of ``audio_unit``.
 
     A tail of one or two frames yields no token and stays with the segment before it.
@@ -138,9 +139,7 @@ def audio_segments(rules: AudioRules, num_frames: int, per_segment: int) -> tupl
     lengths = [min(per_segment, num_frames - at) for at in range(0, num_frames, per_segment)]
     if len(lengths) > 1 and audio_tokens(lengths[-1]) < 1:
         lengths[-2:] = [lengths[-2] + lengths[-1]]
-    return tuple(
-        Segment(kind="audio", grid=(n, 0, 0), num_rows=n, row_bytes=rules.row_bytes, num_tokens=audio_tokens(n)) for n in lengths
-    )
+    return [SegmentShape("audio", (n, 0, 0), num_rows=n, row_bytes=rules.row_bytes, num_tokens=audio_tokens(n)) for n in lengths]
 
 
 # ----------------------------------------------------------------------------------------------------------- positions
@@ -148,10 +147,10 @@ def audio_segments(rules: AudioRules, num_frames: int, per_segment: int) -> tupl
 
 def fill_positions(
     num_tokens: int,
-    spans: Sequence[SpanLike],
+    spans: Sequence[MediaSpan],
     merge_size: int,
-    temporal: Callable[[ItemLike], NDArray[np.int64]],
-    advance: Callable[[ItemLike, NDArray[np.int64]], int],
+    temporal: Callable[[ItemShape], NDArray[np.int64]],
+    advance: Callable[[ItemShape, NDArray[np.int64]], int],
 ) -> tuple[NDArray[np.int64], int]:
     """Walk over a prompt. ``temporal(item)`` gives one temporal offset per temporal patch, ``advance(item, temporal)`` how far
     the position moves over a medium. Text and audio move by one per token on all axes.

@@ -1,8 +1,8 @@
 """What the two Qwen2.5 families share of reading a checkpoint: the fields of decoder, towers and processors."""
 
-from ..architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
-from ..checkpoint.json_fields import CheckpointFiles, JsonObject
-from ..errors import CheckpointError
+from ...architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...errors import CheckpointError
 
 
 def parse_language(text: JsonObject, default_theta: float, tie: bool) -> LanguageConfig:

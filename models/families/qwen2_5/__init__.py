@@ -1,0 +1,1 @@
+"""What the two Qwen2.5 families share; no family itself."""

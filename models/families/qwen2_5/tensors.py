@@ -1,0 +1,85 @@
+"""What the two Qwen2.5 families share of tensors: their towers' and their names in checkpoints.
+
+Tower tensors keep transformers' names behind ``vision.`` and ``audio.``.
+"""
+
+from collections.abc import Iterator
+
+from ...architecture import AudioConfig, ModelConfig, VisionConfig
+from ...checkpoint.weight_specs import TensorSpec, language_specs, linear, same
+
+
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    """Decoder, vision tower, audio tower."""
+    specs = list(language_specs(config.language))
+    if config.vision is not None:
+        specs += vision_specs(config.vision)
+    if config.audio is not None:
+        specs += audio_specs(config.audio)
+    return specs
+
+
+def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
+    """The vision tower's tensors."""
+    hidden, inner = vision.hidden_size, vision.intermediate_size
+    patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
+    yield same("vision.patch_embed.proj.weight", hidden, *patch)
+    for i in range(vision.depth):
+        block = f"vision.blocks.{i}."
+        yield same(f"{block}norm1.weight", hidden)
+        yield same(f"{block}norm2.weight", hidden)
+        if vision.split_qkv:
+            for part in "qkv":
+                yield from linear(f"{block}attn.{part}", hidden, hidden)
+        else:
+            yield from linear(f"{block}attn.qkv", 3 * hidden, hidden)
+        yield from linear(f"{block}attn.proj", hidden, hidden)
+        yield from linear(f"{block}mlp.gate_proj", inner, hidden)
+        yield from linear(f"{block}mlp.up_proj", inner, hidden)
+        yield from linear(f"{block}mlp.down_proj", hidden, inner)
+    merged = hidden * vision.merge_size**2
+    yield same("vision.merger.ln_q.weight", hidden)
+    yield from linear("vision.merger.mlp.0", merged, merged)
+    yield from linear("vision.merger.mlp.2", vision.out_hidden_size, merged)
+
+
+def audio_specs(audio: AudioConfig) -> Iterator[TensorSpec]:
+    """The audio tower's tensors."""
+    hidden = audio.hidden_size
+    yield same("audio.conv1.weight", hidden, audio.num_mel_bins, 3)
+    yield same("audio.conv1.bias", hidden)
+    yield same("audio.conv2.weight", hidden, hidden, 3)
+    yield same("audio.conv2.bias", hidden)
+    yield same("audio.audio_bos_eos_token.weight", 2, audio.out_hidden_size)
+    for i in range(audio.num_layers):
+        layer = f"audio.layers.{i}."
+        for projection in ("q", "k", "v", "out"):
+            yield from linear(f"{layer}self_attn.{projection}_proj", hidden, hidden, bias=projection != "k")
+        yield from linear(f"{layer}fc1", audio.ffn_size, hidden)
+        yield from linear(f"{layer}fc2", hidden, audio.ffn_size)
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            yield same(f"{layer}{norm}.weight", hidden)
+            yield same(f"{layer}{norm}.bias", hidden)
+    yield same("audio.ln_post.weight", hidden)
+    yield same("audio.ln_post.bias", hidden)
+    yield from linear("audio.proj", audio.out_hidden_size, hidden)
+
+
+def canonical_name(name: str) -> str:
+    """See ``Family``: transformers has written ``model.``, ``visual.`` and others in front of a part's name."""
+    name = name.removeprefix("thinker.")
+    if name.startswith(("talker.", "token2wav.", "lm_head.")):
+        return name
+    name = name.removeprefix("model.")
+    for theirs, ours in (("visual.", "vision."), ("audio_tower.", "audio."), ("language_model.model.", "language.")):
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return "language." + name.removeprefix("language_model.")
+
+
+def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
+    for ours, theirs in (("language.", "model."), ("vision.", "visual."), ("audio.", "audio_tower.")):
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name

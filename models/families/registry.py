@@ -1,0 +1,37 @@
+"""The model families that there are: one line each. Reading a configuration imports the family that it names, and no other."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+from ..architecture import ModelConfig
+from .family import Family
+
+
+class Entry(NamedTuple):
+    """``load`` imports the family's module or package. ``model_types``: what config.json calls it."""
+
+    load: Callable[[], Any]
+    model_types: tuple[str, ...]
+
+
+FAMILIES: dict[str, Entry] = {
+    "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
+    "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
+    "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
+}
+
+
+def family_named(name: str) -> Family:
+    """The family of this name. Raises: KeyError."""
+    return cast(Family, FAMILIES[name].load())
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The model's family."""
+    return family_named(config.family)
+
+
+def family_name(model_type: str) -> str | None:
+    """The name of the family of config.json's ``model_type``, None if there is none."""
+    return next((name for name, entry in FAMILIES.items() if model_type in entry.model_types), None)

@@ -1,0 +1,130 @@
+"""The interface of families, and what a new one costs: a module of its own and a line of the registry."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrt.actors.host.media_rules import for_run
+from mmrt.cli.main import run
+from mmrt.models.config import load_model_config, tower_modules
+from mmrt.models.families import registry
+from mmrt.models.families.family import Family
+from mmrt.models.families.registry import FAMILIES, family_named, family_of
+from mmrt.models.lm.language_model import Chunk, build_language_model
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
+from mmrt.runtime.bus.messages import MediaItem, RequestSpec, Sampling
+from mmrt.runtime.config import MediaSection, RuntimeConfig
+from mmrt.runtime.controller.intake import check_placeholders, expand
+from mmrt.runtime.controller.scheduling.budgets import encode_budget
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.process.memory_layout import ModelFacts, plan_layout
+from mmrt.runtime.supervisor.launcher import TOWER_STAGE, zygote_stages
+from mmrt.schema.media import MediaSpan
+
+MEMBERS = {name for name in vars(Family) if not name.startswith("_")} | set(Family.__annotations__)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_members_of_the_interface(name: str) -> None:
+    family = family_named(name)
+    for member in MEMBERS - {"TOWER_MODULES"}:
+        ours = inspect.signature(getattr(family, member)).parameters
+        assert list(ours) == list(inspect.signature(getattr(Family, member)).parameters)[1:], member
+    assert all(isinstance(module, str) for module in family.TOWER_MODULES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_s_family_is_imported_and_no_other(name: str, tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "model", name)
+    assert load_model_config(tmp_path / "model").family == name
+    code = "import sys; from mmrt.models.config import load_model_config; load_model_config(sys.argv[1]); print(*sys.modules)"
+    command = [sys.executable, "-c", code, str(tmp_path / "model")]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert {other for other in FAMILIES if f"mmrt.models.families.{other}" in loaded} == {name}
+    assert not loaded & {"torch", "transformers", "tokenizers"}
+
+
+def test_what_towers_import_is_told_without_loading_them(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in ("qwen2_5_vl", "qwen2_5_omni"):
+        (module,) = tower_modules(checkpoints(name))
+        assert importlib.util.find_spec(module) and zygote_stages((module,))[TOWER_STAGE] == (module,)
+    assert tower_modules(tmp_path) == (), "loading it will complain"
+    for config in ("[1]", "{", '{"model_type": 3}', '{"model_type": "llama"}'):
+        (tmp_path / "config.json").write_text(config)
+        assert tower_modules(tmp_path) == ()
+
+
+def test_making_what_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no family 'llama'; there are qwen2_5_omni, qwen2_5_vl, null$"):
+        make_checkpoint("tiny", tmp_path / "model", "llama")
+    with pytest.raises(ValueError, match="no shape 'huge' of null; there are tiny, small, 3b, 7b$"):
+        make_checkpoint("huge", tmp_path / "model", "null")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint of the toy family, made by the command line. The family is a module of its own, and one line here."""
+    module = tmp_path / "modules" / "a_toy_family.py"
+    module.parent.mkdir()
+    module.write_text((Path(__file__).parent / "toy_family.py").read_text())
+    monkeypatch.syspath_prepend(str(module.parent))
+    monkeypatch.setitem(registry.FAMILIES, "toy", registry.Entry(lambda: importlib.import_module("a_toy_family"), ("toy",)))
+    monkeypatch.delitem(sys.modules, "a_toy_family", raising=False)
+    assert run(["model", "make", "toy", str(tmp_path / "toy"), "--family", "toy"]) == 0
+    return tmp_path / "toy"
+
+
+def test_a_new_family_s_prompts(toy: Path) -> None:
+    """Its media rules, its expansion and its positions, through what the gateway, video and the controller call."""
+    config = load_model_config(toy)
+    family = family_of(config)
+    assert config.media_kinds == ("image",) and for_run(config, MediaSection()).media_kinds == ("image",)
+    tile = config.placeholder_id("image")
+    ids = [*Tokenizer.load(toy).encode("<|im_start|>see"), tile, 5, 6]
+    item = family.image_item(config, 100, 50)
+    assert item.num_tokens == 6 and item.segments[0].num_rows == 54
+    limits = Limits(
+        num_rows=1, max_context=512, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
+        patch_page_bytes=256 * 768, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8, placeholder_ids={"image": tile},
+    )  # fmt: skip
+    spec = RequestSpec("r", ids, [MediaItem("image", 9)], Sampling(), 4)
+    check_placeholders(spec, limits)
+    prompt, (start,) = expand(spec, [item], limits)
+    assert prompt == [*ids[:-3], *[tile] * 6, 5, 6]
+    places, delta = family.positions(config, len(prompt), [MediaSpan(start, item)])
+    assert places[0].tolist() == [*range(start), *[start] * 6, start + 1, start + 2] and delta == -5
+
+
+def test_a_new_family_s_tensors_and_towers(toy: Path, load: Callable[..., Any]) -> None:
+    config, weights = load(toy)
+    rows = np.random.default_rng(0).integers(0, 256, (18, 768), dtype=np.uint8)
+    towers = Towers(config, weights)
+    (output,) = towers.encode([TowerInput("image", rows, (1, 3, 6))])
+    expected = torch.from_numpy(rows.reshape(2, 9, 768).mean(1)).float() @ weights["vision.project"].T
+    torch.testing.assert_close(output, expected)
+    with pytest.raises(ValueError, match="no tower for audio"):
+        towers.encode([TowerInput("audio", rows, (18, 0, 0))])
+    lm = build_language_model(config, weights, torch.zeros(4, config.kv_page_bytes(16), dtype=torch.uint8), 16)
+    lm.prefill([Chunk(output, torch.arange(2).expand(3, -1), 0, torch.arange(4))])
+    logits = lm.decode(torch.tensor([5]), torch.full((3, 1), 2), torch.tensor([3]), torch.arange(4)[None])
+    assert logits.shape == (1, 320) and logits.isfinite().all()
+
+
+def test_the_runtime_takes_sizes_from_a_new_family(toy: Path) -> None:
+    config = load_model_config(toy)
+    facts = ModelFacts(config.kv_page_bytes(16), config.embedding_row_bytes(), config.max_context, config.patch_row_bytes())
+    assert plan_layout(RuntimeConfig(), facts, config.dtype).pools["patch"].page_bytes == 256 * 768
+    assert encode_budget(0, config.rows_per_token()).low == 256 * 9
+    assert zygote_stages(tower_modules(toy))[TOWER_STAGE] == ("toy_towers_of_others",)

@@ -1,0 +1,116 @@
+"""A model family in one module: pictures in tiles of 16 x 16, nine of which make a token. ``test_families`` registers it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmrt.models.architecture import LanguageConfig, ModelConfig, VisionRules
+from mmrt.models.checkpoint.json_fields import CheckpointFiles
+from mmrt.models.checkpoint.weight_specs import TensorSpec, language_specs, same
+from mmrt.models.errors import UnsupportedMediaError
+from mmrt.models.families.family import CheckpointRecipe
+from mmrt.models.towers.interface import Tower, TowerInput
+from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+
+TOWER_MODULES = ("toy_towers_of_others",)
+TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tile>")
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+
+
+def parse_config(files: CheckpointFiles) -> ModelConfig:
+    config = files.required("config.json")
+    width = config.integer("width")
+    language = LanguageConfig(
+        vocab_size=config.integer("words"),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_layers=config.integer("layers"),
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=width // 2,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        qkv_bias=False,
+        tie_embeddings=True,
+    )
+    return ModelConfig(
+        family="toy",
+        language=language,
+        dtype="float32",
+        max_context=512,
+        eos_token_ids=config.integers("end"),
+        vision_rules=VisionRules(patch_size=16, temporal_patch_size=1, merge_size=3, max_frames=0),
+        image_token_id=config.integer("tile"),
+    )
+
+
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    assert config.vision_rules is not None
+    return [*language_specs(config.language), same("vision.project", config.language.hidden_size, config.vision_rules.row_bytes)]
+
+
+def canonical_name(name: str) -> str:
+    return name.removeprefix("toy/")
+
+
+def checkpoint_name(name: str) -> str:
+    return f"toy/{name}"
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        config = {"model_type": "toy", "width": 32, "layers": 2, "words": 320, "end": [ids["<|im_end|>"]], "tile": ids["<tile>"]}
+        return {"config.json": config}
+
+    return {"toy": CheckpointRecipe(320, 20, TOKENS, (), {}, TEMPLATE, files)}
+
+
+class _Tower:
+    """The mean of nine tiles, projected."""
+
+    def __init__(self, project: Tensor) -> None:
+        self._project = project
+
+    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+        tiles = [torch.from_numpy(part.rows).float() for part in parts]
+        return [tile.view(-1, 9, tile.shape[1]).mean(1) @ self._project.T for tile in tiles]
+
+
+def build_towers(config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> dict[MediaKind, Tower]:
+    return {"image": _Tower(weights["vision.project"])}
+
+
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[np.ndarray, int]:
+    """A picture stands at one place."""
+    ahead = np.zeros(num_tokens, np.int64)
+    for span in spans:
+        ahead[span.start + 1 : span.start + span.shape.num_tokens] = 1
+    places = np.arange(num_tokens) - np.cumsum(ahead)
+    return np.broadcast_to(places, (3, num_tokens)), int(places[-1]) + 1 - num_tokens
+
+
+def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
+    assert config.vision_rules is not None
+    grid = (1, 3 * -(-height // 48), 3 * -(-width // 48))
+    num_rows = grid[1] * grid[2]
+    segment = SegmentShape("image", grid, num_rows, config.vision_rules.row_bytes, num_rows // 9)
+    return ItemShape("image", grid, segment.num_tokens, [segment])
+
+
+def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> np.ndarray:
+    raise UnsupportedMediaError("this model takes no video")
+
+
+def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+    raise UnsupportedMediaError("this model takes no video")
+
+
+def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
+    raise UnsupportedMediaError("this model takes no audio")
+
+
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
+    raise UnsupportedMediaError("this model takes no sound with its videos")
