@@ -20,14 +20,11 @@ from .run_directory import RunDirectory
 from .segment import Layout, Segment
 from .versioned import VersionedBlob
 
-NUM_EXTRA = 8
-
 _ACTORS_KIND = "actors"
 _STATS_KIND = "stats"
 _NAME_BYTES = 32
-_ROW_WORDS = 24
+_ROW_WORDS = 16
 _STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _STREAK, _CRASHES, _COST = range(14)
-_EXTRA = 16
 _READ_ATTEMPTS = 100
 _MAX_SNAPSHOT_BYTES = 32768
 
@@ -57,7 +54,6 @@ class ActorReading:
     steps: int
     busy_ns: int
     queue_depth: int
-    extra: tuple[int, ...]
     raised: bool = False  # the step was left by an exception: it stands, since the process is about to end
     oom_kills: int = 0  # the machine's counter when the generation became active
     streak: int = 0  # generations before this one that died in their first step, one after another
@@ -70,7 +66,7 @@ class ActorReading:
 
 
 class ActorTable:
-    """Row = 24 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
+    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
 
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""
@@ -139,7 +135,6 @@ class ActorTable:
             steps=row[_STEPS],
             busy_ns=row[_BUSY],
             queue_depth=row[_DEPTH],
-            extra=tuple(row[_EXTRA : _EXTRA + NUM_EXTRA]),
             raised=bool(row[_RAISED]),
             oom_kills=row[_OOM_KILLS],
             streak=row[_STREAK],
@@ -239,11 +234,6 @@ class ActorStatus:
         """How much work waits for this actor, in units that are its own."""
         self._words[_DEPTH] = depth
 
-    def set_extra(self, index: int, value: int) -> None:
-        """One of NUM_EXTRA numbers with a meaning of the actor's own."""
-        assert 0 <= index < NUM_EXTRA
-        self._words[_EXTRA + index] = value
-
 
 class PoolUse(msgspec.Struct, frozen=True):
     """Pages of one pool, and how many of them are granted or held."""
@@ -259,15 +249,19 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # requests journaled, not admitted
     preparing: int = 0  # rows in phase PREPARE
     running: int = 0  # rows in phase DECODE
+    plans: int = 0  # issued, not acknowledged
     admitted_total: int = 0
     finished_total: int = 0
     failed_total: int = 0
+    preempted_total: int = 0
+    evicted_total: int = 0
+    quarantined_total: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     encode_budget: int = 0
     prefill_budget: int = 0
+    tbt_s: float = 0.0  # time between tokens as measured last; 0: not measured
     pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
-    extra: dict[str, float] = {}
     broken: dict[str, str] = {}  # actors that the run does without for now, and why
 
 

@@ -34,7 +34,7 @@ from ...runtime.bus.messages import (
 )
 from ...runtime.errors import RequestError
 from ...shm.errors import StalePage
-from ..host.recording import GatewayFlight
+from .flight import GatewayFlight
 
 log = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..host.actor import Actor
 from ..host.media_rules import for_run
-from ..host.recording import GatewayFlight
 from .app import build_app
 from .completions import Completions, shutting_down
 from .connections import Runner
+from .flight import GatewayFlight
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry

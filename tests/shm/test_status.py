@@ -137,7 +137,6 @@ def test_actor_table_tells_what_actors_wrote(run):
     status.set_state(ActorState.ACTIVE)
     standby.set_state(ActorState.STANDBY)
     status.set_queue_depth(3)
-    status.set_extra(7, 2**60)
     with status.step(11, deadline_s=2.0):
         found = reader.read("prefill")
         assert (found.step_plan, found.steps) == (11, 0)
@@ -147,7 +146,7 @@ def test_actor_table_tells_what_actors_wrote(run):
     found = reader.read("prefill")
     assert (found.state, found.generation, found.pid, found.steps) == (ActorState.ACTIVE, 4, os.getpid(), 1)
     assert found.step_deadline_ns == 0 and not found.is_overdue(2**63)
-    assert found.queue_depth == 3 and found.extra == (0,) * 7 + (2**60,)
+    assert found.queue_depth == 3
     assert found.busy_ns > 0 and found.started_ns > 0
     assert reader.read("prefill", standby=True).generation == 5
     assert reader.read("decode").state == ActorState.ABSENT
@@ -211,7 +210,7 @@ def test_status_is_there_when_nobody_lives(run, crashes):
         ControllerStats.create(run).publish(snapshot)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    snapshot = StatsSnapshot(epoch=2, running=4, generated_tokens_total=2**40, pools={"kv": PoolUse(10, 3)}, extra={"slack_ms": 0.5})
+    snapshot = StatsSnapshot(epoch=2, running=4, generated_tokens_total=2**40, pools={"kv": PoolUse(10, 3)}, tbt_s=0.5)
     child = crashes.Child(controller_and_actor)
     assert child.wait() == -signal.SIGKILL
     actors, stats = ActorTable.attach(run, writable=False), ControllerStats.attach(run, writable=False)
