@@ -6,19 +6,20 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from ...runtime.config import ServerSection
 from ...runtime.controller.outages import MEDIA_ACTORS
 from ...runtime.errors import RequestError
+from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
-from .requests import CLIENT_GONE
 from .responses import error_body
 from .validation import Limits
 
@@ -33,22 +34,19 @@ def build_app(
     completions: Completions,
     limits: Limits,
     metrics: Metrics,
-    api_key: str,
-    hosts: Sequence[str],
-    max_body_bytes: int,
+    server: ServerSection,
     version: str,
     unready: Callable[[], list[str]],
     broken: Callable[[], Mapping[str, str]],
     is_ending: Callable[[], bool],
 ) -> web.Application:
-    """All routes. ``hosts``: names that clients may reach the server by, besides localhost and addresses; "*" is any. ``unready`` names
-    the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that the run does without for now, and why.
-    While ``is_ending`` connections are closed behind their answers, which say so."""
+    """All routes. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that
+    the run does without for now, and why. While ``is_ending`` connections are closed behind their answers, which say so."""
     endpoints = _Endpoints(completions, limits, metrics, version, unready, broken)
-    names = frozenset({"localhost", *(name.lower() for name in hosts)})
+    names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     app = web.Application(
-        middlewares=[_measure(metrics), _shape_errors, _check_host(names), _authenticate(api_key, names)],
-        client_max_size=max_body_bytes,
+        middlewares=[_measure(metrics), _shape_errors, _check_host(names), _authenticate(server.api_key, names)],
+        client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
         (app.router.add_post, "/v1/chat/completions", completions.chat),

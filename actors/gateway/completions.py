@@ -18,10 +18,11 @@ from aiohttp import web
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
+from .client_request import ClientRequest
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
-from .requests import Request, RequestRegistry
+from .requests import RequestRegistry
 from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event
 from .validation import TEXT_TOKENS, ChatRequest, Generation, Limits, TextRequest, read_chat, read_text
 
@@ -50,7 +51,7 @@ class _Stream:
     """One connection that is being written to; looked at by ``tick``."""
 
     def __init__(
-        self, transport: asyncio.Transport | None, event: asyncio.Event, asked: Generation, request: Request, now_s: float
+        self, transport: asyncio.Transport | None, event: asyncio.Event, asked: Generation, request: ClientRequest, now_s: float
     ) -> None:
         self.transport = transport
         self.event = event
@@ -254,7 +255,7 @@ class Completions:
             raise
         finally:
             now_s = time.monotonic()
-            self._registry.cancel(request, now_s)
+            request.cancel(now_s)
             self._metrics.on_over(request, now_s)
 
     def _max_new_tokens(self, asked: ChatRequest | TextRequest, prompt: Prompt) -> int | None:
@@ -263,7 +264,7 @@ class Completions:
             return asked.max_new_tokens
         return min(TEXT_TOKENS, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
 
-    async def _whole(self, request: Request, completion: Completion, event: asyncio.Event) -> web.Response:
+    async def _whole(self, request: ClientRequest, completion: Completion, event: asyncio.Event) -> web.Response:
         parts: list[str] = []
         ids: list[int] = []
         while not request.is_over:
@@ -288,7 +289,7 @@ class Completions:
         self,
         http: web.Request,
         asked: Generation,
-        request: Request,
+        request: ClientRequest,
         completion: Completion,
         chunks: ChunkEncoder,
         event: asyncio.Event,
@@ -357,7 +358,7 @@ class Completions:
             if frames:
                 stream.write_began_s = now_s
                 await response.write(frames)
-                self._registry.sent(request, num_tokens, now_s)
+                request.sent(num_tokens, now_s)
                 if is_over:
                     return  # the end of the response waits for a client to read what stands in buffers: its time runs on
                 stream.write_began_s = None
