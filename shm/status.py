@@ -1,7 +1,7 @@
 """What every process says of itself, readable by ``mmrt status``, the watchdog and /metrics without any of them being alive.
 
-``ActorTable``: two rows of words per actor, one for the generation that holds the role lock and one for a standby; the owner of a
-row is its only writer. ``ControllerStats``: one snapshot, written by the controller.
+``ActorTable``: a row of words per actor, whose only writer is the generation that holds the role lock.
+``ControllerStats``: one snapshot, written by the controller.
 """
 
 import enum
@@ -34,7 +34,6 @@ class ActorState(enum.IntEnum):
 
     ABSENT = 0  # this row was never written
     STARTING = 1
-    STANDBY = 2
     ACTIVE = 3
     STOPPING = 4
 
@@ -106,17 +105,17 @@ class ActorTable:
         """Unmap."""
         self._segment.close()
 
-    def writer(self, actor: str, generation: int, standby: bool = False) -> "ActorStatus":
-        """Take over an actor's row, cleared, in state STARTING. Without ``standby`` the caller holds the role lock.
+    def writer(self, actor: str, generation: int) -> "ActorStatus":
+        """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.
 
         Raises: ValueError for an actor that is not in the table.
         """
-        return ActorStatus(self._segment, self._row(actor, standby), generation)
+        return ActorStatus(self._segment, self._row(actor), generation)
 
-    def read(self, actor: str, standby: bool = False) -> ActorReading:
+    def read(self, actor: str) -> ActorReading:
         """Look at an actor's row. Raises: ValueError for an actor that is not in the table."""
         words = self._segment.words
-        start = self._row(actor, standby)
+        start = self._row(actor)
         for _ in range(_READ_ATTEMPTS):
             row = words[start : start + _ROW_WORDS].tolist()
             fence()
@@ -142,10 +141,10 @@ class ActorTable:
             step_cost_ns=row[_COST],
         )
 
-    def _row(self, actor: str, standby: bool) -> int:
+    def _row(self, actor: str) -> int:
         if actor not in self.actors:
             raise ValueError(f"no actor {actor!r} in this run (there are {', '.join(self.actors)})")
-        return self._rows + (2 * self.actors.index(actor) + standby) * _ROW_WORDS
+        return self._rows + self.actors.index(actor) * _ROW_WORDS
 
 
 class ActorStatus:
@@ -305,7 +304,7 @@ def _actor_layout(num_actors: int) -> tuple[int, int, int]:
     """(offset of the names, offset of the rows, bytes of the segment)."""
     layout = Layout()
     names = layout.add((num_actors, _NAME_BYTES), np.uint8).offset
-    rows = layout.add((num_actors, 2, _ROW_WORDS), np.uint64).offset
+    rows = layout.add((num_actors, _ROW_WORDS), np.uint64).offset
     return names, rows, layout.num_bytes
 
 

@@ -82,7 +82,6 @@ class ClientRequest:
         self.key = key
         self.spec = spec
         self.stage = RequestStage.SUBMITTED
-        self.position: int | None = None  # in the queue
         self.num_prompt_tokens: int | None = None
         self.num_tokens = 0
         self.finish: FinishReason | None = None
@@ -172,7 +171,7 @@ class ClientRequest:
         """Take an answer of the controller. Not for a request that has been delivered."""
         match message:
             case Queued():
-                self._on_queued(message.position)
+                self._on_queued()
             case Granted():
                 self._on_granted(message.runs, now_s)
             case Prepared():
@@ -185,8 +184,7 @@ class ClientRequest:
                 self._on_lost(now_s)
         self._wake()
 
-    def _on_queued(self, position: int) -> None:
-        self.position = position
+    def _on_queued(self) -> None:
         if self.stage is RequestStage.SUBMITTED:
             self.stage = RequestStage.QUEUED
             self._unanswered = None

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -48,18 +49,16 @@ _Asked = ChatRequest | TextRequest
 _Read = Callable[[bytearray, Limits], _Asked]
 
 
+@dataclass(eq=False)
 class _Stream:
     """One connection that is being written to; looked at by ``tick``."""
 
-    def __init__(
-        self, transport: asyncio.Transport | None, event: asyncio.Event, asked: _Asked, request: ClientRequest, now_s: float
-    ) -> None:
-        self.transport = transport
-        self.event = event
-        self.asked = asked
-        self.request = request
-        self.written_s = now_s
-        self.write_began_s: float | None = None
+    transport: asyncio.Transport | None
+    event: asyncio.Event
+    asked: _Asked
+    request: ClientRequest
+    written_s: float
+    write_began_s: float | None = None
 
 
 def shutting_down() -> RequestError:

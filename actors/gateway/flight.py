@@ -8,14 +8,14 @@ from ...shm.flight_recorder import FlightWriter
 
 
 class GatewayFlight:
-    """The gateway's part of each request. ``flight`` None: nothing is recorded (tests)."""
+    """The gateway's part of each request."""
 
-    def __init__(self, flight: FlightWriter | None) -> None:
+    def __init__(self, flight: FlightWriter) -> None:
         self._flight = flight
 
     def received(self, key: int, spec: RequestSpec) -> None:
         """The request was read and goes to the controller."""
-        self._event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
+        self._flight.event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
 
     def now_ns(self) -> int:
         """For ``written``: the registry has no clock."""
@@ -23,21 +23,16 @@ class GatewayFlight:
 
     def written(self, key: int, began_ns: int, num_bytes: int) -> None:
         """Its media were written into their pages, just now."""
-        if self._flight is not None:
-            self._flight.record(Kind.WRITTEN, began_ns, time.monotonic_ns() - began_ns, key, 0, 0, num_bytes)
+        self._flight.record(Kind.WRITTEN, began_ns, time.monotonic_ns() - began_ns, key, 0, 0, num_bytes)
 
     def first_text(self, key: int) -> None:
         """Its first text is there."""
-        self._event(Kind.FIRST_TEXT, key)
+        self._flight.event(Kind.FIRST_TEXT, key)
 
     def sent(self, key: int, num_tokens: int) -> None:
         """Its client has been sent the text of so many tokens."""
-        self._event(Kind.SENT, key, num_tokens)
+        self._flight.event(Kind.SENT, key, num_tokens)
 
     def over(self, key: int, num_tokens: int, status: int) -> None:
         """It is over for the client: with an error of this status, or well (0)."""
-        self._event(Kind.OVER, key, num_tokens, status)
-
-    def _event(self, kind: Kind, key: int, a: int = 0, b: int = 0, c: int = 0) -> None:
-        if self._flight is not None:
-            self._flight.event(kind, key, a, b, c)
+        self._flight.event(Kind.OVER, key, num_tokens, status)

@@ -7,10 +7,9 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 
-from ...runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, ToController, Unknown
+from ...runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
 from ...runtime.errors import RequestError
-from .client_request import ClientRequest, ControllerAnswer, Link, MediaPool, RequestStage
-from .flight import GatewayFlight
+from .client_request import ClientRequest, ControllerAnswer, Link, RequestStage
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +17,8 @@ log = logging.getLogger(__name__)
 class RequestRegistry:
     """Finds the request that a message or a delta is about, and drives all of them."""
 
-    def __init__(
-        self, generation: int, send: Callable[[ToController], bool], pool: MediaPool, flight: GatewayFlight | None = None
-    ) -> None:
-        self._link = Link(generation, send, pool, flight or GatewayFlight(None))
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._requests: dict[int, ClientRequest] = {}
 
     def __len__(self) -> int:

@@ -33,7 +33,8 @@ from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..host.actor import Actor
 from ..host.media_rules import for_run
-from .app import build_app
+from .app import Endpoints, build_app
+from .client_request import Link
 from .completions import Completions, shutting_down
 from .connections import Runner
 from .flight import GatewayFlight
@@ -100,31 +101,21 @@ class GatewayServer:
         self._loop = asyncio.get_running_loop()
         self._actors = ActorTable.attach(actor.run, writable=False)
         self._deltas = Ring.attach(actor.run, "deltas")
-        flight = GatewayFlight(actor.flight)
-        self._registry = RequestRegistry(actor.generation, self._send, PagePool.attach(actor.run, "media"), flight)
+        media = PagePool.attach(actor.run, "media")
+        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight)))
         stats = ControllerStats.attach(actor.run, writable=False)
         metrics = Metrics(text.limits.model_name, stats.read)
-        server = actor.config.server
         self._completions = Completions(
             limits=text.limits,
             prompts=text.prompts,
             registry=self._registry,
             metrics=metrics,
-            server=server,
+            server=actor.config.server,
             fingerprint=f"mmrt-{__version__}",
         )
-        app = build_app(
-            completions=self._completions,
-            limits=text.limits,
-            metrics=metrics,
-            server=server,
-            version=__version__,
-            unready=self._unready,
-            broken=lambda: stats.read().broken,
-            is_ending=lambda: actor.ending,
-        )
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._unready, lambda: stats.read().broken)
         self._runner = Runner(
-            app,
+            build_app(endpoints, actor.config.server, lambda: actor.ending),
             handler_cancellation=True,
             access_log=None,
             logger=_protocol_log(),

@@ -168,7 +168,6 @@ def test_the_gateways_part(recorder: FlightRecorder) -> None:
     assert [record.kind for record in found] == [Kind.RECEIVED, Kind.WRITTEN, Kind.FIRST_TEXT, Kind.SENT, Kind.OVER]
     assert unpack_id(found[0].a, found[0].b) == request_id and found[0].c == found[1].c == 42
     assert (found[3].a, found[4].a, found[4].b) == (3, 4, 503)
-    GatewayFlight(None).over(9, 4, 503)
 
 
 def test_a_message_that_does_not_leave_is_kept(run: RunDirectory, recorder: FlightRecorder) -> None:

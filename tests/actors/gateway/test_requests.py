@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mmrt.actors.gateway import client_request as module
-from mmrt.actors.gateway.client_request import ClientRequest, RequestStage
+from mmrt.actors.gateway.client_request import ClientRequest, Link, RequestStage
+from mmrt.actors.gateway.flight import GatewayFlight
 from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.runtime.bus.messages import (
     Cancel,
@@ -31,6 +32,8 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.errors import StalePage
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.run_directory import RunDirectory
 
 RUNS = [PageRun([4, 2], [7, 7])]
 
@@ -55,13 +58,13 @@ class Pool:
 class Desk:
     """A registry with everything around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, flight: GatewayFlight) -> None:
         self.now_s = 1000.0
         self.sent: list[ToController] = []
         self.reachable = True
         self.wakes = 0
         self.pool = Pool()
-        self.registry = RequestRegistry(3, self._send, self.pool)
+        self.registry = RequestRegistry(Link(3, self._send, self.pool, flight))
 
     def _send(self, message: ToController) -> bool:
         if self.reachable:
@@ -105,15 +108,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk(run: RunDirectory) -> Desk:
+    return Desk(GatewayFlight(FlightRecorder.create(run, "gateway", 256).writer(3)))
 
 
 def test_the_plain_course(desk: Desk) -> None:
     request = desk.submit()
     assert desk.sent == [Submit(3, request.key, request.spec)]
     assert desk.answer(Queued(1, request.key, 4)) == []
-    assert (request.stage, request.position, request.has_started) == (RequestStage.QUEUED, 4, False)
+    assert (request.stage, request.has_started) == (RequestStage.QUEUED, False)
     assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
     assert desk.pool.written == [([4, 2], b"bytes")]
     assert request.stage is RequestStage.WAITING
