@@ -1,8 +1,8 @@
 """The detokenizer: committed token ids become text deltas for the gateway; stop strings end a text.
 
 The sequence table is the truth. What this process remembers of a row can be made again from it at any time, so it may die
-anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. Hints from decode only say that it is
-time to look. A text that cannot be made, or that this process has died of twice, ends with an error; the others go on.
+anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. decode rings when there is something to
+look at. A text that cannot be made, or that this process has died of twice, ends with an error; the others go on.
 """
 
 import logging
@@ -32,7 +32,6 @@ BLOCKED_S = 0.002
 REPEAT_S = 2.0
 MAX_REPEAT_S = 30.0
 MAX_DELTA_BYTES = 16 * 1024
-_HINTS_PER_STEP = 4096
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _PHASE_BITS = 8
 _GENERATION_BITS = 32
@@ -45,7 +44,7 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     status = actor.become_active()
     table = SequenceTable.attach(actor.run, writable=False)
-    detokenizer = Detokenizer(table, Ring.attach(actor.run, "tokens"), Ring.attach(actor.run, "deltas"), tokenizer)
+    detokenizer = Detokenizer(table, Ring.attach(actor.run, "deltas"), tokenizer)
     trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
     limit_s = actor.config.supervisor.watchdog_s
     with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
@@ -132,9 +131,8 @@ class _Text:
 class Detokenizer:
     """All rows' texts. ``step`` looks at the table and pushes what is new, at most a few deltas per row."""
 
-    def __init__(self, table: SequenceTable, hints: Ring, deltas: Ring, tokenizer: Tokenizer) -> None:
+    def __init__(self, table: SequenceTable, deltas: Ring, tokenizer: Tokenizer) -> None:
         self._table = table
-        self._hints = hints
         self._deltas = deltas
         self._tokenizer = tokenizer
         self._texts: dict[int, _Text] = {}
@@ -155,9 +153,6 @@ class Detokenizer:
 
     def step(self, now_s: float, alone: int | None = None) -> bool:
         """Bring every row, or one ``alone``, up to date. Returns whether a delta was pushed, so that the gateway is to be woken."""
-        while len(self._hints.pop_all(_HINTS_PER_STEP)) == _HINTS_PER_STEP:
-            pass
-        self._hints.ack()
         # Ends before counts before phases: an end read here has all its ids, a count its spec.
         ends = self._table.ends.copy()
         fence()

@@ -24,7 +24,6 @@ from ..runtime.process.memory_layout import (
     ROW_DEFINITION_BYTES,
     ROW_STATE_BYTES,
     SPARE_SOCKET,
-    TOKEN_RING_BYTES,
     MemoryLayout,
     ModelFacts,
     plan_layout,
@@ -176,7 +175,6 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
         max_state_bytes=ROW_STATE_BYTES,
     )
     PlanTable.create(run, PLAN_SLOTS, layout.plan_slot_bytes)
-    Ring.create(run, "tokens", TOKEN_RING_BYTES)
     Ring.create(run, "deltas", DELTA_RING_BYTES)
 
 

@@ -1,7 +1,7 @@
 """What every process says of itself, readable by ``mmrt status``, the watchdog and /metrics without any of them being alive.
 
-``ActorTable``: a row of words per actor; the generation that holds its role lock is the only writer. ``ControllerStats``: one
-snapshot, written by the controller.
+``ActorTable``: a row of words per actor, whose only writer is the generation that holds the role lock.
+``ControllerStats``: one snapshot, written by the controller.
 """
 
 import enum
@@ -245,15 +245,19 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # requests journaled, not admitted
     preparing: int = 0  # rows in phase PREPARE
     running: int = 0  # rows in phase DECODE
+    plans: int = 0  # issued, not acknowledged
     admitted_total: int = 0
     finished_total: int = 0
     failed_total: int = 0
+    preempted_total: int = 0
+    evicted_total: int = 0
+    quarantined_total: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     encode_budget: int = 0
     prefill_budget: int = 0
+    tbt_s: float = 0.0  # time between tokens as measured last; 0: not measured
     pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
-    extra: dict[str, float] = {}
     broken: dict[str, str] = {}  # actors that the run does without for now, and why
 
 

@@ -10,7 +10,7 @@ import errno
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -18,36 +18,17 @@ from ...models.architecture import ModelConfig
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import RuntimeConfig
-from ...runtime.controller.effects import (
-    POOLS,
-    AppendPages,
-    BeginRow,
-    ClearPages,
-    ClearPlan,
-    Effect,
-    Send,
-    SetPageGenerations,
-    SetPhase,
-    SetPrefilled,
-    WriteJournal,
-    WritePlan,
-    WriteSpec,
-    WriteState,
-)
-from ...runtime.controller.machine import Controller, Progress
-from ...runtime.controller.records import JournalState
-from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
+from ...runtime.controller.effects import Effect
+from ...runtime.controller.machine import Controller
+from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.types import Limits
+from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
-from ...runtime.stage_table import ACTORS
 from ...schema.rows import Phase
-from ...shm.plan_table import PlanTable
-from ...shm.pool import PagePool
-from ...shm.run_directory import RunDirectory
-from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
-from ..host.recording import ControllerFlight
+from .flight import ControllerFlight
+from .io import ControllerIO, perform_all
 from .journal import Journal
 from .outage_watch import OutageWatch
 
@@ -99,7 +80,7 @@ async def serve(actor: Actor) -> None:
         raise serving.failure
 
 
-def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: "ControllerIO") -> Limits:
+def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: ControllerIO) -> Limits:
     """What the machine must know, from the layout of this run's memory, the model and the configuration."""
     return Limits(
         num_rows=layout.num_rows,
@@ -130,78 +111,6 @@ def active_generations(actors: ActorTable) -> dict[str, int]:
     """Who was active when we looked; Hello corrects it."""
     readings = [actors.read(actor) for actor in actors.actors]
     return {reading.actor: reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
-
-
-class ControllerIO:
-    """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.table = SequenceTable.attach(run)
-        self.plans = PlanTable.attach(run)
-        self.pools = {name: PagePool.attach(run, name) for name in POOLS}
-
-    def close(self) -> None:
-        self.table.close()
-        self.plans.close()
-        for pool in self.pools.values():
-            pool.close()
-
-    def progress(self, watched: Iterable[tuple[int, int]]) -> list[Progress]:
-        """decode's words of these rows. The end is read before the count, which is then final."""
-        table = self.table
-        progress = []
-        for row, generation in watched:
-            end_code = int(table.end(row, generation))
-            progress.append(Progress(row, generation, table.committed(row, generation), end_code))
-        return progress
-
-    def perform(self, effect: Effect) -> None:
-        """Do one effect on memory."""
-        table = self.table
-        match effect:
-            case SetPageGenerations(pool, run):
-                self.pools[pool].generations[run.pages] = run.generations
-            case BeginRow(row, generation):
-                begun = table.begin(row)
-                assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
-            case WriteState(row, state):
-                table.write_state(row, state)
-            case WriteSpec(row, spec, prompts):
-                for member, prompt in enumerate(prompts):
-                    table.write_prompt(row, member, prompt)
-                table.write_spec(row, spec)
-            case AppendPages(row, member, pages):
-                table.append_pages(row, member, pages)
-            case ClearPages(row):
-                table.num_pages[row] = 0
-                table.prefilled[row] = 0
-            case SetPrefilled(row, member, num_tokens):
-                table.prefilled[row, member] = num_tokens
-            case SetPhase(row, phase):
-                table.set_phase(row, phase)
-            case WritePlan(slot, plan_id, actor, payload):
-                self.plans.write(slot, plan_id, ACTORS.index(actor), payload)
-            case ClearPlan(slot):
-                self.plans.clear(slot)
-            case _:
-                raise AssertionError(f"{type(effect).__name__} is no effect on memory")
-
-    def snapshot(self, journal: JournalState, actors: dict[str, int]) -> RunSnapshot:
-        """Everything that the last controller left."""
-        table = self.table
-        rows = []
-        for row in range(table.num_rows):
-            generation, phase = table.phase(row)
-            if phase == Phase.FREE:
-                continue
-            tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
-            first, second = table.prefilled[row].tolist()
-            end_code, state = int(table.end(row, generation)), table.read_state(row)
-            committed = table.committed(row, generation)
-            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
-        plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
-        generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
-        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors)
 
 
 class Serving:
@@ -244,7 +153,7 @@ class Serving:
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._publish(time.monotonic())
+        self._publish()
 
     def _receive(self, received: tuple[str, int, ToController]) -> None:
         if self.failure is not None:
@@ -312,7 +221,7 @@ class Serving:
         self._flight.tick(began_ns, len(effects))
         if now >= self._stats_at_s:
             self._stats_at_s = now + STATS_S
-            self._publish(now)
+            self._publish()
         self._timer = self._loop.call_later(self._controller.next_tick_s(), self._tick)
         if (elapsed_s := time.monotonic() - now) > SLOW_TICK_S:
             log.warning("a tick took %.0f ms", 1000 * elapsed_s)
@@ -325,50 +234,33 @@ class Serving:
             self._flight.unsent(actor)
         self._reader.poke()
 
-    def _publish(self, now: float) -> None:
-        self._flight.counters()
-        state, before = self._controller.state, self._before
-        rows = [request for request in state.rows if request is not None]
-        totals = state.totals
-        self._stats.publish(
-            StatsSnapshot(
-                epoch=state.epoch,
-                waiting=len(state.waiting),
-                preparing=sum(request.phase == Phase.PREPARE for request in rows),
-                running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
-                admitted_total=before.admitted_total + totals.admitted,
-                finished_total=before.finished_total + totals.finished,
-                failed_total=before.failed_total + totals.failed,
-                prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
-                generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
-                encode_budget=state.steering.encode.units,
-                prefill_budget=state.steering.prefill.units,
-                pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in state.pools.items()},
-                broken={outage.actor: outage.reason for outage in state.outages.values()},
-                extra={
-                    "preempted": before.extra.get("preempted", 0) + totals.preempted,
-                    "evicted": before.extra.get("evicted", 0) + totals.evicted,
-                    "quarantined": before.extra.get("quarantined", 0) + totals.quarantined,
-                    "plans": len(state.plans),
-                    "tbt_s": state.steering.tbt_s or 0.0,
-                },
-            )
-        )
+    def _publish(self) -> None:
+        stats = stats_of(self._controller.state, self._before)
+        self._flight.counters(stats)
+        self._stats.publish(stats)
 
 
-def perform_all(
-    effects: Iterable[Effect],
-    io: ControllerIO,
-    journal: Journal,
-    send: Callable[[str, int, ToActor], object],
-    record: Callable[[Effect], object] = lambda _: None,
-) -> None:
-    """Do effects in order: what a message refers to is in memory before it goes out. ``record`` is told of each that was done."""
-    for effect in effects:
-        if isinstance(effect, Send):
-            send(effect.actor, effect.generation, effect.message)
-        elif isinstance(effect, WriteJournal):
-            journal.append(effect.record)
-        else:
-            io.perform(effect)
-        record(effect)
+def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
+    """What the controller counts now. Its totals go on from those of ``before``, the last one of the controllers before it."""
+    rows = [request for request in state.rows if request is not None]
+    totals, steering = state.totals, state.steering
+    return StatsSnapshot(
+        epoch=state.epoch,
+        waiting=len(state.waiting),
+        preparing=sum(request.phase == Phase.PREPARE for request in rows),
+        running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
+        plans=len(state.plans),
+        admitted_total=before.admitted_total + totals.admitted,
+        finished_total=before.finished_total + totals.finished,
+        failed_total=before.failed_total + totals.failed,
+        preempted_total=before.preempted_total + totals.preempted,
+        evicted_total=before.evicted_total + totals.evicted,
+        quarantined_total=before.quarantined_total + totals.quarantined,
+        prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
+        generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
+        encode_budget=steering.encode.units,
+        prefill_budget=steering.prefill.units,
+        tbt_s=steering.tbt_s or 0.0,
+        pools={name: PoolUse(pool.num_pages, pool.num_used) for name, pool in state.pools.items()},
+        broken={outage.actor: outage.reason for outage in state.outages.values()},
+    )

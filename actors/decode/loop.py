@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 from ...models.lm.warm_up import warm_up_decode
 from ...models.sampling.sampler import sampler_for
-from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, TokenHint, encode
+from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded
 from ...runtime.observe.flight import Kind
 from ...schema.rows import EndCode, Phase
 from ...shm.doorbell import Ringer
 from ...shm.pool import PagePool
-from ...shm.ring import Ring
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorStatus
 from ..host.actor import Actor
@@ -51,20 +50,19 @@ def main(actor: Actor) -> None:
     gc.freeze()
     actor.serving()
     try:
-        Decoding(actor, table, running, Ring.attach(actor.run, "tokens"), Ringer(actor.run, "detokenizer")).run()
+        Decoding(actor, table, running, Ringer(actor.run, "detokenizer")).run()
     finally:
         completion.wait()  # a successor takes this process's word that nothing of it is written any more
 
 
 class Decoding:
-    """The loop around the running set: messages and table scans in, hints and acknowledgements out."""
+    """The loop around the running set: messages and table scans in, tokens and acknowledgements out."""
 
-    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, hints: Ring, bell: Ringer) -> None:
+    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, bell: Ringer) -> None:
         self._actor = actor
         self._flight = actor.flight
         self._table = table
         self._running = running
-        self._hints = hints
         self._bell = bell
         self._scan_at_s = 0.0
         self._num_steps = 0
@@ -100,7 +98,7 @@ class Decoding:
         if outcome.rows:
             self._took(began_ns)
             self._record(began_ns, outcome, num_members)
-            self._publish(outcome.rows, outcome.ended)
+            self._publish(outcome.ended)
         return bool(outcome.rows)
 
     def _settle(self) -> None:
@@ -118,7 +116,7 @@ class Decoding:
             return
         log.error("row %d has ended this process twice and is given up", guilty[0])
         self._table.set_end(*guilty, EndCode.ERROR)
-        self._publish([guilty[0]], [(*guilty, EndCode.ERROR)])
+        self._publish([(*guilty, EndCode.ERROR)])
 
     def _try_one(self) -> None:
         """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
@@ -132,7 +130,7 @@ class Decoding:
             if outcome is not None:
                 trials.passed(place)
                 self._record(began_ns, outcome, 1)
-                self._publish(outcome.rows, outcome.ended)
+                self._publish(outcome.ended)
                 break
         self._running.hold(trials.held)
 
@@ -188,10 +186,10 @@ class Decoding:
         except Exception:
             log.exception("row %d cannot be decoded and ends", row)
             self._table.set_end(row, generation, EndCode.ERROR)
-            self._publish([row], [(row, generation, EndCode.ERROR)])
+            self._publish([(row, generation, EndCode.ERROR)])
 
-    def _publish(self, rows: list[int], ended: list[tuple[int, int, EndCode]]) -> None:
-        self._hints.try_push(encode(TokenHint(rows)))
+    def _publish(self, ended: list[tuple[int, int, EndCode]]) -> None:
+        """Tell that the table has changed, and which sequences have ended."""
         self._bell.ring()
         for row, generation, _ in ended:
             self._actor.send(SequenceEnded(self._actor.generation, row, generation))

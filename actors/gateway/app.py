@@ -6,19 +6,22 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from ... import __version__
+from ...runtime.config import ServerSection
 from ...runtime.controller.outages import MEDIA_ACTORS
 from ...runtime.errors import RequestError
+from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
-from .requests import CLIENT_GONE
 from .responses import error_body
 from .validation import Limits
 
@@ -28,31 +31,16 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 DEFAULT_RETRY_S = 1
 
 
-def build_app(
-    *,
-    completions: Completions,
-    limits: Limits,
-    metrics: Metrics,
-    api_key: str,
-    hosts: Sequence[str],
-    max_body_bytes: int,
-    version: str,
-    unready: Callable[[], list[str]],
-    broken: Callable[[], Mapping[str, str]],
-    is_ending: Callable[[], bool],
-) -> web.Application:
-    """All routes. ``hosts``: names that clients may reach the server by, besides localhost and addresses; "*" is any. ``unready`` names
-    the actors that are not ready to serve; no name: /ready says 200. ``broken``: those that the run does without for now, and why.
-    While ``is_ending`` connections are closed behind their answers, which say so."""
-    endpoints = _Endpoints(completions, limits, metrics, version, unready, broken)
-    names = frozenset({"localhost", *(name.lower() for name in hosts)})
+def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool]) -> web.Application:
+    """All routes. While ``is_ending`` connections are closed behind their answers, which say so."""
+    names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     app = web.Application(
-        middlewares=[_measure(metrics), _shape_errors, _check_host(names), _authenticate(api_key, names)],
-        client_max_size=max_body_bytes,
+        middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), _authenticate(server.api_key, names)],
+        client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
-        (app.router.add_post, "/v1/chat/completions", completions.chat),
-        (app.router.add_post, "/v1/completions", completions.text),
+        (app.router.add_post, "/v1/chat/completions", endpoints.completions.chat),
+        (app.router.add_post, "/v1/completions", endpoints.completions.text),
         (app.router.add_get, "/v1/models", endpoints.models),
         (app.router.add_get, "/v1/models/{model:.+}", endpoints.model),
         (app.router.add_get, "/health", endpoints.health),
@@ -73,29 +61,26 @@ def build_app(
     return app
 
 
-class _Endpoints:
-    """Everything but completions."""
+@dataclass(frozen=True)
+class Endpoints:
+    """What the routes answer. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. ``broken``: those
+    that the run does without for now, and why."""
 
-    def __init__(
-        self,
-        completions: Completions,
-        limits: Limits,
-        metrics: Metrics,
-        version: str,
-        unready: Callable[[], list[str]],
-        broken: Callable[[], Mapping[str, str]],
-    ) -> None:
-        self._completions = completions
-        self._metrics = metrics
-        self._version = version
-        self._unready = unready
-        self._broken = broken
-        self._model = {
-            "id": limits.model_name,
+    completions: Completions
+    limits: Limits
+    counts: Metrics
+    unready: Callable[[], list[str]]
+    broken: Callable[[], Mapping[str, str]]
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def _model(self) -> dict[str, str | int]:
+        return {
+            "id": self.limits.model_name,
             "object": "model",
-            "created": int(time.time()),
+            "created": self.created_s,
             "owned_by": "mmrt",
-            "max_model_len": limits.max_context,
+            "max_model_len": self.limits.max_context,
         }
 
     async def models(self, _: web.Request) -> web.Response:
@@ -103,7 +88,7 @@ class _Endpoints:
 
     async def model(self, http: web.Request) -> web.Response:
         name = http.match_info["model"].rstrip("/")
-        if name != self._model["id"]:
+        if name != self.limits.model_name:
             raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
         return _json(self._model)
 
@@ -113,21 +98,21 @@ class _Endpoints:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Readiness: a request for text sent now would be served. Whom the run does without is named."""
-        if self._completions.is_draining:
+        if self.completions.is_draining:
             raise _not_ready("the server is shutting down")
-        missing = self._unready()
+        missing = self.unready()
         if not missing:
             return _json({"status": "ready"})
-        broken = self._broken()
+        broken = self.broken()
         if all(name in broken and name in MEDIA_ACTORS for name in missing):
             return _json({"status": "ready", "degraded": missing})
         raise _not_ready("not ready: " + ", ".join(f"{name} (broken: {broken[name]})" if name in broken else name for name in missing))
 
     async def version(self, _: web.Request) -> web.Response:
-        return _json({"version": self._version})
+        return _json({"version": __version__})
 
     async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.counts.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _not_ready(message: str) -> RequestError:

@@ -12,18 +12,20 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
+from .client_request import ClientRequest
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
-from .requests import Request, RequestRegistry
+from .requests import RequestRegistry
 from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event
-from .validation import TEXT_TOKENS, ChatRequest, Generation, Limits, TextRequest, read_chat, read_text
+from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_text
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +45,20 @@ _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
 
 
-_Read = Callable[[bytearray, Limits], ChatRequest | TextRequest]
+_Asked = ChatRequest | TextRequest
+_Read = Callable[[bytearray, Limits], _Asked]
 
 
+@dataclass(eq=False)
 class _Stream:
     """One connection that is being written to; looked at by ``tick``."""
 
-    def __init__(
-        self, transport: asyncio.Transport | None, event: asyncio.Event, asked: Generation, request: Request, now_s: float
-    ) -> None:
-        self.transport = transport
-        self.event = event
-        self.asked = asked
-        self.request = request
-        self.written_s = now_s
-        self.write_began_s: float | None = None
+    transport: asyncio.Transport | None
+    event: asyncio.Event
+    asked: _Asked
+    request: ClientRequest
+    written_s: float
+    write_began_s: float | None = None
 
 
 def shutting_down() -> RequestError:
@@ -65,7 +66,7 @@ def shutting_down() -> RequestError:
     return RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
 
 
-def _name_as_asked(error: RequestError, asked: Generation) -> None:
+def _name_as_asked(error: RequestError, asked: _Asked) -> None:
     """Give the field at fault the name that the request has for it; the controller knows one for each."""
     if error.param in asked.field_names:
         name = asked.field_names[error.param]
@@ -152,7 +153,7 @@ class Completions:
 
     # --------------------------------------------------------------------------------------------------------- intake
 
-    async def _intake(self, http: web.Request, read: _Read) -> tuple[ChatRequest | TextRequest, Prompt]:
+    async def _intake(self, http: web.Request, read: _Read) -> tuple[_Asked, Prompt]:
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1
@@ -217,36 +218,36 @@ class Completions:
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
-    def _parse(self, read: _Read, body: bytearray) -> tuple[ChatRequest | TextRequest, Prompt]:
+    def _parse(self, read: _Read, body: bytearray) -> tuple[_Asked, Prompt]:
         asked = read(body, self._limits)
         return asked, self._prompts.build(asked)
 
     # --------------------------------------------------------------------------------------------------------- answer
 
-    async def _answer(self, http: web.Request, asked: ChatRequest | TextRequest, prompt: Prompt, answer: Answer) -> web.StreamResponse:
+    async def _answer(self, http: web.Request, asked: _Asked, prompt: Prompt, answer: Answer) -> web.StreamResponse:
         if self.is_closed:
             raise shutting_down()
-        now_s = time.monotonic()
+        now_s, generation = time.monotonic(), asked.generation
         id = http[REQUEST_ID] = f"{answer.id_prefix}{secrets.token_hex(12)}"
         media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
         spec = RequestSpec(
             request_id=id,
             prompt_ids=prompt.ids,
             items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work) for m in media],
-            sampling=asked.sampling,
+            sampling=generation.sampling,
             max_new_tokens=self._max_new_tokens(asked, prompt),
-            stop=asked.stop,
-            ignore_eos=asked.ignore_eos,
+            stop=generation.stop,
+            ignore_eos=generation.ignore_eos,
             deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
-            return_token_ids=asked.return_token_ids,
+            return_token_ids=generation.return_token_ids,
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
         request = self._registry.submit(spec, [medium.data for medium in media], event.set, now_s)
         try:
-            if asked.stream:
-                chunks = ChunkEncoder(completion, asked.include_usage, asked.continuous_usage, asked.return_token_ids)
+            if generation.stream:
+                chunks = ChunkEncoder(completion, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
                 return await self._stream(http, asked, request, completion, chunks, event)
             return await self._whole(request, completion, event)
         except RequestError as error:
@@ -254,16 +255,16 @@ class Completions:
             raise
         finally:
             now_s = time.monotonic()
-            self._registry.cancel(request, now_s)
+            request.cancel(now_s)
             self._metrics.on_over(request, now_s)
 
-    def _max_new_tokens(self, asked: ChatRequest | TextRequest, prompt: Prompt) -> int | None:
+    def _max_new_tokens(self, asked: _Asked, prompt: Prompt) -> int | None:
         """None for as many as fit."""
-        if asked.max_new_tokens is not None or isinstance(asked, ChatRequest):
-            return asked.max_new_tokens
+        if asked.generation.max_new_tokens is not None or isinstance(asked, ChatRequest):
+            return asked.generation.max_new_tokens
         return min(TEXT_TOKENS, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
 
-    async def _whole(self, request: Request, completion: Completion, event: asyncio.Event) -> web.Response:
+    async def _whole(self, request: ClientRequest, completion: Completion, event: asyncio.Event) -> web.Response:
         parts: list[str] = []
         ids: list[int] = []
         while not request.is_over:
@@ -287,8 +288,8 @@ class Completions:
     async def _stream(
         self,
         http: web.Request,
-        asked: Generation,
-        request: Request,
+        asked: _Asked,
+        request: ClientRequest,
         completion: Completion,
         chunks: ChunkEncoder,
         event: asyncio.Event,
@@ -357,7 +358,7 @@ class Completions:
             if frames:
                 stream.write_began_s = now_s
                 await response.write(frames)
-                self._registry.sent(request, num_tokens, now_s)
+                request.sent(num_tokens, now_s)
                 if is_over:
                     return  # the end of the response waits for a client to read what stands in buffers: its time runs on
                 stream.write_began_s = None

@@ -65,10 +65,7 @@ def _num_parts(message: Any) -> int:
 
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
-    stated = fields.take_required("role")
-    role = ROLES.get(stated) if isinstance(stated, str) else None
-    if role is None:
-        raise refuse(f"{path}.role", f"is {show(stated)}, allowed are {', '.join(ROLES)}")
+    role = ROLES[fields.take_choice("role", ROLES)]
     content = fields.take("content")
     name = fields.take_str("name", MAX_NAME_CHARS)
     for empty in _EMPTY_OF_REPLIES:

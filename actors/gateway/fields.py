@@ -4,6 +4,7 @@ Pure. Used by the gateway's validation of requests.
 """
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -70,13 +71,20 @@ class Fields:
             raise refuse(self.path(name), "is required")
         return value
 
-    def take_str(self, name: str, max_chars: int) -> str | None:
+    def take_choice(self, name: str, allowed: Collection[str]) -> str:
+        """One of the words ``allowed``; required."""
+        value = self.take_required(name)
+        if not isinstance(value, str) or value not in allowed:
+            raise refuse(self.path(name), f"is {show(value)}, allowed are {', '.join(allowed)}")
+        return value
+
+    def take_str(self, name: str, max_chars: int | None = None) -> str | None:
         value = self.take(name)
         if value is None:
             return None
         if not isinstance(value, str):
             raise refuse(self.path(name), f"expected a string, got {kind_of(value)}")
-        if len(value) > max_chars:
+        if max_chars is not None and len(value) > max_chars:
             raise refuse(self.path(name), f"has {len(value)} characters, the limit is {max_chars}")
         return value
 

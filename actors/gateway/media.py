@@ -141,10 +141,7 @@ def _bad_url(path: str, url: str) -> RequestError:
 
 
 def _from_base64(formats: dict[str, str], fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
-    name = fields.take_required("format")
-    mime = formats.get(name) if isinstance(name, str) else None
-    if mime is None:
-        raise refuse(fields.path("format"), f"is {show(name)}, allowed are {', '.join(formats)}")
+    mime = formats[fields.take_choice("format", formats)]
     data = fields.take_required("data")
     if not isinstance(data, str):
         raise refuse(fields.path("data"), f"expected base64 text, got {show(data)}")

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from ...runtime.stage_table import ACTORS
 from ...shm.status import PoolUse, StatsSnapshot
-from .requests import CLIENT_GONE, Request
+from .client_request import CLIENT_GONE, ClientRequest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -69,7 +69,7 @@ class Metrics:
         """An HTTP request was answered; ``handler`` is its route, not its path."""
         self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
 
-    def on_first_text(self, request: Request) -> None:
+    def on_first_text(self, request: ClientRequest) -> None:
         if request.first_text_s is not None:
             self._first_token.observe(request.first_text_s - request.submitted_s)
 
@@ -81,7 +81,7 @@ class Metrics:
     def on_rejected(self, status: int) -> None:
         self._rejections.labels(str(status)).inc()
 
-    def on_over(self, request: Request, now_s: float) -> None:
+    def on_over(self, request: ClientRequest, now_s: float) -> None:
         """A request has been answered, by its text or by an error. A refusal of the controller's counts as those of the gateway do."""
         if request.error is not None:
             if request.first_text_s is None and _is_refusal(request.error.status):

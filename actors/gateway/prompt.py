@@ -44,16 +44,16 @@ class PromptBuilder:
             RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long; or if a text
                 has placeholders of media, or ids that are no tokens.
         """
+        negative_prompt = request.generation.negative_prompt
+        is_guided = request.generation.sampling.guidance_scale != 1.0
         if isinstance(request, TextRequest):
-            guided = request.sampling.guidance_scale != 1.0
-            return Prompt(
-                self._raw(request.prompt, "prompt"), self._raw(request.negative_prompt, "negative_prompt") if guided else None
-            )
+            ids = self._raw(request.prompt, "prompt")
+            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None)
         ids = self._encode(request.conversation, "messages")
         companion_ids = None
-        if request.sampling.guidance_scale != 1.0:
+        if is_guided:
             is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
-            content = (request.negative_prompt,) if is_list else request.negative_prompt
+            content = (negative_prompt,) if is_list else negative_prompt
             companion_ids = self._encode(Conversation((Message("user", content),), ()), "negative_prompt")
         return Prompt(ids, companion_ids)
 

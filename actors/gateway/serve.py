@@ -1,18 +1,18 @@
 """The gateway process: one event loop with HTTP on one side, the bus, media pages and the delta ring on the other.
 
-``serve`` wires the parts together, keeps time for them, and ends in order. At the end of the run: refuse new requests, let running
-ones finish for ``supervisor.drain_s``, then tell the rest. When a successor is ready (SIGUSR1): accept no connections any more, so
-that new ones wait for it in the listening socket's queue, and finish what has come.
+``GatewayServer`` wires the parts together, keeps time for them, and ends in order. At the end of the run: refuse new requests, let
+running ones finish for ``supervisor.drain_s``, then tell the rest. When a successor is ready (SIGUSR1): accept no connections any
+more, so that new ones wait for it in the listening socket's queue, and finish what has come.
 """
 
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import uvloop
@@ -33,10 +33,11 @@ from ...shm.role_lock import RoleLock
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..host.actor import Actor
 from ..host.media_rules import for_run
-from ..host.recording import GatewayFlight
-from .app import build_app
+from .app import Endpoints, build_app
+from .client_request import Link
 from .completions import Completions, shutting_down
 from .connections import Runner
+from .flight import GatewayFlight
 from .metrics import Metrics
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
@@ -88,97 +89,33 @@ def load_text_stack(actor: Actor) -> TextStack:
 
 
 async def serve(actor: Actor, text: TextStack) -> None:
-    """Serve until the actor is told to end.
+    """Serve until the actor is told to end. Raises: as ``GatewayServer.run``."""
+    await GatewayServer(actor, text).run()
 
-    Raises:
-        RunError: the port cannot be listened on.
-    """
-    loop = asyncio.get_running_loop()
-    actors = ActorTable.attach(actor.run, writable=False)
-    stats = ControllerStats.attach(actor.run, writable=False)
-    deltas = Ring.attach(actor.run, "deltas")
 
-    def send(message: ToController) -> bool:
-        sent = actor.send(message)
-        bus.poke()
-        return sent
+class GatewayServer:
+    """The parts of the gateway, wired together in the event loop that it is made in."""
 
-    def receive(message: ToActor) -> None:
-        registry.on_message(message, time.monotonic())
-
-    registry = RequestRegistry(actor.generation, send, PagePool.attach(actor.run, "media"), GatewayFlight(actor.flight))
-    metrics = Metrics(text.limits.model_name, stats.read)
-    server = actor.config.server
-    completions = Completions(
-        limits=text.limits,
-        prompts=text.prompts,
-        registry=registry,
-        metrics=metrics,
-        server=server,
-        fingerprint=f"mmrt-{__version__}",
-    )
-
-    def unready() -> list[str]:
-        return [name for name in ACTORS if not _is_ready(actor, actors, name)]
-
-    app = build_app(
-        completions=completions,
-        limits=text.limits,
-        metrics=metrics,
-        api_key=server.api_key,
-        hosts=(server.host, *server.allowed_hosts),
-        max_body_bytes=server.max_body_mib << 20,
-        version=__version__,
-        unready=unready,
-        broken=lambda: stats.read().broken,
-        is_ending=lambda: actor.ending,
-    )
-
-    def take_deltas() -> None:
-        """Apply what the detokenizer has pushed, then acknowledge it."""
-        now_s = time.monotonic()
-        while records := deltas.pop_all():
-            for record in records:
-                registry.on_delta(decode_delta(record), now_s)
-            deltas.ack()
-
-    def on_bell() -> None:
-        bell.drain()
-        take_deltas()
-
-    def tick() -> None:
-        now_s = time.monotonic()
-        actor.heartbeat()
-        bus.poke()
-        take_deltas()
-        registry.tick(now_s)
-        completions.tick(now_s)
-        if actor.status is not None:
-            actor.status.set_queue_depth(completions.num_open)
-
-    num_orders = 0
-    is_handing_over = False
-
-    def on_ending() -> None:
-        nonlocal num_orders
-        num_orders += 1
-
-    def on_successor() -> None:
-        nonlocal is_handing_over
-        is_handing_over = not actor.ending
-        actor.end()
-
-    def is_late() -> bool:
-        """The time to drain is over, we were told twice, or nobody is left to drain for."""
-        return time.monotonic() > end_s or num_orders > 1 or actor.lifeline.is_gone()
-
-    actor.watch_ending(loop, on_ending)
-    loop.add_signal_handler(signal.SIGUSR1, on_successor)
-    bus = drain_in_loop(loop, actor.bus, receive)
-    with Listener(actor.run, "gateway") as bell:
-        loop.add_reader(bell.fd, on_bell)
-        runner = Runner(
-            app,
+    def __init__(self, actor: Actor, text: TextStack) -> None:
+        self._actor = actor
+        self._loop = asyncio.get_running_loop()
+        self._actors = ActorTable.attach(actor.run, writable=False)
+        self._deltas = Ring.attach(actor.run, "deltas")
+        media = PagePool.attach(actor.run, "media")
+        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight)))
+        stats = ControllerStats.attach(actor.run, writable=False)
+        metrics = Metrics(text.limits.model_name, stats.read)
+        self._completions = Completions(
+            limits=text.limits,
+            prompts=text.prompts,
+            registry=self._registry,
+            metrics=metrics,
+            server=actor.config.server,
+            fingerprint=f"mmrt-{__version__}",
+        )
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._unready, lambda: stats.read().broken)
+        self._runner = Runner(
+            build_app(endpoints, actor.config.server, lambda: actor.ending),
             handler_cancellation=True,
             access_log=None,
             logger=_protocol_log(),
@@ -186,24 +123,108 @@ async def serve(actor: Actor, text: TextStack) -> None:
             keepalive_timeout=IDLE_CONNECTION_S,
             auto_decompress=False,  # it would unpack in this loop, without a pause, also what nobody reads any more
         )
-        await runner.setup()
+        self._num_orders = 0  # to end
+        self._is_handing_over = False
+        self._end_s = math.inf  # until when running requests may finish
+        self._bell = Listener(actor.run, "gateway")
+        self._bus = drain_in_loop(self._loop, actor.bus, self._receive)
+
+    async def run(self) -> None:
+        """Serve until the actor is told to end.
+
+        Raises:
+            RunError: the port cannot be listened on.
+        """
+        self._actor.watch_ending(self._loop, self._on_ending)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._on_successor)
+        self._loop.add_reader(self._bell.fd, self._on_bell)
         try:
-            url = await _listen(runner, actor)
-            _publish_endpoint(actor, url)
-            actor.serving()
+            await self._runner.setup()
+            url = await _listen(self._runner, self._actor)
+            _publish_endpoint(self._actor, url)
+            self._actor.serving()
             log.info("listening on %s", url)
-            while not actor.ending:
-                tick()
-                await asyncio.sleep(TICK_S)
-            end_s = time.monotonic() + actor.config.supervisor.drain_s
-            if is_handing_over:
-                await _stop_accepting(runner, completions, tick, is_late)
-            completions.is_draining = True
-            await _drain(completions, registry, tick, is_late)
+            while not self._actor.ending:
+                await self._tick(TICK_S)
+            self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
+            if self._is_handing_over:
+                await self._stop_accepting()
+            await self._drain()
         finally:
-            await runner.cleanup()
-            loop.remove_reader(bell.fd)
-            bus.close()
+            await self._runner.cleanup()
+            self._loop.remove_reader(self._bell.fd)
+            self._bell.close()
+            self._bus.close()
+
+    async def _tick(self, pause_s: float) -> None:
+        """Do what is due, then let others run for ``pause_s``."""
+        now_s = time.monotonic()
+        self._actor.heartbeat()
+        self._bus.poke()
+        self._take_deltas()
+        self._registry.tick(now_s)
+        self._completions.tick(now_s)
+        if self._actor.status is not None:
+            self._actor.status.set_queue_depth(self._completions.num_open)
+        await asyncio.sleep(pause_s)
+
+    async def _stop_accepting(self) -> None:
+        """Leave new connections to the successor, serve what the accepted ones have sent or are sending, close those that are idle."""
+        for site in self._runner.sites:
+            await site.stop()
+        end_s = time.monotonic() + LAST_REQUESTS_S
+        while time.monotonic() < end_s or (self._completions.num_reading and not self._is_late()):
+            await self._tick(TICK_S / 10)
+        assert self._runner.server is not None
+        self._runner.server.pre_shutdown()
+
+    async def _drain(self) -> None:
+        """Refuse new requests and let running ones finish, then end the rest with an error that their clients see."""
+        completions = self._completions
+        completions.is_draining = True
+        log.info("requests that are running: %d", completions.num_open)
+        while completions.num_open and not self._is_late():
+            await self._tick(TICK_S / 2)
+        completions.is_closed = True
+        self._registry.fail_all(shutting_down(), time.monotonic())
+        end_s = time.monotonic() + DRAIN_ERROR_S
+        while completions.num_open and time.monotonic() < end_s:
+            await self._tick(TICK_S / 10)
+        completions.abandon()
+
+    def _is_late(self) -> bool:
+        """The time to drain is over, we were told twice, or nobody is left to drain for."""
+        return time.monotonic() > self._end_s or self._num_orders > 1 or self._actor.lifeline.is_gone()
+
+    def _on_ending(self) -> None:
+        self._num_orders += 1
+
+    def _on_successor(self) -> None:
+        self._is_handing_over = not self._actor.ending
+        self._actor.end()
+
+    def _on_bell(self) -> None:
+        self._bell.drain()
+        self._take_deltas()
+
+    def _take_deltas(self) -> None:
+        """Apply what the detokenizer has pushed, then acknowledge it."""
+        now_s = time.monotonic()
+        while records := self._deltas.pop_all():
+            for record in records:
+                self._registry.on_delta(decode_delta(record), now_s)
+            self._deltas.ack()
+
+    def _send(self, message: ToController) -> bool:
+        sent = self._actor.send(message)
+        self._bus.poke()
+        return sent
+
+    def _receive(self, message: ToActor) -> None:
+        self._registry.on_message(message, time.monotonic())
+
+    def _unready(self) -> list[str]:
+        return [name for name in ACTORS if not _is_ready(self._actor, self._actors, name)]
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:
@@ -248,32 +269,3 @@ def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
     """An actor serves when its words say so and their writer holds the role lock; a dead one cannot change its words."""
     row = actors.read(name)
     return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
-
-
-async def _stop_accepting(
-    runner: web.AppRunner, completions: Completions, tick: Callable[[], None], is_late: Callable[[], bool]
-) -> None:
-    """Leave new connections to the successor, serve what the accepted ones have sent or are sending, and close those that are idle."""
-    for site in runner.sites:
-        await site.stop()
-    end_s = time.monotonic() + LAST_REQUESTS_S
-    while time.monotonic() < end_s or (completions.num_reading and not is_late()):
-        tick()
-        await asyncio.sleep(TICK_S / 10)
-    assert runner.server is not None
-    runner.server.pre_shutdown()
-
-
-async def _drain(completions: Completions, registry: RequestRegistry, tick: Callable[[], None], is_late: Callable[[], bool]) -> None:
-    """Let running requests finish, then end the rest with an error that their clients see."""
-    log.info("requests that are running: %d", completions.num_open)
-    while completions.num_open and not is_late():
-        tick()
-        await asyncio.sleep(TICK_S / 2)
-    completions.is_closed = True
-    registry.fail_all(shutting_down(), time.monotonic())
-    end_s = time.monotonic() + DRAIN_ERROR_S
-    while completions.num_open and time.monotonic() < end_s:
-        tick()
-        await asyncio.sleep(TICK_S / 10)
-    completions.abandon()

@@ -61,26 +61,29 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool
     negative_prompt: str
 
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """A valid request to ``/v1/chat/completions``."""
+
+    generation: Generation
+    conversation: Conversation
+
     @property
     def field_names(self) -> dict[str, str]:
         """Fields that the request names otherwise than the controller does in its errors."""
-        return {"max_tokens": self.max_tokens_field}
+        return {"max_tokens": self.generation.max_tokens_field}
 
 
-class ChatRequest(Generation, frozen=True, kw_only=True):
-    """A valid request to ``/v1/chat/completions``."""
-
-    conversation: Conversation
-
-
-class TextRequest(Generation, frozen=True, kw_only=True):
+class TextRequest(msgspec.Struct, frozen=True):
     """A valid request to ``/v1/completions``. ``prompt``: text, or token ids."""
 
+    generation: Generation
     prompt: str | list[int]
 
     @property
     def field_names(self) -> dict[str, str]:
-        return {"messages": "prompt", **super().field_names}
+        """As ``ChatRequest``'s."""
+        return {"max_tokens": self.generation.max_tokens_field, "messages": "prompt"}
 
 
 class Harmless(NamedTuple):
@@ -156,26 +159,22 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
     """
-    fields = Fields(decode_body(body, limits.body))
-    _check_model(fields, limits)
-    generation = _read_generation(fields, limits)
+    fields, generation = _read_generation(body, limits)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     _refuse_others(fields)
     intake = MediaIntake(limits.kinds, limits.media, options)
-    return ChatRequest(conversation=read_messages(messages, intake, limits.max_context), **generation)
+    return ChatRequest(generation, read_messages(messages, intake, limits.max_context))
 
 
 def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
     """Validate the body of a request to go on with a text. Raises: RequestError, as ``read_chat``."""
-    fields = Fields(decode_body(body, limits.body))
-    _check_model(fields, limits)
-    generation = _read_generation(fields, limits)
+    fields, generation = _read_generation(body, limits)
     prompt = _read_prompt(fields.take_required("prompt"))
-    if generation["sampling"].guidance_scale != 1 and not generation["negative_prompt"]:
+    if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required for guidance: without a chat template it is all that the companion has")
     _refuse_others(fields)
-    return TextRequest(prompt=prompt, **generation)
+    return TextRequest(generation, prompt)
 
 
 def _read_prompt(value: Any) -> str | list[int]:
@@ -193,27 +192,26 @@ def _read_prompt(value: Any) -> str | list[int]:
     return value
 
 
-def _read_generation(fields: Fields, limits: Limits) -> dict[str, Any]:
-    """The fields of ``Generation``."""
+def _read_generation(body: bytes | bytearray, limits: Limits) -> tuple[Fields, Generation]:
+    """What all requests for work have in common, and the fields that are left."""
+    fields = Fields(decode_body(body, limits.body))
+    _check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
     fields.take_str("user", MAX_USER_CHARS)
-    negative_prompt = fields.take("negative_prompt")
-    if negative_prompt is not None and not isinstance(negative_prompt, str):
-        raise refuse("negative_prompt", f"expected a string, got {kind_of(negative_prompt)}")
-    return {
-        "sampling": _read_sampling(fields, limits.sampling),
-        "max_new_tokens": max_new_tokens,
-        "max_tokens_field": max_tokens_field,
-        "stop": _read_stop(fields),
-        "ignore_eos": fields.take_bool("ignore_eos"),
-        "return_token_ids": fields.take_bool("return_token_ids"),
-        "stream": stream,
-        "include_usage": include_usage,
-        "continuous_usage": continuous_usage,
-        "negative_prompt": negative_prompt or "",
-    }
+    return fields, Generation(
+        negative_prompt=fields.take_str("negative_prompt") or "",
+        sampling=_read_sampling(fields, limits.sampling),
+        max_new_tokens=max_new_tokens,
+        max_tokens_field=max_tokens_field,
+        stop=_read_stop(fields),
+        ignore_eos=fields.take_bool("ignore_eos"),
+        return_token_ids=fields.take_bool("return_token_ids"),
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+    )
 
 
 def _refuse_others(fields: Fields) -> None:
@@ -229,12 +227,8 @@ def _refuse_others(fields: Fields) -> None:
 
 
 def _check_model(fields: Fields, limits: Limits) -> None:
-    model = fields.take("model")
-    if model is None:
-        return  # there is only one
-    if not isinstance(model, str):
-        raise refuse("model", f"expected a string, got {kind_of(model)}")
-    if model != limits.model_name:
+    model = fields.take_str("model")
+    if model is not None and model != limits.model_name:  # there is only one
         raise RequestError(
             f"model: {show(model)} does not exist, this server has {show(limits.model_name)}",
             status=404,

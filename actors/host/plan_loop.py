@@ -25,7 +25,7 @@ from ...shm.sequence_table import SequenceTable
 from .actor import Actor
 from .device import raise_if_fatal
 from .plan_checks import cost_units, still_wanted
-from .recording import PlanFlight
+from .plan_flight import PlanFlight
 from .step_limit import StepLimit
 
 log = logging.getLogger(__name__)

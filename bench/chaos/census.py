@@ -53,7 +53,7 @@ def count(view: RunView, with_memory: bool = False) -> Count:
         pages_used={name: pool.used for name, pool in stats.pools.items()},
         rows_used=view.num_rows_in_use(),
         requests=stats.waiting + stats.preparing + stats.running,
-        plans=int(stats.extra.get("plans", 0)),
+        plans=stats.plans,
         shm_bytes=sum(entry.stat().st_blocks * 512 for entry in view.path.iterdir() if not entry.name.startswith(".")),
         own_bytes={name: anonymous_bytes(pid) for pid, name in pids.items()} if with_memory else {},
     )
@@ -73,7 +73,7 @@ def processes(view: RunView) -> dict[int, str]:
 def is_settled(view: RunView) -> bool:
     """Nothing is under way: no request, row, plan or page is in use."""
     stats = view.stats()
-    in_use = stats.waiting + stats.preparing + stats.running + view.num_rows_in_use() + int(stats.extra.get("plans", 0))
+    in_use = stats.waiting + stats.preparing + stats.running + view.num_rows_in_use() + stats.plans
     return not in_use and not any(pool.used for pool in stats.pools.values())
 
 

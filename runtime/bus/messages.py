@@ -392,12 +392,6 @@ ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Ca
 # records in rings
 
 
-class TokenHint(Record, frozen=True):
-    """decode -> detokenizer: these rows have new committed ids or an end. The table is the truth."""
-
-    rows: list[int]
-
-
 class Delta(Record, frozen=True):
     """detokenizer -> gateway: ``data`` is UTF-8 text of the request starting at ``byte_offset`` of its whole text.
 
@@ -437,5 +431,4 @@ decode_to_actor = _checked(msgspec.msgpack.Decoder(ToActor).decode)
 decode_to_controller = _checked(msgspec.msgpack.Decoder(ToController).decode)
 decode_plan = _checked(msgspec.msgpack.Decoder(Plan).decode)
 decode_sequence_spec = _checked(msgspec.msgpack.Decoder(SequenceSpec).decode)
-decode_token_hint = _checked(msgspec.msgpack.Decoder(TokenHint).decode)
 decode_delta = _checked(msgspec.msgpack.Decoder(Delta).decode)

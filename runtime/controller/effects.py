@@ -1,4 +1,4 @@
-"""What the pure controller wants done. ``actors/controller/serve.py`` does it in this order: memory and journal before messages
+"""What the pure controller wants done. ``actors/controller/io.py`` does it in this order: memory and journal before messages
 (pure).
 
 The order is what makes a crash between any two effects harmless: whatever a message or a word refers to is in memory before it.

@@ -1,4 +1,4 @@
-"""What flight records mean: kinds, and the numbers of each. Actors write them (``actors/host/recording.py``), trace and inspect read.
+"""What flight records mean: kinds, and the numbers of each. Actors write them (``actors/*/*flight.py``), trace and inspect read.
 
 Numbers ``key``, ``a``, ``b``, ``c`` of a record are 64 bits and unsigned. A *request key* is the gateway's name of a request, a
 *row* its place in the sequence table.

@@ -97,7 +97,7 @@ def _run_view(stats: StatsSnapshot, requests: list[RequestReport]) -> RunView:
         running=stats.running,
         prefill_budget_tokens=stats.prefill_budget,
         encode_budget_rows=stats.encode_budget,
-        tbt_ms=1000 * stats.extra.get("tbt_s", 0.0),
+        tbt_ms=1000 * stats.tbt_s,
         pools={name: (use.used, use.pages) for name, use in stats.pools.items()},
         requests=requests,
     )

@@ -26,7 +26,6 @@ ROW_STATE_BYTES = 128 * 1024
 PLAN_SLOTS = 64
 PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
-TOKEN_RING_BYTES = 1 << 20
 DELTA_RING_BYTES = 4 << 20
 CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
 EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
@@ -82,7 +81,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
         rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
-        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + TOKEN_RING_BYTES + DELTA_RING_BYTES + FLIGHT_BYTES
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + FLIGHT_BYTES
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | None = None) -> MemoryLayout:

@@ -109,11 +109,10 @@ def routes() -> list[tuple[str, str]]:
     """Every (method, path) that the application has, by its source: a new one is tested without anybody thinking of it."""
     found = []
     for node in ast.walk(ast.parse((ROOT / "actors/gateway/app.py").read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-            if node.func.value.id == "web" and node.func.attr in ("get", "post", "put", "delete", "patch", "head", "options", "route"):
-                assert isinstance(node.args[0], ast.Constant)
-                found.append((node.func.attr.upper(), str(node.args[0].value)))
-    assert len(found) >= 7
+        match node:
+            case ast.Tuple([ast.Attribute(attr=add), ast.Constant(path), _]) if add.startswith("add_"):
+                found.append((add.removeprefix("add_").upper(), str(path)))
+    assert len(found) >= 8
     return found
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrt.actors.controller.flight import ControllerFlight
+from mmrt.actors.controller.io import ControllerIO
 from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
-from mmrt.actors.controller.serve import ControllerIO, Serving, active_generations
-from mmrt.actors.host.recording import ControllerFlight
+from mmrt.actors.controller.serve import Serving, active_generations
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.controller.effects import ClearPages, Effect, Send, WriteState

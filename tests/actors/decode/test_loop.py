@@ -1,4 +1,4 @@
-"""decode's loop over a real table and ring: who it takes in, whom it lets go, and what it says of that."""
+"""decode's loop over a real table and doorbell: who it takes in, whom it lets go, and what it says of that."""
 
 import time
 
@@ -6,11 +6,10 @@ import pytest
 
 from mmrt.actors.decode.loop import Decoding
 from mmrt.actors.host.solo_trials import solo_place, solo_step
-from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, decode_token_hint
+from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.schema.rows import EndCode, Phase
-from mmrt.shm.doorbell import Ringer
-from mmrt.shm.ring import Ring
+from mmrt.shm.doorbell import Listener, Ringer
 from mmrt.shm.status import ActorStatus
 from mmrt.tests.actors.bench import Bench, Counting, Row
 from mmrt.tests.actors.host.fake_actor import FakeActor
@@ -18,13 +17,12 @@ from mmrt.tests.actors.host.fake_actor import FakeActor
 both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
 
 
-def serve(bench: Bench, *script: object, ring_bytes: int = 4096, death: Death | None = None) -> FakeActor:
+def serve(bench: Bench, *script: object, death: Death | None = None) -> FakeActor:
     actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
     actor.become_active()
     actor.death = death
-    hints = Ring.create(bench.run, "tokens", ring_bytes)
     with Ringer(bench.run, "detokenizer") as bell:
-        Decoding(actor, bench.table, bench.running, hints, bell).run()  # type: ignore[arg-type]
+        Decoding(actor, bench.table, bench.running, bell).run()  # type: ignore[arg-type]
     return actor
 
 
@@ -42,11 +40,12 @@ def placed(bench: Bench, row: int = 0, max_new_tokens: int = 10, phase: Phase = 
 @both_ways
 def test_rows_are_found_without_being_told(counting: Bench) -> None:
     row, other = placed(counting, 0, 3), placed(counting, 1, 5)
-    actor = serve(counting, *turns(6))
+    with Listener(counting.run, "detokenizer") as listener:
+        rings: list[bool] = []
+        actor = serve(counting, *[[], lambda: rings.append(listener.drain())] * 5, [])
     assert counting.committed(row) == [11, 12, 13] and counting.committed(other) == [11, 12, 13, 14, 15]
     assert actor.sent == [SequenceEnded(1, *row.place), SequenceEnded(1, *other.place)]
-    records = Ring.attach(counting.run, "tokens").pop_all()
-    assert [decode_token_hint(record).rows for record in records] == [[0, 1]] * 3 + [[1]] * 2
+    assert rings == [True] * 5, "one at least for each step that committed something"
     assert actor.num_waits == 1
 
 
@@ -110,10 +109,10 @@ def test_one_that_cannot_be_computed_ends_with_an_error(counting: Bench, caplog:
 
 
 @both_ways
-def test_a_full_ring_of_hints_holds_nobody_up(counting: Bench) -> None:
-    """Hints are hints: the detokenizer may be away as long as it likes."""
+def test_a_detokenizer_that_does_not_answer_its_bell_holds_nobody_up(counting: Bench) -> None:
     row = placed(counting, max_new_tokens=200)
-    serve(counting, *turns(210), ring_bytes=64)
+    with Listener(counting.run, "detokenizer"):
+        serve(counting, *turns(210))
     assert len(counting.committed(row)) == 200
 
 

@@ -1,36 +1,40 @@
 """Joined by byte offset, the deltas equal the full decode cut at its stop string, whatever dies and however often."""
 
+import select
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mmrt.actors import detokenizer as module
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
+from mmrt.actors.host.actor import Actor
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Delta, Sampling, SequenceSpec, TokenHint, decode_delta, encode
+from mmrt.runtime.bus.messages import Delta, Sampling, SequenceSpec, decode_delta, encode
 from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.doorbell import Ringer
 from mmrt.shm.ring import Ring
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.actors.host.fake_actor import FakeActor
 
 NUM_ROWS = 4
 MAX_CONTEXT = 512
 
 
 class Bench:
-    """The detokenizer's neighbours: decode writes the table and hints, the gateway pops deltas and joins them by offset."""
+    """The detokenizer's neighbours: decode writes the table, the gateway pops deltas and joins them by offset."""
 
     def __init__(self, run: RunDirectory, tokenizer: Tokenizer, delta_bytes: int = 1 << 20) -> None:
+        self.run = run
         self.tokenizer = tokenizer
         self.table = SequenceTable.create(run, NUM_ROWS, MAX_CONTEXT, 8)
-        self.hints = Ring.create(run, "tokens", 4096)
         self.deltas = Ring.create(run, "deltas", delta_bytes)
-        self.consumer_of_hints = Ring.attach(run, "tokens")
         self.consumer_of_deltas = Ring.attach(run, "deltas")
         self.now_s = 100.0
         self.texts: dict[int, bytes] = {}
@@ -39,7 +43,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        self.detokenizer = Detokenizer(self.table, self.consumer_of_hints, self.deltas, self.tokenizer)
+        self.detokenizer = Detokenizer(self.table, self.deltas, self.tokenizer)
 
     def admit(self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False) -> int:
         generation = self.table.begin(row)
@@ -53,7 +57,6 @@ class Bench:
         generation = self.table.phase(row)[0]
         for id in ids:
             self.table.commit(np.array([row]), np.array([generation]), np.array([id]))
-            self.hints.try_push(encode(TokenHint([row])))
         if end != EndCode.NONE:
             self.table.set_end(row, generation, end)
 
@@ -409,3 +412,39 @@ def test_one_text_alone_leaves_the_others_for_later(bench: Bench) -> None:
     assert bench.detokenizer.is_blocked
     bench.step()
     assert [delta.key for delta in bench.receive()] == [0]
+
+
+class RungActor(FakeActor):
+    """Calls ``ring`` whenever the loop waits, and waits for its descriptors alone: no time ends a wait."""
+
+    model_path = None
+    model = SimpleNamespace(eos_token_ids=(0,))
+
+    def __init__(self, run: RunDirectory, num_turns: int, ring: Callable[[], None]) -> None:
+        super().__init__(run, "detokenizer", [[]] * num_turns)
+        self.ring = ring
+
+    def wait_for_layout(self) -> None:
+        pass
+
+    def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
+        self.ring()
+        assert select.select(extra_fds, [], [], 10)[0] or self.ending
+
+
+def test_a_ring_is_all_that_new_text_needs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.admit(0, key=5)
+    ids = bench.tokenizer.encode("the quick")
+    received: list[int] = []
+    with Ringer(bench.run, "detokenizer") as bell:
+
+        def ring() -> None:
+            received.append(len(bench.receive()))
+            if len(received) <= len(ids):
+                bench.commit(0, [ids[len(received) - 1]])
+                bell.ring()
+
+        monkeypatch.setattr(module.Tokenizer, "load", lambda *_, **__: bench.tokenizer)
+        module.main(cast(Actor, RungActor(bench.run, len(ids) + 1, ring)))
+    assert received == [0] + [1] * len(ids)
+    assert bench.texts == {5: b"the quick"}

@@ -11,8 +11,8 @@ import openai
 import pytest
 from aiohttp import web
 
+from mmrt.actors.gateway import client_request
 from mmrt.actors.gateway import completions as completions_module
-from mmrt.actors.gateway import requests as gateway_requests
 from mmrt.actors.gateway import serve as serving
 from mmrt.runtime.bus.messages import Cancel, Delivered, Filled, Query, Submit
 from mmrt.runtime.process.listening import open_listeners
@@ -341,7 +341,7 @@ def test_a_client_that_does_not_read_is_dropped(stage: Any, monkeypatch: pytest.
 
     async def test(scene: Any) -> None:
         scene.controller.script = flood
-        monkeypatch.setattr(gateway_requests, "MAX_PENDING_BYTES", 100_000)
+        monkeypatch.setattr(client_request, "MAX_PENDING_BYTES", 100_000)
         reader, writer = await scene.connect(receive_bytes=4096)
         body = json.dumps(scene.chat(stream=True)).encode()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -468,9 +468,9 @@ def test_repeated_and_overlapping_deltas_change_nothing(stage: Any) -> None:
 
 
 def test_many_requests_over_a_bus_that_loses_messages(stage: Any, lossy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_requests, "RESEND_S", 0.02)
-    monkeypatch.setattr(gateway_requests, "MAX_RESEND_S", 0.04)
-    monkeypatch.setattr(gateway_requests, "QUERY_S", 0.05)
+    monkeypatch.setattr(client_request, "RESEND_S", 0.02)
+    monkeypatch.setattr(client_request, "MAX_RESEND_S", 0.04)
+    monkeypatch.setattr(client_request, "QUERY_S", 0.05)
 
     async def test(scene: Any) -> None:
         scene.controller.loses = lossy
@@ -503,7 +503,7 @@ def test_the_controller_may_be_away_for_a_while(stage: Any) -> None:
 
 
 def test_a_request_that_the_controller_has_lost_is_an_error(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_requests, "QUERY_S", 0.05)
+    monkeypatch.setattr(client_request, "QUERY_S", 0.05)
 
     async def test(scene: Any) -> None:
         scene.controller.script = hang

@@ -14,8 +14,9 @@ from aiohttp.http_parser import DeflateBuffer
 
 from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import serve as serve_module
+from mmrt.actors.gateway.client_request import CLIENT_GONE, ClientRequest, Link
 from mmrt.actors.gateway.metrics import Metrics
-from mmrt.actors.gateway.requests import CLIENT_GONE, Request, RequestRegistry
+from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.messages import RequestSpec, Sampling
 from mmrt.runtime.errors import RequestError, RunError
@@ -629,7 +630,7 @@ def test_refusals_are_no_finished_requests(stage: Any, status: int, refused: int
 def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() -> None:
     metrics = Metrics("tiny", StatsSnapshot)
     gone = RequestError("gone", status=CLIENT_GONE)
-    request = Request(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, 0.0)
+    request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, cast(Link, None), 0.0)
     request.error = gone
     metrics.on_over(request, 1.0)
     assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway import requests as module
-from mmrt.actors.gateway.requests import Request, RequestRegistry, Stage
+from mmrt.actors.gateway import client_request as module
+from mmrt.actors.gateway.client_request import ClientRequest, Link, RequestStage
+from mmrt.actors.gateway.flight import GatewayFlight
+from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.runtime.bus.messages import (
     Cancel,
     Delivered,
@@ -30,6 +32,8 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.errors import StalePage
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.run_directory import RunDirectory
 
 RUNS = [PageRun([4, 2], [7, 7])]
 
@@ -54,20 +58,20 @@ class Pool:
 class Desk:
     """A registry with everything around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, flight: GatewayFlight) -> None:
         self.now_s = 1000.0
         self.sent: list[ToController] = []
         self.reachable = True
         self.wakes = 0
         self.pool = Pool()
-        self.registry = RequestRegistry(3, self._send, self.pool)
+        self.registry = RequestRegistry(Link(3, self._send, self.pool, flight))
 
     def _send(self, message: ToController) -> bool:
         if self.reachable:
             self.sent.append(message)
         return self.reachable
 
-    def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0) -> Request:
+    def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0) -> ClientRequest:
         items = [MediaItem("image", len(data), "image/png") for data in media]
         spec = RequestSpec("id", [1, 2, 3], items, Sampling(), 10, deadline_s=deadline_s)
         return self.registry.submit(spec, media, self._wake, self.now_s)
@@ -89,12 +93,14 @@ class Desk:
         self.registry.on_message(message, self.now_s)
         return list(self.sent)
 
-    def text(self, request: Request, offset: int, data: str, tokens: int, finish: FinishReason | None = None) -> list[ToController]:
+    def text(
+        self, request: ClientRequest, offset: int, data: str, tokens: int, finish: FinishReason | None = None
+    ) -> list[ToController]:
         self.sent.clear()
         self.registry.on_delta(Delta(request.key, 1, offset, tokens, data.encode(), finish), self.now_s)
         return list(self.sent)
 
-    def streaming(self) -> Request:
+    def streaming(self) -> ClientRequest:
         request = self.submit()
         self.answer(Granted(1, request.key, RUNS))
         self.answer(Prepared(1, request.key, 50))
@@ -102,24 +108,24 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk(run: RunDirectory) -> Desk:
+    return Desk(GatewayFlight(FlightRecorder.create(run, "gateway", 256).writer(3)))
 
 
 def test_the_plain_course(desk: Desk) -> None:
     request = desk.submit()
     assert desk.sent == [Submit(3, request.key, request.spec)]
     assert desk.answer(Queued(1, request.key, 4)) == []
-    assert (request.stage, request.position, request.has_started) == (Stage.QUEUED, 4, False)
+    assert (request.stage, request.has_started) == (RequestStage.QUEUED, False)
     assert desk.answer(Granted(1, request.key, RUNS)) == [Filled(3, request.key)]
     assert desk.pool.written == [([4, 2], b"bytes")]
-    assert request.stage is Stage.WAITING
+    assert request.stage is RequestStage.WAITING
     assert desk.answer(Prepared(1, request.key, 50)) == []
     assert request.has_started and request.prompt_tokens() == 50
     assert desk.text(request, 0, "héllo", 2) == []
     assert (request.take(), request.num_tokens, request.is_over) == ("héllo", 2, False)
     assert desk.text(request, 6, "!", 3, "length") == [Delivered(3, request.key)]
-    assert (request.take(), request.finish, request.stage) == ("!", "length", Stage.DELIVERED)
+    assert (request.take(), request.finish, request.stage) == ("!", "length", RequestStage.DELIVERED)
     assert len(desk.registry) == 1
     assert desk.answer(Released(1, request.key)) == []
     assert len(desk.registry) == 0
@@ -228,7 +234,7 @@ def test_cancel_is_sent_again_until_released(desk: Desk, at: int) -> None:
     for message in [Queued(1, request.key, 0), Granted(1, request.key, RUNS), Prepared(1, request.key, 5)][:at]:
         desk.answer(message)
     desk.sent.clear()
-    desk.registry.cancel(request, desk.now_s)
+    request.cancel(desk.now_s)
     assert desk.sent == [Cancel(3, request.key)]
     for late in (Queued(1, request.key, 0), Granted(1, request.key, RUNS), Prepared(1, request.key, 5)):
         assert desk.answer(late) == []
@@ -242,7 +248,7 @@ def test_cancelling_what_is_over_does_nothing(desk: Desk) -> None:
     request = desk.streaming()
     desk.text(request, 0, "x", 1, "stop")
     desk.sent.clear()
-    desk.registry.cancel(request, desk.now_s)
+    request.cancel(desk.now_s)
     assert desk.sent == [] and request.error is None
 
 
@@ -265,7 +271,7 @@ def test_a_new_epoch_changes_nothing(desk: Desk) -> None:
     request = desk.streaming()
     desk.text(request, 0, "x", 1)
     desk.answer(Prepared(9, request.key, 50))
-    assert request.stage is Stage.STREAMING and not request.is_over
+    assert request.stage is RequestStage.STREAMING and not request.is_over
     assert desk.text(request, 1, "y", 2, "stop") == [Delivered(3, request.key)]
 
 
@@ -285,7 +291,7 @@ def test_an_error_in_the_second_that_waits_for_the_prompt_s_tokens_is_the_end(de
     assert not request.is_over
     desk.pass_time(3)
     assert request.error is not None and request.error.status == 504
-    assert request.finish is None and request.stage is Stage.DELIVERED
+    assert request.finish is None and request.stage is RequestStage.DELIVERED
 
 
 def test_the_deadline(desk: Desk) -> None:

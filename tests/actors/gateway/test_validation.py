@@ -46,17 +46,22 @@ def refusal(data: bytes, limits: Limits = LIMITS) -> RequestError:
 
 def test_the_defaults() -> None:
     request = read(body())
-    sampling = request.sampling
+    sampling = request.generation.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert sampling.guidance_scale == 1.0 and sampling.seed >= 0
-    assert (request.max_new_tokens, request.stop, request.ignore_eos, request.stream) == (None, [], False, False)
-    assert read(body()).sampling.seed != sampling.seed
+    assert (request.generation.max_new_tokens, request.generation.stop, request.generation.ignore_eos, request.generation.stream) == (
+        None,
+        [],
+        False,
+        False,
+    )
+    assert read(body()).generation.sampling.seed != sampling.seed
 
 
 def test_penalties() -> None:
-    sampling = read(body(presence_penalty=-0.5, frequency_penalty=2, repetition_penalty=1.3)).sampling
+    sampling = read(body(presence_penalty=-0.5, frequency_penalty=2, repetition_penalty=1.3)).generation.sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 2, 1.3)
-    assert sampling.has_penalties and not read(body(presence_penalty=0, repetition_penalty=1.0)).sampling.has_penalties
+    assert sampling.has_penalties and not read(body(presence_penalty=0, repetition_penalty=1.0)).generation.sampling.has_penalties
     for name, value, allowed in (
         ("presence_penalty", 2.1, "-2 to 2"),
         ("frequency_penalty", -3, "-2 to 2"),
@@ -69,11 +74,14 @@ def test_penalties() -> None:
 def test_the_checkpoint_says_what_counts_by_default() -> None:
     defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, repetition_penalty=1.05)
     limits = msgspec.structs.replace(LIMITS, sampling=defaults)
-    sampling = read_chat(body(), limits).sampling
-    assert sampling.repetition_penalty == 1.05 and read_chat(body(repetition_penalty=1), limits).sampling.repetition_penalty == 1
+    sampling = read_chat(body(), limits).generation.sampling
+    assert (
+        sampling.repetition_penalty == 1.05
+        and read_chat(body(repetition_penalty=1), limits).generation.sampling.repetition_penalty == 1
+    )
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.8, 20)
-    assert read_chat(body(temperature=9e-6), limits).sampling.temperature == 0.0, "nothing is left to chance"
-    sampling = read_chat(body(temperature=1, top_p=1, top_k=-1), limits).sampling
+    assert read_chat(body(temperature=9e-6), limits).generation.sampling.temperature == 0.0, "nothing is left to chance"
+    sampling = read_chat(body(temperature=1, top_p=1, top_k=-1), limits).generation.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
 
 
@@ -97,13 +105,17 @@ def test_all_fields() -> None:
             n=1,
         )
     )
-    assert request.max_new_tokens == 5
-    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.0, 0, 2**63 - 1)
-    assert request.sampling.guidance_scale == 0.0 and request.negative_prompt == "bad"
-    assert request.stop == ["a", "b"] and request.ignore_eos and request.stream
-    assert request.include_usage and request.continuous_usage
-    assert read(body(stop="one")).stop == ["one"]
-    assert read(body(max_completion_tokens=7)).max_new_tokens == 7
+    assert request.generation.max_new_tokens == 5
+    assert (request.generation.sampling.temperature, request.generation.sampling.top_k, request.generation.sampling.seed) == (
+        0.0,
+        0,
+        2**63 - 1,
+    )
+    assert request.generation.sampling.guidance_scale == 0.0 and request.generation.negative_prompt == "bad"
+    assert request.generation.stop == ["a", "b"] and request.generation.ignore_eos and request.generation.stream
+    assert request.generation.include_usage and request.generation.continuous_usage
+    assert read(body(stop="one")).generation.stop == ["one"]
+    assert read(body(max_completion_tokens=7)).generation.max_new_tokens == 7
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED_FIELDS))

@@ -16,7 +16,6 @@ DECODERS = {
     "to controller": m.decode_to_controller,
     "plan": m.decode_plan,
     "spec": m.decode_sequence_spec,
-    "token hint": m.decode_token_hint,
     "delta": m.decode_delta,
 }
 LEAVES = {
@@ -54,7 +53,7 @@ CASES = (
     [("to actor", kind) for kind in TO_ACTOR]
     + [("to controller", kind) for kind in TO_CONTROLLER]
     + [("plan", kind) for kind in PLANS]
-    + [("spec", m.SequenceSpec), ("token hint", m.TokenHint), ("delta", m.Delta)]
+    + [("spec", m.SequenceSpec), ("delta", m.Delta)]
 )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mmrt.actors.controller.io import ControllerIO, perform_all
 from mmrt.actors.controller.journal import Journal
-from mmrt.actors.controller.serve import ControllerIO, perform_all
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m

@@ -1,46 +1,22 @@
-"""What actors put into their flight recorders, beyond what one line does: plans with their waits, and all that a controller decides.
+"""What the controller puts into its flight recorder: all that it decides.
 
-The controller's records are made of the effects that it performs, where they are performed: the pure machine knows nothing of them.
+The records are made of the effects that it performs, where they are performed: the pure machine knows nothing of them.
 """
 
 import time
 
-from ...runtime.bus.messages import Filled, ItemError, Plan, PlanDone, RequestSpec, Result, Skipped, ToController
+from ...runtime.bus.messages import Filled, PlanDone, ToController
 from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
-from ...runtime.observe.flight import Kind, pack_id, pack_plan, plan_kind, plan_share, plan_units
+from ...runtime.observe.flight import Kind, plan_kind, plan_share
 from ...runtime.stage_table import ACTORS
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
+from ...shm.status import StatsSnapshot
 
-UNWANTED = 499  # of a plan that was skipped: nobody wanted it any more
 _SLOW_TICK_NS = 2_000_000  # a tick that did nothing is worth a record when it took so long
-
-
-class PlanFlight:
-    """The plans of one actor: when they arrived, when they were done, for how long and with what result."""
-
-    def __init__(self, flight: FlightWriter) -> None:
-        self._flight = flight
-        self._arrived: dict[int, int] = {}
-
-    def arrived(self, plan_id: int) -> None:
-        """The plan waits in the actor's queue from now on."""
-        self._arrived[plan_id] = time.monotonic_ns()
-
-    def skipped(self, plan_id: int) -> None:
-        """The plan will not be done."""
-        self._arrived.pop(plan_id, None)
-
-    def done(self, plan_id: int, plan: Plan, began_ns: int, result: Result, num_queued: int) -> None:
-        """The plan has just been done."""
-        now_ns = time.monotonic_ns()
-        wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
-        status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0
-        a = pack_plan(plan_kind(plan), status, num_queued)
-        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan_units(plan), wait_ns)
 
 
 class ControllerFlight:
@@ -84,18 +60,12 @@ class ControllerFlight:
         if num_effects or duration_ns > _SLOW_TICK_NS:
             self._flight.record(Kind.TICK, began_ns, duration_ns, 0, num_effects)
 
-    def counters(self) -> None:
+    def counters(self, stats: StatsSnapshot) -> None:
         """Use of pools, queues and budgets, where they are not what they were."""
-        state = self._state
         for index, name in enumerate(POOLS):
-            pool = state.pools[name]
-            self._count(Kind.POOL, 0, index, pool.num_used, pool.num_pages)
-        rows = [request for request in state.rows if request is not None]
-        preparing = sum(request.phase == Phase.PREPARE for request in rows)
-        running = sum(request.phase == Phase.DECODE and not request.is_finished for request in rows)
-        self._count(Kind.QUEUES, len(state.plans), len(state.waiting), preparing, running)
-        steering = state.steering
-        self._count(Kind.BUDGETS, 0, steering.prefill.units, steering.encode.units, int(1e9 * (steering.tbt_s or 0.0)))
+            self._count(Kind.POOL, 0, index, stats.pools[name].used, stats.pools[name].pages)
+        self._count(Kind.QUEUES, stats.plans, stats.waiting, stats.preparing, stats.running)
+        self._count(Kind.BUDGETS, 0, stats.prefill_budget, stats.encode_budget, int(1e9 * stats.tbt_s))
 
     def _count(self, kind: Kind, key: int, a: int, b: int, c: int) -> None:
         place = kind, a if kind is Kind.POOL else 0
@@ -132,39 +102,3 @@ class ControllerFlight:
         else:
             lengths = [*map(len, effect.prompts), 0]
             flight.event(Kind.PREPARED, key, lengths[0], lengths[1], request.record.max_new_tokens)
-
-
-class GatewayFlight:
-    """The gateway's part of each request. ``flight`` None: nothing is recorded (tests)."""
-
-    def __init__(self, flight: FlightWriter | None) -> None:
-        self._flight = flight
-
-    def received(self, key: int, spec: RequestSpec) -> None:
-        """The request was read and goes to the controller."""
-        self._event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
-
-    def now_ns(self) -> int:
-        """For ``written``: the registry has no clock."""
-        return time.monotonic_ns()
-
-    def written(self, key: int, began_ns: int, num_bytes: int) -> None:
-        """Its media were written into their pages, just now."""
-        if self._flight is not None:
-            self._flight.record(Kind.WRITTEN, began_ns, time.monotonic_ns() - began_ns, key, 0, 0, num_bytes)
-
-    def first_text(self, key: int) -> None:
-        """Its first text is there."""
-        self._event(Kind.FIRST_TEXT, key)
-
-    def sent(self, key: int, num_tokens: int) -> None:
-        """Its client has been sent the text of so many tokens."""
-        self._event(Kind.SENT, key, num_tokens)
-
-    def over(self, key: int, num_tokens: int, status: int) -> None:
-        """It is over for the client: with an error of this status, or well (0)."""
-        self._event(Kind.OVER, key, num_tokens, status)
-
-    def _event(self, kind: Kind, key: int, a: int = 0, b: int = 0, c: int = 0) -> None:
-        if self._flight is not None:
-            self._flight.event(kind, key, a, b, c)

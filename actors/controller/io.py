@@ -1,0 +1,121 @@
+"""The controller's hands: the shared memory that it writes, and effects done in order."""
+
+from collections.abc import Callable, Iterable
+
+from ...runtime.bus.messages import ToActor
+from ...runtime.controller.effects import (
+    POOLS,
+    AppendPages,
+    BeginRow,
+    ClearPages,
+    ClearPlan,
+    Effect,
+    Send,
+    SetPageGenerations,
+    SetPhase,
+    SetPrefilled,
+    WriteJournal,
+    WritePlan,
+    WriteSpec,
+    WriteState,
+)
+from ...runtime.controller.machine import Progress
+from ...runtime.controller.records import JournalState
+from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
+from ...runtime.stage_table import ACTORS
+from ...schema.rows import Phase
+from ...shm.plan_table import PlanTable
+from ...shm.pool import PagePool
+from ...shm.run_directory import RunDirectory
+from ...shm.sequence_table import SequenceTable
+from .journal import Journal
+
+
+class ControllerIO:
+    """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.table = SequenceTable.attach(run)
+        self.plans = PlanTable.attach(run)
+        self.pools = {name: PagePool.attach(run, name) for name in POOLS}
+
+    def close(self) -> None:
+        self.table.close()
+        self.plans.close()
+        for pool in self.pools.values():
+            pool.close()
+
+    def progress(self, watched: Iterable[tuple[int, int]]) -> list[Progress]:
+        """decode's words of these rows. The end is read before the count, which is then final."""
+        table = self.table
+        progress = []
+        for row, generation in watched:
+            end_code = int(table.end(row, generation))
+            progress.append(Progress(row, generation, table.committed(row, generation), end_code))
+        return progress
+
+    def perform(self, effect: Effect) -> None:
+        """Do one effect on memory."""
+        table = self.table
+        match effect:
+            case SetPageGenerations(pool, run):
+                self.pools[pool].generations[run.pages] = run.generations
+            case BeginRow(row, generation):
+                begun = table.begin(row)
+                assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
+            case WriteState(row, state):
+                table.write_state(row, state)
+            case WriteSpec(row, spec, prompts):
+                for member, prompt in enumerate(prompts):
+                    table.write_prompt(row, member, prompt)
+                table.write_spec(row, spec)
+            case AppendPages(row, member, pages):
+                table.append_pages(row, member, pages)
+            case ClearPages(row):
+                table.num_pages[row] = 0
+                table.prefilled[row] = 0
+            case SetPrefilled(row, member, num_tokens):
+                table.prefilled[row, member] = num_tokens
+            case SetPhase(row, phase):
+                table.set_phase(row, phase)
+            case WritePlan(slot, plan_id, actor, payload):
+                self.plans.write(slot, plan_id, ACTORS.index(actor), payload)
+            case ClearPlan(slot):
+                self.plans.clear(slot)
+            case _:
+                raise AssertionError(f"{type(effect).__name__} is no effect on memory")
+
+    def snapshot(self, journal: JournalState, actors: dict[str, int]) -> RunSnapshot:
+        """Everything that the last controller left."""
+        table = self.table
+        rows = []
+        for row in range(table.num_rows):
+            generation, phase = table.phase(row)
+            if phase == Phase.FREE:
+                continue
+            tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
+            first, second = table.prefilled[row].tolist()
+            end_code, state = int(table.end(row, generation)), table.read_state(row)
+            committed = table.committed(row, generation)
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
+        plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
+        generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
+        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors)
+
+
+def perform_all(
+    effects: Iterable[Effect],
+    io: ControllerIO,
+    journal: Journal,
+    send: Callable[[str, int, ToActor], object],
+    record: Callable[[Effect], object] = lambda _: None,
+) -> None:
+    """Do effects in order: what a message refers to is in memory before it goes out. ``record`` is told of each that was done."""
+    for effect in effects:
+        if isinstance(effect, Send):
+            send(effect.actor, effect.generation, effect.message)
+        elif isinstance(effect, WriteJournal):
+            journal.append(effect.record)
+        else:
+            io.perform(effect)
+        record(effect)
