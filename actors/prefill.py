@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..models.config import ModelConfig, family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
-from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_spec
+from ..runtime.bus.messages import Done, Result, decode_sequence_spec
+from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 import uvloop
 
 from ...models.config import ModelConfig
-from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
+from ...runtime.bus.messages import POOLS, ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import ACTORS, RuntimeConfig
 from ...runtime.controller.effects import (
-    POOLS,
     AppendPages,
     BeginRow,
     ClearPages,
@@ -326,14 +325,13 @@ class Serving:
     def _publish(self, now: float) -> None:
         self._flight.counters()
         state, before = self._controller.state, self._before
-        rows = [request for request in state.rows if request is not None]
         totals = state.totals
         self._stats.publish(
             StatsSnapshot(
                 epoch=state.epoch,
                 waiting=len(state.waiting),
-                preparing=sum(request.phase == Phase.PREPARE for request in rows),
-                running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
+                preparing=sum(1 for _ in state.preparing()),
+                running=state.num_decoding,
                 admitted_total=before.admitted_total + totals.admitted,
                 finished_total=before.finished_total + totals.finished,
                 failed_total=before.failed_total + totals.failed,

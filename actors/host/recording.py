@@ -5,13 +5,14 @@ The controller's records are made of the effects that it performs, where they ar
 
 import time
 
-from ...runtime.bus.messages import Filled, ItemError, Plan, PlanDone, RequestSpec, Result, Skipped, ToController
+from ...runtime.bus.messages import POOLS, Filled, ItemError, PlanDone, RequestSpec, Result, Skipped, ToController
+from ...runtime.bus.plans import Plan
 from ...runtime.config import ACTORS
-from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
+from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
-from ...runtime.observe.flight import Kind, pack_id, pack_plan, plan_kind, plan_share, plan_units
+from ...runtime.observe.flight import Kind, pack_id, pack_pair, pack_plan
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
 
@@ -39,8 +40,8 @@ class PlanFlight:
         now_ns = time.monotonic_ns()
         wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
         status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0
-        a = pack_plan(plan_kind(plan), status, num_queued)
-        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan_units(plan), wait_ns)
+        a = pack_plan(plan.KIND, status, num_queued)
+        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan.units, wait_ns)
 
 
 class ControllerFlight:
@@ -90,10 +91,8 @@ class ControllerFlight:
         for index, name in enumerate(POOLS):
             pool = state.pools[name]
             self._count(Kind.POOL, 0, index, pool.num_used, pool.num_pages)
-        rows = [request for request in state.rows if request is not None]
-        preparing = sum(request.phase == Phase.PREPARE for request in rows)
-        running = sum(request.phase == Phase.DECODE and not request.is_finished for request in rows)
-        self._count(Kind.QUEUES, len(state.plans), len(state.waiting), preparing, running)
+        num_preparing = sum(1 for _ in state.preparing())
+        self._count(Kind.QUEUES, len(state.plans), len(state.waiting), num_preparing, state.num_decoding)
         steering = state.steering
         self._count(Kind.BUDGETS, 0, steering.prefill.units, steering.encode.units, int(1e9 * (steering.tbt_s or 0.0)))
 
@@ -108,9 +107,9 @@ class ControllerFlight:
         if inflight is None:
             return
         plan = inflight.plan
-        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan_kind(plan), len(inflight.requests))
+        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan.KIND, len(inflight.requests))
         for request in inflight.requests:
-            self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, plan_share(plan, request.row))
+            self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, pack_pair(*plan.share(request.row)))
 
     def _journaled(self, effect: WriteJournal) -> None:
         record = effect.record

@@ -7,7 +7,8 @@ ready prefix; an embedding page is free as soon as all its rows have been prefil
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..bus.messages import EmbeddingSpan, ItemShape, PageRun
+from ..bus.messages import ItemShape, PageRun
+from ..bus.plans import EmbeddingSpan
 
 
 class Part(NamedTuple):

@@ -136,8 +136,8 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
 
 def prepare_analysed(state: ControllerState) -> None:
     """Prepare the rows whose items have all been analysed."""
-    for request in state.rows:
-        if request is None or request.ending or request.failure is not None or request.record.prepared:
+    for request in state.preparing():
+        if request.failure is not None or request.record.prepared:
             continue
         if request.record.filled and all(item.shape is not None for item in request.record.items):
             prepare(state, request)

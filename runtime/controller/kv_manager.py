@@ -69,10 +69,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
 
 def expose_finished_rows(state: ControllerState) -> None:
     """What ended while it was being preempted is shown in phase DECODE, where readers look for ends."""
-    for request in state.rows:
-        if request is None or request.ending or request.record.evicting:
-            continue
-        if request.phase == Phase.PREPARE and request.is_finished:
+    for request in state.preparing():
+        if request.is_finished and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
 
 
@@ -89,9 +87,7 @@ def _steer(state: ControllerState, tbt_s: float) -> None:
 def watched(state: ControllerState) -> list[tuple[int, int]]:
     """(row, generation) of the rows whose words matter now."""
     return [
-        (request.row, request.row_generation)
-        for request in state.rows
-        if request is not None and not request.ending and (request.phase == Phase.DECODE or not request.counts_known)
+        (request.row, request.row_generation) for request in state.live() if request.phase == Phase.DECODE or not request.counts_known
     ]
 
 
@@ -143,17 +139,13 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 def reserve(state: ControllerState) -> int:
     """Pages kept for the growth of running members when somebody new asks."""
-    return sum(len(request.lengths) for request in _decoding(state))
-
-
-def _decoding(state: ControllerState) -> list[Request]:
-    return [r for r in state.rows if r is not None and r.phase == Phase.DECODE and not r.ending and not r.is_finished]
+    return sum(len(request.lengths) for request in state.decoding())
 
 
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, the oldest first; who cannot even compute the next one may preempt younger rows."""
     page_tokens = state.limits.kv_page_tokens
-    for request in sorted(_decoding(state), key=lambda request: request.arrival):
+    for request in sorted(state.decoding(), key=lambda request: request.arrival):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
         max_new_tokens = request.record.max_new_tokens
@@ -173,16 +165,16 @@ def _take_from_younger(state: ControllerState, request: Request, num_pages: int)
     """Preempt until ``num_pages`` are on their way, counting what others are giving back already. False if they cannot be had."""
     coming = sum(
         sum(map(len, other.block_tables))
-        for other in state.rows
-        if other is not None and (other.record.evicting or other.ending or other.is_finished)
+        for other in state.requests_in_rows()
+        if other.record.evicting or other.ending or other.is_finished
     )
     missing = num_pages - state.pools["kv"].num_free - coming
     if missing <= 0:
         return True
     holders = [
         Holder(other.key, other.arrival, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
-        for other in state.rows
-        if other is not None and other.has_kv and not other.ending and not other.is_finished
+        for other in state.live()
+        if other.has_kv and not other.is_finished
     ]
     victims = choose_victims(holders, request.arrival, missing)
     for key in victims:
@@ -204,10 +196,8 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 def admit_to_decode(state: ControllerState) -> None:
     """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
-    for request in state.rows:
-        if request is None or request.ending or request.phase != Phase.PREPARE or not request.has_kv:
-            continue
-        if request.plans or not request.counts_known or not request.is_prefilled:
+    for request in state.preparing():
+        if request.plans or not (request.has_kv and request.counts_known and request.is_prefilled):
             continue
         request.record.member = True
         request.window = None  # time out of decode is no time between tokens

@@ -8,7 +8,6 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ...schema.outage import Outage
-from ...schema.rows import Phase
 from ..bus.messages import (
     Cancel,
     Delivered,
@@ -16,6 +15,7 @@ from ..bus.messages import (
     Filled,
     Hello,
     PlanDone,
+    PoolName,
     Query,
     Released,
     SequenceEnded,
@@ -24,7 +24,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
-from .effects import Effect, PoolName, Send
+from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
     Progress,
@@ -89,9 +89,8 @@ class Controller:
                 if inflight.actor == actor:
                     inflight.sent_s = inflight.begun_s = LONG_AGO_S
             if actor == "decode":
-                for request in state.rows:
-                    if request is not None:
-                        request.drop_sent_s = LONG_AGO_S
+                for request in state.requests_in_rows():
+                    request.drop_sent_s = LONG_AGO_S
             elif actor == "gateway":
                 cancel_older_gateways(state)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
@@ -178,12 +177,9 @@ class Controller:
         """Seconds until ``tick`` should be called again if no message comes."""
         state = self.state
         wait_s = state.limits.resend_s if state.plans else IDLE_S
-        for request in state.rows:
-            if request is not None:
-                wait_s = min(wait_s, state.limits.resend_s)
-                if request.phase == Phase.DECODE and not request.is_finished:
-                    wait_s = min(wait_s, _until_look_s(state, request))
-        return wait_s
+        if any(state.requests_in_rows()):
+            wait_s = min(wait_s, state.limits.resend_s)
+        return min([wait_s, *(_until_look_s(state, request) for request in state.decoding())])
 
     def _grant(self, now: float) -> None:
         """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
@@ -193,7 +189,7 @@ class Controller:
             media=state.pools["media"].num_free,
             kv=max(0, state.pools["kv"].num_free - reserve(state)),
         )
-        rows = [request for request in state.rows if request is not None and request.record.prepared and not request.ending]
+        rows = [request for request in state.live() if request.record.prepared]
         oldest = min((request.arrival for request in rows if not request.is_finished), default=-1)
         texts = [request.arrival for request in state.waiting.values() if not request.spec.items]  # these wait for KV pages, too
         is_passed = min(texts, default=oldest) < oldest

@@ -6,17 +6,16 @@ derived from them (design §3), but for ``outages``, which the supervisor knows.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
-from ..bus.messages import PageRun, Plan, Run, ToActor, encode
+from ..bus.messages import POOLS, PageRun, PoolName, Run, ToActor, encode
+from ..bus.plans import Plan
 from .effects import (
-    POOLS,
     ClearPlan,
     Effect,
-    PoolName,
     Send,
     SetPageGenerations,
     SetPhase,
@@ -46,6 +45,13 @@ class InflightPlan:
     requests: list[Request]
     sent_s: float = LONG_AGO_S
     begun_s: float = LONG_AGO_S
+
+    def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
+        """All that it names, and of a prefill plan *all* KV pages of its rows, whose block tables it follows."""
+        yield from self.plan.reads().items()
+        yield from self.plan.writes().items()
+        if self.plan.STAGE == "prefill":
+            yield "kv", [page for request in self.requests for table in request.block_tables for page in table]
 
 
 @dataclass(slots=True)
@@ -126,6 +132,26 @@ class ControllerState:
         idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
         self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
 
+    def requests_in_rows(self) -> Iterator[Request]:
+        """Everyone who has a row, also who is leaving it."""
+        return (request for request in self.rows if request is not None)
+
+    def live(self) -> Iterator[Request]:
+        """Everyone who has a row and keeps it."""
+        return (request for request in self.rows if request is not None and not request.ending)
+
+    def preparing(self) -> Iterator[Request]:
+        """Whose media are worked on, or whose prompts are prefilled."""
+        return (request for request in self.live() if request.phase == Phase.PREPARE)
+
+    def decoding(self) -> Iterator[Request]:
+        """Whose tokens decode is generating."""
+        return (request for request in self.live() if request.phase == Phase.DECODE and not request.is_finished)
+
+    @property
+    def num_decoding(self) -> int:
+        return sum(1 for _ in self.decoding())
+
     @property
     def tbt_target_s(self) -> float:
         """The TBT objective that plans are held to."""
@@ -183,25 +209,22 @@ class ControllerState:
             return 0
         return max(0, self.limits.depth - sum(plan.actor == actor for plan in self.plans.values()))
 
-    def place_plan(
-        self, actor: str, plan: Plan, requests: Iterable[Request], uses: Iterable[tuple[PoolName, Iterable[int]]], now: float
-    ) -> InflightPlan:
+    def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
         """Write a plan into a slot, hold what it names, and send it."""
-        inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
-        self.adopt_plan(inflight, uses)
-        self.emit(WritePlan(inflight.slot, inflight.plan_id, actor, encode(plan)))
+        inflight = InflightPlan(self.number(), self.free_slots.pop(), plan.STAGE, plan, list(requests), begun_s=now)
+        self.adopt_plan(inflight)
+        for pool, pages in inflight.pages():
+            self.pools[pool].use(User("plan", inflight.plan_id), pages)
+        self.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
         self.send_plan(inflight, now)
-        return inflight
 
-    def adopt_plan(self, inflight: InflightPlan, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
-        """Account for a plan that is, or is about to be, in the plan table."""
+    def adopt_plan(self, inflight: InflightPlan) -> None:
+        """Account for a plan that is, or is about to be, in the plan table, but for its pages."""
         self.plans[inflight.plan_id] = inflight
         if inflight.actor in DISTURBING:
             self.steering.disturbed_s = self.now
-        for pool, pages in uses:
-            self.pools[pool].use(User("plan", inflight.plan_id), pages)
         for request in inflight.requests:
-            request.plans.add(inflight.plan_id)
+            request.plans[inflight.plan_id] = inflight.plan
 
     def send_plan(self, inflight: InflightPlan, now: float) -> None:
         deadlines_s = [request.spec.deadline_s for request in inflight.requests]
@@ -217,9 +240,7 @@ class ControllerState:
         for pool in self.pools.values():
             pool.drop(User("plan", inflight.plan_id))
         for request in inflight.requests:
-            request.plans.discard(inflight.plan_id)
-            if request.prefill_plan == inflight.plan_id:
-                request.prefill_plan = 0
+            request.plans.pop(inflight.plan_id, None)
 
     # ------------------------------------------------------------------------------------------------------- ending
 

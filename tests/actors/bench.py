@@ -13,19 +13,8 @@ from mmrt.models.config import ModelConfig
 from mmrt.models.lm.decoder import Chunk, Decoder
 from mmrt.models.lm.lm import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.runtime.bus.messages import (
-    Done,
-    EmbeddingSpan,
-    ItemShape,
-    MediaSpan,
-    PageRun,
-    Prefill,
-    PrefillChunk,
-    Sampling,
-    SegmentShape,
-    SequenceSpec,
-    encode,
-)
+from mmrt.runtime.bus.messages import Done, ItemShape, MediaSpan, PageRun, Sampling, SegmentShape, SequenceSpec, encode
+from mmrt.runtime.bus.plans import EmbeddingSpan, Prefill, PrefillChunk
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

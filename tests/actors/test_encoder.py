@@ -9,7 +9,8 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.models.config import ModelConfig
 from mmrt.models.towers.towers import TowerInput, Towers
-from mmrt.runtime.bus.messages import Done, Encode, EncodePart, PageRun, SegmentShape
+from mmrt.runtime.bus.messages import Done, PageRun, SegmentShape
+from mmrt.runtime.bus.plans import Encode, EncodePart
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

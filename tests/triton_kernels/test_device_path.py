@@ -28,7 +28,8 @@ from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.towers import TowerInput, Towers
 from mmrt.models.towers.triton_vision import VisionKernels
-from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling, SegmentShape
+from mmrt.runtime.bus.messages import Done, PageRun, Sampling, SegmentShape
+from mmrt.runtime.bus.plans import EmbeddingSpan, Encode, EncodePart, Prefill, PrefillChunk
 from mmrt.runtime.config import RuntimeConfig, to_data
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool

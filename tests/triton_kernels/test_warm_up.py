@@ -29,7 +29,8 @@ from mmrt.models.sampling.penalties import History, Penalties
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.towers import TowerInput, Towers
 from mmrt.models.towers.triton_vision import VisionKernels
-from mmrt.runtime.bus.messages import EmbeddingSpan, PageRun
+from mmrt.runtime.bus.messages import PageRun
+from mmrt.runtime.bus.plans import EmbeddingSpan
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.triton_kernels.launch_keys import count, record

@@ -3,6 +3,7 @@
 The controller builds a ``View`` of its state, a policy answers with a ``StepPlan``. The same types serve a simulator.
 """
 
+import enum
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -43,7 +44,7 @@ class Limits:
     ahead_pages: int = 2
 
 
-class SegmentStage:
+class SegmentStage(enum.IntEnum):
     """Where a segment of an item stands; grows, except when a request is preempted or its pages are evicted."""
 
     PENDING = 0
@@ -59,7 +60,7 @@ class SegmentView:
 
     item: int
     segment: int
-    stage: int
+    stage: SegmentStage
     num_rows: int
     patch_pages: int
     embedding_pages: int
@@ -155,12 +156,12 @@ class ChunkChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One video plan per choice of ``analyse`` and ``decode``, one encode plan of all of ``encode``, one prefill plan likewise."""
+    """One video plan per choice of ``analyse`` and ``preprocess``, one encode plan of all of ``encode``, one prefill plan likewise."""
 
     analyse: tuple[ItemChoice, ...] = ()
-    decode: tuple[SegmentChoice, ...] = ()
+    preprocess: tuple[SegmentChoice, ...] = ()
     encode: tuple[SegmentChoice, ...] = ()
     prefill: tuple[ChunkChoice, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.analyse or self.decode or self.encode or self.prefill)
+        return bool(self.analyse or self.preprocess or self.encode or self.prefill)

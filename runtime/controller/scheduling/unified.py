@@ -16,7 +16,7 @@ MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
     """One round: video work within its credit, at most one encode batch and one prefill batch. ``now`` is not needed here."""
     del now
-    analyse, decode = plan_video(view)
+    analyse, preprocess = plan_video(view)
     encode = _encode_batch(view, limits) if view.encoder_credit > 0 else ()
     prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 else ()
     if limits.exclusive and view.num_decoding:
@@ -24,7 +24,7 @@ def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
             encode, prefill = (), ()
         elif encode and prefill:
             encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
-    return StepPlan(analyse, decode, encode, prefill)
+    return StepPlan(analyse, preprocess, encode, prefill)
 
 
 def get_next_chunk_size(ready: int, next_token: int, budget: int, num_planned: int) -> int:

@@ -10,7 +10,7 @@ themselves they go in order of arrival (FC7): a video that is left for another i
 
 from typing import NamedTuple
 
-from .media_work import is_large
+from ...bus.media_work import is_large
 from .types import ItemChoice, RequestView, SegmentChoice, SegmentStage, View
 
 MAX_WAIT_S = 5.0

@@ -13,14 +13,13 @@ from mmrt.runtime.bus.messages import (
     Hello,
     ItemError,
     MediaItem,
-    Prefill,
-    PrefillChunk,
     RequestSpec,
     Sampling,
     Skipped,
     Submit,
     ToController,
 )
+from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.controller.machine import Controller

@@ -19,6 +19,7 @@ from mmrt.actors.controller.serve import ControllerIO, perform_all
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.recovery import recover
@@ -383,7 +384,7 @@ class World:
             payload = self.plans.read(command.slot, command.plan_id)
             if payload is None or command.plan_id in process.done:
                 continue
-            plan = still_wanted(m.decode_plan(payload), self.table)
+            plan = still_wanted(p.decode_plan(payload), self.table)
             if plan is None or 0 < command.deadline_s <= self.now:
                 done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Skipped())
                 process.done[command.plan_id] = done
@@ -392,12 +393,12 @@ class World:
             process.step = (command, *self.begin(plan), self.is_poisonous(plan))
             return
 
-    def is_poisonous(self, plan: m.Plan) -> bool:
+    def is_poisonous(self, plan: p.Plan) -> bool:
         """Whether the worker dies of this plan."""
-        if isinstance(plan, m.Analyse | m.PreprocessSegment):
+        if isinstance(plan, p.Analyse | p.PreprocessSegment):
             poison = self.read_media(plan.source, plan.item).poison
-            return poison == "video" or poison == "segment" and isinstance(plan, m.PreprocessSegment) and plan.segment > 0
-        if isinstance(plan, m.Encode):
+            return poison == "video" or poison == "segment" and isinstance(plan, p.PreprocessSegment) and plan.segment > 0
+        if isinstance(plan, p.Encode):
             keys = {self.content["patch"][part.source.pages[0]][0][0] for part in plan.parts}
             return any(self.wanted[key].poison == "encoder" for key in keys)
         specs = (m.decode_sequence_spec(self.table.read_spec(chunk.row)) for chunk in plan.chunks)
@@ -406,21 +407,21 @@ class World:
     def check_run(self, pool: str, run: m.PageRun) -> None:
         self.pools[pool].check(run.pages, run.generations)
 
-    def begin(self, plan: m.Plan) -> tuple[list, m.Result]:
+    def begin(self, plan: p.Plan) -> tuple[list, m.Result]:
         """Check what a plan reads. Returns what it will write, as (pool, page, generation, slot, value), and its result."""
         writes: list = []
-        if isinstance(plan, m.Analyse):
+        if isinstance(plan, p.Analyse):
             wanted = self.read_media(plan.source, plan.item)
             if wanted.broken == plan.item:
                 return writes, m.ItemError(422, "broken")
             return writes, m.Analysed(wanted.shapes[plan.item])
-        if isinstance(plan, m.PreprocessSegment):
+        if isinstance(plan, p.PreprocessSegment):
             wanted = self.read_media(plan.source, plan.item)
             assert plan.shape == wanted.shapes[plan.item]
             self.check_run("patch", plan.target)
             for index, (page, generation) in enumerate(zip(plan.target.pages, plan.target.generations, strict=True)):
                 writes.append(("patch", page, generation, 0, (wanted.key, plan.item, plan.segment, index)))
-        elif isinstance(plan, m.Encode):
+        elif isinstance(plan, p.Encode):
             for part in plan.parts:
                 self.check_run("patch", part.source)
                 self.check_run("embedding", part.target)
@@ -432,7 +433,7 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (key, item, segment, index)))
         else:
-            assert isinstance(plan, m.Prefill)
+            assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
                 assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
             for chunk in plan.chunks:
@@ -451,7 +452,7 @@ class World:
         generation = int(self.table.generation[row])
         return self.table.prompt_ids(row, member, length).tolist() + self.table.new_ids(row, generation).tolist()
 
-    def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
+    def begin_chunk(self, chunk: p.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))

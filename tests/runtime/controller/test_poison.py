@@ -3,6 +3,7 @@
 import pytest
 
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.effects import WriteState
 from mmrt.runtime.controller.poison import MAX_DEATHS, STRIKE_BYTES
 from mmrt.runtime.controller.request import Strike, StrikeKind, decode_record, encode_record
@@ -28,7 +29,7 @@ def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
     driver = analysing(*keys)
     driver.state.actors.pop("encoder")
     while any(plan.actor == "video" for plan in driver.state.plans.values()):
-        driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], m.Analyse) else None)
+        driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], p.Analyse) else None)
     while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
     driver.state.actors["encoder"] = 1
@@ -38,9 +39,9 @@ def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
     return driver
 
 
-def encode_plan(driver: Driver) -> m.Encode:
+def encode_plan(driver: Driver) -> p.Encode:
     _, plan = driver.plan("encoder")
-    assert isinstance(plan, m.Encode)
+    assert isinstance(plan, p.Encode)
     return plan
 
 

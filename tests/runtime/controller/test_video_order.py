@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.runtime.bus.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.bus.messages import MediaItem
-from mmrt.runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.controller.scheduling.types import ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, View
 from mmrt.runtime.controller.scheduling.video_order import MAX_WAIT_S, plan_video
 
