@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TypedDict
 
-from ...schema.rows import Phase
 from ..bus.messages import Analyse, Encode, EncodePart, Plan, Prefill, PrefillChunk, PreprocessSegment
 from .effects import PoolName
 from .intake import embedding_pages, patch_pages
@@ -38,7 +37,7 @@ WINDOW = 32  # segments of one request that a policy sees: enough to keep video 
 class _VideoShare(TypedDict):
     work: tuple[int, ...]
     video_in_flight: int
-    video_wait_s: float
+    video_since_s: float
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -71,30 +70,26 @@ def issue(state: ControllerState, now: float) -> None:
 def _aim(state: ControllerState) -> None:
     """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
     steering = state.steering
-    allowance = allowance_s(steering.share, _num_decoding(state), state.tbt_target_s)
+    allowance = allowance_s(steering.share, state.num_decoding, state.tbt_target_s)
     if allowance != steering.allowance_s:
         steering.allowance_s = allowance
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
 
 
-def _num_decoding(state: ControllerState) -> int:
-    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in state.rows)
-
-
 def make_view(state: ControllerState) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
-    preparing = [r for r in state.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
-    rows = [r for r in preparing if r.record.filled and r.failure is None]
+    rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
     rows.sort(key=lambda request: request.arrival)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
-        requests=tuple(_view_request(state, request) for request in rows),
+        requests=tuple([request.view or _keep_view(state, request) for request in rows]),
+        now=state.now,
         video_credit=state.credit("video"),
         encoder_credit=state.credit("encoder"),
         prefill_credit=state.credit("prefill"),
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
-        num_decoding=_num_decoding(state),
+        num_decoding=state.num_decoding,
         num_patch_pages=state.limits.num_patch_pages,
         num_free_patch_pages=state.pools["patch"].num_free,
         num_embedding_pages=state.limits.num_embedding_pages,
@@ -109,7 +104,13 @@ def _is_large(plan: Plan) -> bool:
     return isinstance(plan, Analyse | PreprocessSegment) and is_large(estimated_work(plan.media))
 
 
-def _view_request(state: ControllerState, request: Request) -> RequestView:
+def _keep_view(state: ControllerState, request: Request) -> RequestView:
+    request.view = view_request(state, request)
+    return request.view
+
+
+def view_request(state: ControllerState, request: Request) -> RequestView:
+    """What policies see of a row. ``ControllerState.touch`` must be called whenever it changes."""
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
@@ -133,7 +134,7 @@ def _video_share(state: ControllerState, request: Request) -> _VideoShare:
     return {
         "work": tuple(map(estimated_work, request.spec.items)),
         "video_in_flight": sum(state.plans[plan_id].actor == "video" for plan_id in request.plans),
-        "video_wait_s": state.now - request.video_s,
+        "video_since_s": request.video_s,
     }
 
 
