@@ -11,6 +11,7 @@ BENCHES = {
     "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
     "runtime": "What the runtime costs when a model computes nothing.",
     "restart": "What clients notice of restarts, kills and edits.",
+    "controller": "What a tick of the controller costs.",
     "journal": "What it costs to note every request.",
     "recorder": "What the flight recorders cost.",
     "startup": "How long a user waits, and what an idle run takes.",

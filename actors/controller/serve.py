@@ -330,7 +330,7 @@ class Serving:
             StatsSnapshot(
                 epoch=state.epoch,
                 waiting=len(state.waiting),
-                preparing=sum(1 for _ in state.preparing()),
+                preparing=len(state.preparing()),
                 running=state.num_decoding,
                 admitted_total=before.admitted_total + totals.admitted,
                 finished_total=before.finished_total + totals.finished,

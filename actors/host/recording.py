@@ -91,7 +91,7 @@ class ControllerFlight:
         for index, name in enumerate(POOLS):
             pool = state.pools[name]
             self._count(Kind.POOL, 0, index, pool.num_used, pool.num_pages)
-        num_preparing = sum(1 for _ in state.preparing())
+        num_preparing = len(state.preparing())
         self._count(Kind.QUEUES, len(state.plans), len(state.waiting), num_preparing, state.num_decoding)
         steering = state.steering
         self._count(Kind.BUDGETS, 0, steering.prefill.units, steering.encode.units, int(1e9 * (steering.tbt_s or 0.0)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...schema.rows import Phase
 from ..bus.messages import Admit
 from .effects import AppendPages
-from .guidance import Lengths, wanted_pages
+from .guidance import Lengths, limit_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
@@ -44,11 +44,13 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
             continue
         if not request.record.member:
             request.counts_known = True
+            state.touch(request)
         request.committed = max(request.committed, seen.committed)
         if request.phase == Phase.DECODE and request.window is not None:
             began_s, began = request.window
             if now - began_s >= WINDOW_S:
                 request.rate = (request.committed - began) / (now - began_s)
+                state.touch(request)
                 num_tokens += request.committed - began
                 span_s += now - began_s
                 if began_s > state.steering.disturbed_s:
@@ -58,7 +60,7 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         else:
             request.window = (now, request.committed)
         if seen.end_code and not request.end_code:
-            request.end_code = seen.end_code
+            state.note_end(request, seen.end_code)
             settle(state, request)
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
         state.steering.steered_s = now
@@ -69,8 +71,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
 
 def expose_finished_rows(state: ControllerState) -> None:
     """What ended while it was being preempted is shown in phase DECODE, where readers look for ends."""
-    for request in state.preparing():
-        if request.is_finished and not request.record.evicting:
+    for request in state.touched():
+        if request.phase == Phase.PREPARE and request.is_finished and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
 
 
@@ -139,13 +141,14 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 def reserve(state: ControllerState) -> int:
     """Pages kept for the growth of running members when somebody new asks."""
-    return sum(len(request.lengths) for request in state.decoding())
+    return sum([len(request.lengths) for request in state.decoding()])
 
 
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, the oldest first; who cannot even compute the next one may preempt younger rows."""
     page_tokens = state.limits.kv_page_tokens
-    for request in sorted(state.decoding(), key=lambda request: request.arrival):
+    due = [request for request in state.decoding() if request.committed >= request.grow_at]
+    for request in sorted(due, key=lambda request: request.arrival):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
         max_new_tokens = request.record.max_new_tokens
@@ -159,6 +162,19 @@ def grow(state: ControllerState) -> None:
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_younger(state, request, short)
+        request.grow_at = _next_growth(state, request)
+
+
+def _next_growth(state: ControllerState, request: Request) -> int:
+    """With how many committed ids ``wanted_kv`` is more than the row has."""
+    page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
+    limits = limit_pages(request.lengths, request.record.max_new_tokens, page_tokens)
+    growing = [
+        (len(table) - ahead) * page_tokens - length + 1
+        for table, length, limit in zip(request.block_tables, request.lengths, limits, strict=False)
+        if len(table) < limit
+    ]
+    return min(growing, default=state.limits.max_context)
 
 
 def _take_from_younger(state: ControllerState, request: Request, num_pages: int) -> bool:
@@ -196,8 +212,10 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 def admit_to_decode(state: ControllerState) -> None:
     """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
-    for request in state.preparing():
-        if request.plans or not (request.has_kv and request.counts_known and request.is_prefilled):
+    for request in state.touched():
+        if request.phase != Phase.PREPARE or not request.has_kv:
+            continue
+        if request.plans or not request.counts_known or not request.is_prefilled:
             continue
         request.record.member = True
         request.window = None  # time out of decode is no time between tokens

@@ -155,7 +155,7 @@ class Controller:
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
         state = self.state
-        state.now = now
+        state.begin_tick(now)
         observe(state, progress, now)
         expose_finished_rows(state)
         check_deadlines(state, now)
@@ -177,26 +177,34 @@ class Controller:
         """Seconds until ``tick`` should be called again if no message comes."""
         state = self.state
         wait_s = state.limits.resend_s if state.plans else IDLE_S
-        if any(state.requests_in_rows()):
+        if len(state.free_rows) < len(state.rows):
             wait_s = min(wait_s, state.limits.resend_s)
-        return min([wait_s, *(_until_look_s(state, request) for request in state.decoding())])
+        for request in state.decoding():
+            wait_s = min(wait_s, _until_look_s(state, request))
+        return wait_s
 
     def _grant(self, now: float) -> None:
         """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
         state = self.state
+        short = [request for request in state.preparing() if needs_kv(request)]
+        if not short and not state.waiting:
+            return
         gate = ResourceGate(
             rows=len(state.free_rows),
             media=state.pools["media"].num_free,
             kv=max(0, state.pools["kv"].num_free - reserve(state)),
         )
-        rows = [request for request in state.live() if request.record.prepared]
-        oldest = min((request.arrival for request in rows if not request.is_finished), default=-1)
-        texts = [request.arrival for request in state.waiting.values() if not request.spec.items]  # these wait for KV pages, too
-        is_passed = min(texts, default=oldest) < oldest
-        for request in sorted([*filter(needs_kv, rows), *state.waiting.values()], key=lambda request: request.arrival):
+        oldest = min((r.arrival for r in state.live() if r.record.prepared and not r.is_finished), default=-1) if short else -1
+        text = next((r.arrival for r in state.waiting.values() if not r.spec.items), oldest)  # it waits for KV pages, too
+        is_passed = text < oldest
+        num_short = len(short)
+        for request in sorted([*short, *state.waiting.values()], key=lambda request: request.arrival):
             if not request.has_row:
+                if not num_short and gate.is_blocked("row"):
+                    break  # everybody who is left needs one
                 admit(state, gate, request, now)
                 continue
+            num_short -= 1
             need = kv_need(state, request)
             if request.arrival == oldest:  # it does not leave room for the growth of younger ones, but for an older text that waits
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):

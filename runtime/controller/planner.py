@@ -37,7 +37,7 @@ WINDOW = 32  # segments of one request that a policy sees: enough to keep video 
 class _VideoShare(TypedDict):
     work: tuple[int, ...]
     video_in_flight: int
-    video_wait_s: float
+    video_since_s: float
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -82,7 +82,8 @@ def make_view(state: ControllerState) -> View:
     rows.sort(key=lambda request: request.arrival)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
-        requests=tuple(_view_request(state, request) for request in rows),
+        requests=tuple([request.view or _keep_view(state, request) for request in rows]),
+        now=state.now,
         video_credit=state.credit("video"),
         encoder_credit=state.credit("encoder"),
         prefill_credit=state.credit("prefill"),
@@ -99,7 +100,13 @@ def make_view(state: ControllerState) -> View:
     )
 
 
-def _view_request(state: ControllerState, request: Request) -> RequestView:
+def _keep_view(state: ControllerState, request: Request) -> RequestView:
+    request.view = view_request(state, request)
+    return request.view
+
+
+def view_request(state: ControllerState, request: Request) -> RequestView:
+    """What policies see of a row. ``ControllerState.touch`` must be called whenever it changes."""
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
@@ -123,7 +130,7 @@ def _video_share(state: ControllerState, request: Request) -> _VideoShare:
     return {
         "work": tuple(map(estimated_work, request.spec.items)),
         "video_in_flight": sum(plan.STAGE == "video" for plan in request.plans.values()),
-        "video_wait_s": state.now - request.video_s,
+        "video_since_s": request.video_s,
     }
 
 

@@ -15,7 +15,7 @@ from ..bus.messages import Failed, ItemShape, PageRun, RequestSpec, SegmentShape
 from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
-from .scheduling.types import SegmentStage
+from .scheduling.types import RequestView, SegmentStage
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
@@ -141,6 +141,7 @@ class Request:
     arrival: int
     gateway_generation: int
     spec: RequestSpec
+    admission_need: tuple[int, int] | None = None  # (media, KV) pages, once it was asked for
     failure: Failed | None = None
     last_heard_s: float = 0.0  # when the gateway last spoke of it
     ending: bool = False
@@ -168,6 +169,8 @@ class Request:
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # since when it waits for pages, -1: it does not
+    view: RequestView | None = None  # what policies see of it; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    grow_at: int = 0  # committed ids with which it wants more KV pages than it has
 
     @property
     def key_in_table(self) -> RowKey:

@@ -8,6 +8,7 @@ derived from them (design §3), but for ``outages``, which the supervisor knows.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
@@ -107,6 +108,8 @@ class ControllerState:
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
+    deadline_s: float = LONG_AGO_S  # no request has an earlier one
+    heard_s: float = LONG_AGO_S  # the gateway has spoken of no request before
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
@@ -115,6 +118,9 @@ class ControllerState:
     steering: Steering = field(init=False)
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
+    _by_phase: "RowsByPhase | None" = None  # see ``set_phase``
+    _touched: set[int] = field(default_factory=set)  # rows, since this tick began
+    _touched_before: set[int] = field(default_factory=set)  # in the tick before, and until this one began
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -132,26 +138,6 @@ class ControllerState:
         idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
         self.steering = Steering(prefill_budget(limits.prefill_budget), encode_budget(limits.encode_budget), idle_s)
 
-    def requests_in_rows(self) -> Iterator[Request]:
-        """Everyone who has a row, also who is leaving it."""
-        return (request for request in self.rows if request is not None)
-
-    def live(self) -> Iterator[Request]:
-        """Everyone who has a row and keeps it."""
-        return (request for request in self.rows if request is not None and not request.ending)
-
-    def preparing(self) -> Iterator[Request]:
-        """Whose media are worked on, or whose prompts are prefilled."""
-        return (request for request in self.live() if request.phase == Phase.PREPARE)
-
-    def decoding(self) -> Iterator[Request]:
-        """Whose tokens decode is generating."""
-        return (request for request in self.live() if request.phase == Phase.DECODE and not request.is_finished)
-
-    @property
-    def num_decoding(self) -> int:
-        return sum(1 for _ in self.decoding())
-
     @property
     def tbt_target_s(self) -> float:
         """The TBT objective that plans are held to."""
@@ -159,10 +145,58 @@ class ControllerState:
             return self.limits.tbt_factor * self.steering.undisturbed_s
         return self.limits.tbt_target_s
 
+    # --------------------------------------------------------------------------------------------------------- rows
+
+    def requests_in_rows(self) -> Iterator[Request]:
+        """Everyone who has a row, also who is leaving it."""
+        return (request for request in self.rows if request is not None)
+
+    def live(self) -> list[Request]:
+        """Everyone who has a row and keeps it. Like the two that follow in order of rows; not to be changed."""
+        return self._rows_by_phase().live
+
+    def preparing(self) -> list[Request]:
+        """Whose media are worked on, or whose prompts are prefilled."""
+        return self._rows_by_phase().preparing
+
+    def decoding(self) -> list[Request]:
+        """Whose tokens decode is generating."""
+        return self._rows_by_phase().decoding
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self.decoding())
+
+    def _rows_by_phase(self) -> "RowsByPhase":
+        if self._by_phase is None:
+            live = [request for request in self.rows if request is not None and not request.ending]
+            preparing = [request for request in live if request.phase == Phase.PREPARE]
+            decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
+            self._by_phase = RowsByPhase(live, preparing, decoding)
+        return self._by_phase
+
+    def touch(self, request: Request) -> None:
+        """The row has changed: nothing that was derived from it counts any more. Called for every effect that names a row and for what
+        has no effect: plans, counts and rates. Only new ids of a row in decode do not count as a change."""
+        request.view, request.grow_at = None, 0
+        self._touched.add(request.row)
+
+    def begin_tick(self, now: float) -> None:
+        self.now = now
+        self._touched_before, self._touched = self._touched, set()
+
+    def touched(self) -> list[Request]:
+        """Live rows that have changed since the last tick began: whoever looks at these in every tick misses no change."""
+        rows = sorted(self._touched | self._touched_before)
+        return [request for row in rows if (request := self.rows[row]) is not None and not request.ending]
+
     # ------------------------------------------------------------------------------------------------------ effects
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
+        row = getattr(effect, "row", None)
+        if row is not None and (request := self.rows[row]) is not None:
+            self.touch(request)
 
     def journal(self, record: JournalRecord) -> None:
         self.emit(WriteJournal(record))
@@ -181,7 +215,14 @@ class ControllerState:
 
     def set_phase(self, request: Request, phase: Phase) -> None:
         request.phase = phase
+        self._by_phase = None
         self.emit(SetPhase(request.row, phase))
+
+    def note_end(self, request: Request, end_code: int) -> None:
+        """decode appends no more ids to the row."""
+        request.end_code = end_code
+        self._by_phase = None
+        self.touch(request)
 
     def ask(self, key: int, gateway_generation: int) -> None:
         """Tell this gateway generation at the end of the turn where the request stands."""
@@ -225,6 +266,7 @@ class ControllerState:
             self.steering.disturbed_s = self.now
         for request in inflight.requests:
             request.plans[inflight.plan_id] = inflight.plan
+            self.touch(request)
 
     def send_plan(self, inflight: InflightPlan, now: float) -> None:
         deadlines_s = [request.spec.deadline_s for request in inflight.requests]
@@ -241,6 +283,7 @@ class ControllerState:
             pool.drop(User("plan", inflight.plan_id))
         for request in inflight.requests:
             request.plans.pop(inflight.plan_id, None)
+            self.touch(request)
 
     # ------------------------------------------------------------------------------------------------------- ending
 
@@ -250,6 +293,12 @@ class ControllerState:
         self.ended.move_to_end(key)
         if len(self.ended) > KEPT_ENDS:
             self.ended.popitem(last=False)
+
+
+class RowsByPhase(NamedTuple):
+    live: list[Request]
+    preparing: list[Request]
+    decoding: list[Request]
 
 
 def owner(request: Request) -> Owner:

@@ -80,7 +80,7 @@ class MemberView:
 class RequestView:
     """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect).
 
-    ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_wait_s``: since it got one.
+    ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_since_s``: when it got one.
     """
 
     key: int
@@ -95,7 +95,7 @@ class RequestView:
     alone: bool = False
     work: tuple[int, ...] = ()
     video_in_flight: int = 0
-    video_wait_s: float = 0.0
+    video_since_s: float = 0.0
 
     @property
     def is_partial(self) -> bool:
@@ -112,6 +112,7 @@ class View:
     large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
+    now: float = 0.0
     video_credit: int = 0
     encoder_credit: int = 0
     prefill_credit: int = 0

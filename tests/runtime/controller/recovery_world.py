@@ -34,6 +34,7 @@ from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.runtime.controller.kept_values import check_kept
 
 IMAGE, VIDEO, AUDIO = 901, 902, 903
 CALM_S = 60.0
@@ -263,6 +264,7 @@ class World:
                 for pool in self.controller.state.pools.values():
                     pool.check()
                 self.check_media_pages()
+                check_kept(self.controller.state)
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""
