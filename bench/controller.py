@@ -155,6 +155,8 @@ class Drive:
             num_embedding_pages=512,
             placeholder_ids={"image": _IMAGE},
             max_waiting=num_rows + waiting,
+            prefill_budget=512,
+            encode_budget=4096,
         )
         self.controller = Controller.start(self.limits, 1)
         self.now = 100.0
@@ -173,7 +175,8 @@ class Drive:
             self.turn(WORKERS)
         for _ in range(self.preparing):
             self.submit(is_picture=True)
-        self.turn(())
+        for _ in range(2):
+            self.turn(())
         while self.plans["video"]:
             self.turn(("video",))
         for index in range(self.waiting):

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from ...schema.rows import Phase
 from ..bus.messages import Admit
 from .effects import AppendPages
-from .guidance import Lengths, limit_pages, wanted_pages
+from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
-from .state import DISTURBING, ControllerState, membership
+from .state import BY_ARRIVAL, DISTURBING, ControllerState, membership
 
 WINDOW_S = 0.25
 _FORGET = 0.2  # weight of the newest window in what an undisturbed step takes
@@ -38,14 +38,15 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
     quiet_tokens, quiet_s = 0, 0.0
-    for seen in progress:
-        request = state.rows[seen.row]
-        if request is None or request.row_generation != seen.row_generation or request.ending:
+    for row, row_generation, committed, end_code in progress:
+        request = state.rows[row]
+        if request is None or request.row_generation != row_generation or request.ending:
             continue
         if not request.record.member:
             request.counts_known = True
             state.touch(request)
-        request.committed = max(request.committed, seen.committed)
+        if committed > request.committed:
+            request.committed = committed
         if request.phase == Phase.DECODE and request.window is not None:
             began_s, began = request.window
             if now - began_s >= WINDOW_S:
@@ -59,8 +60,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
                 request.window = (now, request.committed)
         else:
             request.window = (now, request.committed)
-        if seen.end_code and not request.end_code:
-            state.note_end(request, seen.end_code)
+        if end_code and not request.end_code:
+            state.note_end(request, end_code)
             settle(state, request)
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
         state.steering.steered_s = now
@@ -148,9 +149,12 @@ def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, the oldest first; who cannot even compute the next one may preempt younger rows."""
     page_tokens = state.limits.kv_page_tokens
     due = [request for request in state.decoding() if request.committed >= request.grow_at]
-    for request in sorted(due, key=lambda request: request.arrival):
+    for request in sorted(due, key=BY_ARRIVAL):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
+        request.grow_at = _next_growth(state, request)
+        if request.committed < request.grow_at:
+            continue
         max_new_tokens = request.record.max_new_tokens
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
         wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
@@ -168,13 +172,11 @@ def grow(state: ControllerState) -> None:
 def _next_growth(state: ControllerState, request: Request) -> int:
     """With how many committed ids ``wanted_kv`` is more than the row has."""
     page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
-    limits = limit_pages(request.lengths, request.record.max_new_tokens, page_tokens)
-    growing = [
-        (len(table) - ahead) * page_tokens - length + 1
-        for table, length, limit in zip(request.block_tables, request.lengths, limits, strict=False)
-        if len(table) < limit
-    ]
-    return min(growing, default=state.limits.max_context)
+    found = state.limits.max_context
+    for table, length in zip(request.block_tables, request.lengths, strict=False):
+        if len(table) < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
+            found = min(found, (len(table) - ahead) * page_tokens - length + 1)
+    return found
 
 
 def _take_from_younger(state: ControllerState, request: Request, num_pages: int) -> bool:

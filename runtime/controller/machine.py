@@ -46,7 +46,7 @@ from .planner import issue
 from .request import Request
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import LONG_AGO_S, ControllerState
+from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
@@ -186,7 +186,7 @@ class Controller:
     def _grant(self, now: float) -> None:
         """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
         state = self.state
-        short = [request for request in state.preparing() if needs_kv(request)]
+        short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
         if not short and not state.waiting:
             return
         gate = ResourceGate(
@@ -198,7 +198,7 @@ class Controller:
         text = next((r.arrival for r in state.waiting.values() if not r.spec.items), oldest)  # it waits for KV pages, too
         is_passed = text < oldest
         num_short = len(short)
-        for request in sorted([*short, *state.waiting.values()], key=lambda request: request.arrival):
+        for request in sorted([*short, *state.waiting.values()], key=BY_ARRIVAL):
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # everybody who is left needs one

@@ -27,7 +27,7 @@ from .scheduling.types import (
     StepLimits,
     View,
 )
-from .state import LONG_AGO_S, ControllerState, owner
+from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState, owner
 
 MAX_ROUNDS = 8
 STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
@@ -79,7 +79,7 @@ def _aim(state: ControllerState) -> None:
 def make_view(state: ControllerState) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
-    rows.sort(key=lambda request: request.arrival)
+    rows.sort(key=BY_ARRIVAL)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
         requests=tuple([request.view or _keep_view(state, request) for request in rows]),

@@ -8,6 +8,7 @@ derived from them (design §3), but for ``outages``, which the supervisor knows.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...schema.outage import Outage
@@ -31,6 +32,7 @@ from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budg
 from .scheduling.types import Device, Limits
 
 WORKERS = ("video", "encoder", "prefill")
+BY_ARRIVAL = attrgetter("arrival")
 DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
 

@@ -100,7 +100,10 @@ class RequestView:
     @property
     def is_partial(self) -> bool:
         """Some but not all of it is prefilled."""
-        return any(member.next for member in self.members)
+        for member in self.members:
+            if member.next:
+                return True
+        return False
 
 
 Device = Literal["encode", "prefill"]
