@@ -5,7 +5,8 @@ import numpy as np
 from ..models.lm.warm_up import warm_up_towers
 from ..models.towers.dispatch import Towers
 from ..models.towers.interface import TowerInput
-from ..runtime.bus.messages import Done, Encode, EncodePart, Plan, Result
+from ..runtime.bus.messages import Done, Result
+from ..runtime.bus.plans import Encode, EncodePart, Plan
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor

@@ -13,7 +13,8 @@ from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
-from ..runtime.bus.messages import Done, Plan, Prefill, PrefillChunk, Result, decode_sequence_spec
+from ..runtime.bus.messages import Done, Result, decode_sequence_spec
+from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor

@@ -12,6 +12,7 @@ BENCHES = {
     "runtime": "What the runtime costs when a model computes nothing.",
     "restart": "What clients notice of restarts, kills and edits.",
     "recorder": "What the journal and the flight recorders cost.",
+    "controller": "What a tick of the controller costs.",
     "startup": "How long a user waits, and what an idle run takes.",
     "versus_transformers": "Images at once beside transformers in sequence.",
     "accuracy": "How far reduced precision is from float32.",

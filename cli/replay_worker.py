@@ -28,9 +28,10 @@ from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
 from ..models.lm.language_model import build_language_model
 from ..models.towers.dispatch import Towers
-from ..runtime.bus.messages import ItemError, Plan, Result, encode
+from ..runtime.bus.messages import ItemError, Result, encode
+from ..runtime.bus.plans import Plan
 from ..runtime.errors import UserError
-from ..runtime.observe.capture import Capture, renumbered
+from ..runtime.observe.capture import Capture
 from ..runtime.stage_table import STAGES, WORKERS
 from ..schema.rows import Phase
 from ..shm.pool import PagePool
@@ -68,7 +69,7 @@ class Replay:
         self._model = model
         self._pools = pools
         self._worker = worker
-        self.plan = renumbered(capture.header.plan, capture.page_indices(), capture.row_indices())
+        self.plan = capture.renumbered_plan()
 
     @classmethod
     @contextmanager

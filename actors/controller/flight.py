@@ -5,12 +5,12 @@ The records are made of the effects that it performs, where they are performed: 
 
 import time
 
-from ...runtime.bus.messages import Filled, PlanDone, ToController
-from ...runtime.controller.effects import POOLS, BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
+from ...runtime.bus.messages import POOLS, Filled, PlanDone, ToController
+from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
-from ...runtime.observe.flight import Kind, plan_kind, plan_share
+from ...runtime.observe.flight import Kind, pack_pair
 from ...runtime.stage_table import ACTORS
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
@@ -78,9 +78,9 @@ class ControllerFlight:
         if inflight is None:
             return
         plan = inflight.plan
-        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan_kind(plan), len(inflight.requests))
+        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan.KIND, len(inflight.requests))
         for request in inflight.requests:
-            self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, plan_share(plan, request.row))
+            self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, pack_pair(*plan.share(request.row)))
 
     def _journaled(self, effect: WriteJournal) -> None:
         record = effect.record

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from ...runtime.bus.messages import ToActor
+from ...runtime.bus.messages import POOLS, ToActor
 from ...runtime.controller.effects import (
-    POOLS,
     AppendPages,
     BeginRow,
     ClearPages,
@@ -19,7 +18,7 @@ from ...runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from ...runtime.controller.machine import Progress
+from ...runtime.controller.kv_manager import Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
 from ...runtime.stage_table import ACTORS

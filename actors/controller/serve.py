@@ -18,13 +18,14 @@ from ...models.architecture import ModelConfig
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import RuntimeConfig
-from ...runtime.controller.effects import Effect
+from ...runtime.controller.effects import (
+    Effect,
+)
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
-from ...schema.rows import Phase
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
 from .flight import ControllerFlight
@@ -242,13 +243,12 @@ class Serving:
 
 def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
     """What the controller counts now. Its totals go on from those of ``before``, the last one of the controllers before it."""
-    rows = [request for request in state.rows if request is not None]
     totals, steering = state.totals, state.steering
     return StatsSnapshot(
         epoch=state.epoch,
         waiting=len(state.waiting),
-        preparing=sum(request.phase == Phase.PREPARE for request in rows),
-        running=sum(request.phase == Phase.DECODE and not request.is_finished for request in rows),
+        preparing=len(state.preparing()),
+        running=state.num_decoding,
         plans=len(state.plans),
         admitted_total=before.admitted_total + totals.admitted,
         finished_total=before.finished_total + totals.finished,

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...models.architecture import ModelConfig
 from ...models.checkpoint.weights import torch_dtype
-from ...runtime.bus.messages import EmbeddingSpan, PageRun
+from ...runtime.bus.messages import PageRun
+from ...runtime.bus.plans import EmbeddingSpan
 from ...shm.pool import PagePool
 from .shared_tensors import SharedTensors
 

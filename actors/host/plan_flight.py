@@ -2,8 +2,9 @@
 
 import time
 
-from ...runtime.bus.messages import ItemError, Plan, Result, Skipped
-from ...runtime.observe.flight import Kind, pack_plan, plan_kind, plan_units
+from ...runtime.bus.messages import ItemError, Result, Skipped
+from ...runtime.bus.plans import Plan
+from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 
 UNWANTED = 499  # of a plan that was skipped: nobody wanted it any more
@@ -29,5 +30,5 @@ class PlanFlight:
         now_ns = time.monotonic_ns()
         wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
         status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0
-        a = pack_plan(plan_kind(plan), status, num_queued)
-        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan_units(plan), wait_ns)
+        a = pack_plan(plan.KIND, status, num_queued)
+        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan.units, wait_ns)

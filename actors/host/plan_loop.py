@@ -17,14 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...runtime.bus.messages import Died, ItemError, Plan, PlanDone, Result, Run, Skipped, decode_plan
+from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skipped
+from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.observe.capture import Capture
 from ...runtime.observe.replay_capture import DevicePages, PlanCapture
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
 from .actor import Actor
 from .device import raise_if_fatal
-from .plan_checks import cost_units, still_wanted
+from .plan_checks import still_wanted
 from .plan_flight import PlanFlight
 from .step_limit import StepLimit
 
@@ -142,7 +143,7 @@ class _Loop:
         if (plan := begun.wanted) is None:
             self._finish(begun, Skipped())
             return
-        units = cost_units(plan)
+        units = plan.cost
         began_s = time.monotonic()
         with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
             result = self._attempt(begun, plan)

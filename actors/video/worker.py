@@ -22,9 +22,10 @@ from ...media.limits import MediaLimits, TimeBudget
 from ...media.segments import MAX_THREADS
 from ...models.architecture import ModelConfig
 from ...models.errors import UnsupportedMediaError
-from ...runtime.bus.messages import Analyse, Analysed, Done, ItemError, Overran, Plan, PreprocessSegment, Result
+from ...runtime.bus.media_work import SMALL_WORK
+from ...runtime.bus.messages import Analysed, Done, ItemError, Overran, Result
+from ...runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from ...runtime.config import MediaSection, RuntimeConfig
-from ...runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from ...runtime.environment import read_environment
 from ...schema.media import MediaKind
 from ...shm.pool import PagePool
@@ -90,22 +91,18 @@ def main(actor: Actor) -> None:
         return actor.follows_a_death and num_begun <= CAUTIOUS_PLANS
 
     def is_aside(plan: Plan) -> bool:
-        return _is_large(plan) and not is_cautious()
+        return plan.is_large and not is_cautious()
 
     def execute(plan: Plan) -> Result:
         nonlocal num_begun
         num_begun += 1
         allow_cpu_time(step_cpu_s)
-        worker = large if _is_large(plan) else small
+        worker = large if plan.is_large else small
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
         return worker.execute(plan, alone=is_cautious())
 
     with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
         serve_plans(actor, execute, rows, is_aside=is_aside)
-
-
-def _is_large(plan: Plan) -> bool:
-    return isinstance(plan, Analyse | PreprocessSegment) and is_large(estimated_work(plan.media))
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:

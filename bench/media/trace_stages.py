@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-STAGE_OF = {"analyse": "video", "decode segment": "video", "encode": "encoder", "prefill": "prefill"}
+STAGE_OF = {"analyse": "video", "preprocess": "video", "encode": "encoder", "prefill": "prefill"}
 """Name of a slice -> the process that does it."""
 
 

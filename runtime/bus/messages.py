@@ -1,4 +1,4 @@
-"""Every message on the bus and every record that one process leaves for another in shared memory.
+"""Every message on the bus and every record that one process leaves for another in shared memory, but for plans (``plans``).
 
 Wire types are ``msgspec.Struct``s, tagged, encoded as MessagePack arrays; one union and one decoder per direction. They evolve by
 appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, whoever waits sends again or looks
@@ -14,7 +14,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan, SegmentShape
+from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -78,6 +78,10 @@ class RequestSpec(Record, frozen=True):
     return_token_ids: bool = False
 
 
+PoolName = Literal["media", "patch", "embedding", "kv"]
+POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")
+
+
 class PageRun(Record, frozen=True):
     """Pages of one pool, in reading order, with the generation that each had when it was granted."""
 
@@ -103,81 +107,6 @@ class SequenceSpec(Record, frozen=True):
     gateway_generation: int
     return_token_ids: bool = False
     deadline_s: float = 0.0  # monotonic; 0 is none
-
-
-# plans (records in shared memory)
-
-
-class Analyse(Wire, frozen=True):
-    """video: find an item's shape. The result is ``Analysed``."""
-
-    row: int
-    row_generation: int
-    item: int
-    media: MediaItem
-    source: PageRun
-
-
-class PreprocessSegment(Wire, frozen=True):
-    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
-
-    row: int
-    row_generation: int
-    item: int
-    segment: int
-    media: MediaItem
-    shape: ItemShape
-    source: PageRun
-    target: PageRun
-
-
-class EncodePart(Record, frozen=True):
-    """One segment for the tower: patch pages in, embedding pages out (US2)."""
-
-    row: int
-    row_generation: int
-    shape: SegmentShape
-    source: PageRun
-    target: PageRun
-
-
-class Encode(Wire, frozen=True):
-    """encoder: run the towers over these parts; images are never split (US7)."""
-
-    parts: list[EncodePart]
-
-
-class EmbeddingSpan(Record, frozen=True):
-    """``num_tokens`` prompt tokens from ``start`` on take rows [first_row, …) of a segment's embedding pages (US3)."""
-
-    start: int
-    num_tokens: int
-    first_row: int
-    source: PageRun
-
-
-class PrefillChunk(Record, frozen=True):
-    """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
-
-    Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
-    preempted row is prefilled again over its prompt and what it has generated. Both members take the same ids.
-    """
-
-    row: int
-    row_generation: int
-    member: int  # 0 conditional, 1 companion
-    start: int
-    end: int
-    spans: list[EmbeddingSpan]
-
-
-class Prefill(Wire, frozen=True):
-    """prefill: one forward over these chunks. Prefill never samples."""
-
-    chunks: list[PrefillChunk]
-
-
-Plan = Analyse | PreprocessSegment | Encode | Prefill
 
 
 # to any actor
@@ -415,20 +344,19 @@ _Arguments = ParamSpec("_Arguments")
 _Message = TypeVar("_Message")
 
 
-def _checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
+def checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
     """``decode`` with one exception for everything that is no message: msgspec lets bad UTF-8 and deep nesting pass through."""
 
-    def checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
+    def decode_checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
         try:
             return decode(*arguments, **options)
         except (UnicodeDecodeError, RecursionError) as error:
             raise msgspec.DecodeError(str(error)) from None
 
-    return checked
+    return decode_checked
 
 
-decode_to_actor = _checked(msgspec.msgpack.Decoder(ToActor).decode)
-decode_to_controller = _checked(msgspec.msgpack.Decoder(ToController).decode)
-decode_plan = _checked(msgspec.msgpack.Decoder(Plan).decode)
-decode_sequence_spec = _checked(msgspec.msgpack.Decoder(SequenceSpec).decode)
-decode_delta = _checked(msgspec.msgpack.Decoder(Delta).decode)
+decode_to_actor = checked(msgspec.msgpack.Decoder(ToActor).decode)
+decode_to_controller = checked(msgspec.msgpack.Decoder(ToController).decode)
+decode_sequence_spec = checked(msgspec.msgpack.Decoder(SequenceSpec).decode)
+decode_delta = checked(msgspec.msgpack.Decoder(Delta).decode)

@@ -4,14 +4,11 @@
 The order is what makes a crash between any two effects harmless: whatever a message or a word refers to is in memory before it.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import PageRun, ToActor
+from ..bus.messages import PageRun, PoolName, ToActor
 from .records import JournalRecord
-
-PoolName = Literal["media", "patch", "embedding", "kv"]
-POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")
 
 
 class WriteJournal(NamedTuple):

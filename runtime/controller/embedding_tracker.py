@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...schema.media import ItemShape
-from ..bus.messages import EmbeddingSpan, PageRun
+from ..bus.messages import PageRun
+from ..bus.plans import EmbeddingSpan
 
 
 class Part(NamedTuple):

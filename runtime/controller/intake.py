@@ -1,5 +1,6 @@
 """From Submit to a prepared row: checks, queue, media pages, expansion of the prompt, replies."""
 
+import math
 from collections.abc import Sequence
 
 from ...schema.media import ItemShape, MediaSpan, SegmentShape
@@ -35,6 +36,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
             return
         request = Request(key, state.next_arrival, generation, spec, last_heard_s=now)
         state.next_arrival += 1
+        state.deadline_s = min(state.deadline_s, spec.deadline_s or math.inf)
         state.journal(Submitted(key, generation, request.arrival, spec))
         state.requests[key] = state.waiting[key] = request
     state.ask(key, generation)
@@ -55,6 +57,9 @@ def timed_out() -> RequestError:
 
 def check_deadlines(state: ControllerState, now: float) -> None:
     """Fail what is late, in whatever phase it is."""
+    if now < state.deadline_s:
+        return
+    state.deadline_s = min((r.spec.deadline_s for r in state.requests.values() if r.spec.deadline_s > now), default=math.inf)
     for request in list(state.requests.values()):
         if request.failure is None and 0 < request.spec.deadline_s <= now and not request.is_finished:
             fail(state, request, timed_out())
@@ -65,10 +70,13 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
 
     Needed where a Submit was accepted after the gateway had given the request up, and the answer was lost.
     """
+    if now - state.heard_s < state.limits.silence_s:
+        return
     for request in state.requests.values():
         if now - request.last_heard_s >= state.limits.silence_s:
             request.last_heard_s = now
             state.ask(request.key, request.gateway_generation)
+    state.heard_s = min((request.last_heard_s for request in state.requests.values()), default=now)
 
 
 def cancel_older_gateways(state: ControllerState) -> None:
@@ -80,14 +88,20 @@ def cancel_older_gateways(state: ControllerState) -> None:
 
 def admit(state: ControllerState, gate: ResourceGate, request: Request, now: float) -> None:
     """Give a waiting request a row and pages, if the granter has all that it needs and nobody older waits for any of it."""
-    spec = request.spec
-    media = sum(media_pages(spec, state.limits))
-    kv = 0
-    if not spec.items:  # else the need is known after analysis
-        lengths = text_lengths(spec)
-        kv = sum(wanted_kv(state, lengths, 0, check_lengths(spec, lengths, state.limits), 0.0))
+    if request.admission_need is None:
+        request.admission_need = _admission_need(state, request.spec)
+    media, kv = request.admission_need
     if gate.take(row=1, media=media, kv=kv):
         _place(state, request, now)
+
+
+def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, int]:
+    """(media, KV) pages. Where there are media the need of KV pages is known after analysis."""
+    media = sum(media_pages(spec, state.limits))
+    if spec.items:
+        return media, 0
+    lengths = text_lengths(spec)
+    return media, sum(wanted_kv(state, lengths, 0, check_lengths(spec, lengths, state.limits), 0.0))
 
 
 def text_lengths(spec: RequestSpec) -> tuple[int, ...]:
@@ -123,8 +137,8 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
 
 def prepare_analysed(state: ControllerState) -> None:
     """Prepare the rows whose items have all been analysed."""
-    for request in state.rows:
-        if request is None or request.ending or request.failure is not None or request.record.prepared:
+    for request in state.touched():
+        if request.failure is not None or request.record.prepared:
             continue
         if request.record.filled and all(item.shape is not None for item in request.record.items):
             prepare(state, request)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from ...schema.rows import Phase
 from ..bus.messages import Admit
 from .effects import AppendPages
-from .guidance import Lengths, wanted_pages
+from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
-from .state import DISTURBING, ControllerState, membership
+from .state import BY_ARRIVAL, DISTURBING, ControllerState, membership
 
 WINDOW_S = 0.25
 _FORGET = 0.2  # weight of the newest window in what an undisturbed step takes
@@ -37,17 +37,20 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
     quiet_tokens, quiet_s = 0, 0.0
-    for seen in progress:
-        request = state.rows[seen.row]
-        if request is None or request.row_generation != seen.row_generation or request.ending:
+    for row, row_generation, committed, end_code in progress:
+        request = state.rows[row]
+        if request is None or request.row_generation != row_generation or request.ending:
             continue
         if not request.record.member:
             request.counts_known = True
-        request.committed = max(request.committed, seen.committed)
+            state.touch(request)
+        if committed > request.committed:
+            request.committed = committed
         if request.phase == Phase.DECODE and request.window is not None:
             began_s, began = request.window
             if now - began_s >= WINDOW_S:
                 request.rate = (request.committed - began) / (now - began_s)
+                state.touch(request)
                 num_tokens += request.committed - began
                 span_s += now - began_s
                 if began_s > state.steering.disturbed_s:
@@ -56,8 +59,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
                 request.window = (now, request.committed)
         else:
             request.window = (now, request.committed)
-        if seen.end_code and not request.end_code:
-            request.end_code = seen.end_code
+        if end_code and not request.end_code:
+            state.note_end(request, end_code)
             settle(state, request)
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
         state.steering.steered_s = now
@@ -68,10 +71,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
 
 def expose_finished_rows(state: ControllerState) -> None:
     """What ended while it was being preempted is shown in phase DECODE, where readers look for ends."""
-    for request in state.rows:
-        if request is None or request.ending or request.record.evicting:
-            continue
-        if request.phase == Phase.PREPARE and request.is_finished:
+    for request in state.touched():
+        if request.phase == Phase.PREPARE and request.is_finished and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
 
 
@@ -88,9 +89,7 @@ def _steer(state: ControllerState, tbt_s: float) -> None:
 def watched(state: ControllerState) -> list[tuple[int, int]]:
     """(row, generation) of the rows whose words matter now."""
     return [
-        (request.row, request.row_generation)
-        for request in state.rows
-        if request is not None and not request.ending and (request.phase == Phase.DECODE or not request.counts_known)
+        (request.row, request.row_generation) for request in state.live() if request.phase == Phase.DECODE or not request.counts_known
     ]
 
 
@@ -142,19 +141,19 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 def reserve(state: ControllerState) -> int:
     """Pages kept for the growth of running members when somebody new asks."""
-    return sum(len(request.lengths) for request in _decoding(state))
-
-
-def _decoding(state: ControllerState) -> list[Request]:
-    return [r for r in state.rows if r is not None and r.phase == Phase.DECODE and not r.ending and not r.is_finished]
+    return sum([len(request.lengths) for request in state.decoding()])
 
 
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, the oldest first; who cannot even compute the next one may preempt younger rows."""
     page_tokens = state.limits.kv_page_tokens
-    for request in sorted(_decoding(state), key=lambda request: request.arrival):
+    due = [request for request in state.decoding() if request.committed >= request.grow_at]
+    for request in sorted(due, key=BY_ARRIVAL):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
+        request.grow_at = _next_growth(state, request)
+        if request.committed < request.grow_at:
+            continue
         max_new_tokens = request.record.max_new_tokens
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
         wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
@@ -166,22 +165,33 @@ def grow(state: ControllerState) -> None:
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_younger(state, request, short)
+        request.grow_at = _next_growth(state, request)
+
+
+def _next_growth(state: ControllerState, request: Request) -> int:
+    """With how many committed ids ``wanted_kv`` is more than the row has."""
+    page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
+    found = state.limits.max_context
+    for table, length in zip(request.block_tables, request.lengths, strict=False):
+        if len(table) < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
+            found = min(found, (len(table) - ahead) * page_tokens - length + 1)
+    return found
 
 
 def _take_from_younger(state: ControllerState, request: Request, num_pages: int) -> bool:
     """Preempt until ``num_pages`` are on their way, counting what others are giving back already. False if they cannot be had."""
     coming = sum(
         sum(map(len, other.block_tables))
-        for other in state.rows
-        if other is not None and (other.record.evicting or other.ending or other.is_finished)
+        for other in state.requests_in_rows()
+        if other.record.evicting or other.ending or other.is_finished
     )
     missing = num_pages - state.pools["kv"].num_free - coming
     if missing <= 0:
         return True
     holders = [
         Holder(other.key, other.arrival, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
-        for other in state.rows
-        if other is not None and other.has_kv and not other.ending and not other.is_finished
+        for other in state.live()
+        if other.has_kv and not other.is_finished
     ]
     victims = choose_victims(holders, request.arrival, missing)
     for key in victims:
@@ -203,8 +213,8 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 def admit_to_decode(state: ControllerState) -> None:
     """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
-    for request in state.rows:
-        if request is None or request.ending or request.phase != Phase.PREPARE or not request.has_kv:
+    for request in state.touched():
+        if request.phase != Phase.PREPARE or not request.has_kv:
             continue
         if request.plans or not request.counts_known or not request.is_prefilled:
             continue

@@ -5,7 +5,7 @@ that name the row, then free. ``settle`` is called whenever one of those holders
 """
 
 from ...schema.rows import Phase
-from ..bus.messages import Drop, Failed, Prefill
+from ..bus.messages import Drop, Failed
 from ..errors import RequestError
 from .effects import ClearPages
 from .records import Ended, Refused
@@ -79,35 +79,31 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
     Unless ``consumed_too``, what prefill has read to its end, or will have with the plan in work, stays: it is not needed again, and
     its pages come free with that plan and not before. The caller saves the record, in the same turn.
     """
-    reached = 0 if consumed_too else _prefilled_soon(state, request)
+    reached = 0 if consumed_too else _prefilled_soon(request)
     kept: set[int] = set()
-    for index, item in enumerate(request.record.items):
-        for number, segment in enumerate(item.segments):
-            if segment.stage == SegmentStage.ENCODED and not consumed_too:
-                if segment.embedding is None:
-                    continue
-                assert request.tracker is not None
-                if request.tracker.part(index, number).end <= reached:
-                    kept.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
-                    continue
-            segment.stage, segment.patch, segment.embedding = SegmentStage.PENDING, None, None
-            request.num_consumed.pop((index, number), None)
-            if request.tracker is not None:
-                request.tracker.mark_unready(index, number)
+    for place, segment in request.record.segments():
+        if segment.stage == SegmentStage.ENCODED and not consumed_too:
+            if segment.embedding is None:
+                continue
+            assert request.tracker is not None
+            if request.tracker.part(*place).end <= reached:
+                kept.update(segment.embedding.pages[request.num_consumed.get(place, 0) :])
+                continue
+        segment.reset()
+        request.num_consumed.pop(place, None)
+        if request.tracker is not None:
+            request.tracker.mark_unready(*place)
     state.pools["patch"].retire(owner(request))
     embedding = state.pools["embedding"]
     embedding.retire(owner(request), embedding.owned_by(owner(request)) - kept)
 
 
-def _prefilled_soon(state: ControllerState, request: Request) -> int:
+def _prefilled_soon(request: Request) -> int:
     """Tokens of the first member that are in the KV cache, or will be once the plan that is in work is done."""
-    ends = [request.prefilled[0]]
-    if request.prefill_plan:
-        plan = state.plans[request.prefill_plan].plan
-        assert isinstance(plan, Prefill)
-        place = (request.row, request.row_generation)
-        ends += [chunk.end for chunk in plan.chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == place]
-    return max(ends)
+    plan = request.prefill_plan
+    chunks = plan.chunks if plan is not None else ()
+    ends = [chunk.end for chunk in chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == request.key_in_table]
+    return max([request.prefilled[0], *ends])
 
 
 def settle(state: ControllerState, request: Request) -> None:
@@ -118,7 +114,7 @@ def settle(state: ControllerState, request: Request) -> None:
     if record.member and (request.ending or record.evicting or request.is_finished):
         request.drop_ticket = request.drop_ticket or state.number()
         return
-    if (request.ending or record.evicting or request.is_finished) and not _prefill_in_flight(state, request):
+    if (request.ending or record.evicting or request.is_finished) and request.prefill_plan is None:
         if any(request.block_tables) or any(request.prefilled):
             clear_pages(state, request)
         if record.evicting and not request.ending:
@@ -140,14 +136,10 @@ def clear_pages(state: ControllerState, request: Request) -> None:
     request.prefilled = [0, 0]
 
 
-def _prefill_in_flight(state: ControllerState, request: Request) -> bool:
-    return any(isinstance(state.plans[plan_id].plan, Prefill) for plan_id in request.plans)
-
-
 def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode to let go, again and again."""
-    for request in state.rows:
-        if request is not None and request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
+    for request in state.requests_in_rows():
+        if request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
             if state.send("decode", Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
                 request.drop_sent_s = now
 

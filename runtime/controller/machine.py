@@ -8,7 +8,6 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ...schema.outage import Outage
-from ...schema.rows import Phase
 from ..bus.messages import (
     Cancel,
     Delivered,
@@ -16,6 +15,7 @@ from ..bus.messages import (
     Filled,
     Hello,
     PlanDone,
+    PoolName,
     Query,
     Released,
     SequenceEnded,
@@ -24,7 +24,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
-from .effects import Effect, PoolName, Send
+from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
     Progress,
@@ -46,7 +46,7 @@ from .planner import issue
 from .request import Request
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import LONG_AGO_S, ControllerState
+from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
@@ -89,9 +89,8 @@ class Controller:
                 if inflight.actor == actor:
                     inflight.sent_s = inflight.begun_s = LONG_AGO_S
             if actor == "decode":
-                for request in state.rows:
-                    if request is not None:
-                        request.drop_sent_s = LONG_AGO_S
+                for request in state.requests_in_rows():
+                    request.drop_sent_s = LONG_AGO_S
             elif actor == "gateway":
                 cancel_older_gateways(state)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
@@ -156,7 +155,7 @@ class Controller:
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
         state = self.state
-        state.now = now
+        state.begin_tick(now)
         observe(state, progress, now)
         expose_finished_rows(state)
         check_deadlines(state, now)
@@ -178,29 +177,34 @@ class Controller:
         """Seconds until ``tick`` should be called again if no message comes."""
         state = self.state
         wait_s = state.limits.resend_s if state.plans else IDLE_S
-        for request in state.rows:
-            if request is not None:
-                wait_s = min(wait_s, state.limits.resend_s)
-                if request.phase == Phase.DECODE and not request.is_finished:
-                    wait_s = min(wait_s, _until_look_s(state, request))
+        if len(state.free_rows) < len(state.rows):
+            wait_s = min(wait_s, state.limits.resend_s)
+        for request in state.decoding():
+            wait_s = min(wait_s, _until_look_s(state, request))
         return wait_s
 
     def _grant(self, now: float) -> None:
         """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
         state = self.state
+        short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
+        if not short and not state.waiting:
+            return
         gate = ResourceGate(
             rows=len(state.free_rows),
             media=state.pools["media"].num_free,
             kv=max(0, state.pools["kv"].num_free - reserve(state)),
         )
-        rows = [request for request in state.rows if request is not None and request.record.prepared and not request.ending]
-        oldest = min((request.arrival for request in rows if not request.is_finished), default=-1)
-        texts = [request.arrival for request in state.waiting.values() if not request.spec.items]  # these wait for KV pages, too
-        is_passed = min(texts, default=oldest) < oldest
-        for request in sorted([*filter(needs_kv, rows), *state.waiting.values()], key=lambda request: request.arrival):
+        oldest = min((r.arrival for r in state.live() if r.record.prepared and not r.is_finished), default=-1) if short else -1
+        text = next((r.arrival for r in state.waiting.values() if not r.spec.items), oldest)  # it waits for KV pages, too
+        is_passed = text < oldest
+        num_short = len(short)
+        for request in sorted([*short, *state.waiting.values()], key=BY_ARRIVAL):
             if not request.has_row:
+                if not num_short and gate.is_blocked("row"):
+                    break  # everybody who is left needs one
                 admit(state, gate, request, now)
                 continue
+            num_short -= 1
             need = kv_need(state, request)
             if request.arrival == oldest:  # it does not leave room for the growth of younger ones, but for an older text that waits
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):

@@ -60,12 +60,11 @@ def needed_actors(request: Request) -> frozenset[str]:
     needed = {"decode", "detokenizer"}
     if any(request.targets) and not (request.has_kv and request.is_prefilled):
         needed.add("prefill")
-    for item in request.record.items:
-        for segment in item.segments:
-            if segment.stage < SegmentStage.ENCODED:
-                needed.add("encoder")
-            if segment.stage < SegmentStage.PREPROCESSED:
-                needed.add("video")
+    for _, segment in request.record.segments():
+        if segment.stage < SegmentStage.ENCODED:
+            needed.add("encoder")
+        if segment.stage < SegmentStage.PREPROCESSED:
+            needed.add("video")
     return frozenset(needed)
 
 

@@ -6,15 +6,16 @@ acknowledged then: its slot is free, and nobody holds pages because of it.
 
 import msgspec
 
-from ..bus.messages import Analyse, Analysed, Died, Encode, ItemError, Overran, Prefill, PreprocessSegment, Result, Skipped
+from ..bus.media_work import corrected
+from ..bus.messages import Analysed, Died, ItemError, Overran, Result, Skipped
+from ..bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
 from ..errors import RequestError
 from .effects import SetPrefilled
 from .intake import check_record, timed_out
 from .lifecycle import fail, settle
-from .poison import absolve, blame, give_back, segments_by_target
+from .poison import absolve, blame, give_back
 from .request import Request
 from .scheduling.budgets import update
-from .scheduling.media_work import corrected
 from .scheduling.types import SegmentStage
 from .state import ControllerState, InflightPlan, owner
 
@@ -23,37 +24,42 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     """Apply a plan's result to the rows it was for, free its slot, and let go of what it held."""
     plan = inflight.plan
     live = [request for request in inflight.requests if not request.ending]
-    if isinstance(plan, Analyse):
-        for request in live:
-            request.analysing.discard(plan.item)
     if isinstance(result, ItemError | Died):
         blame(state, inflight, live, result)
     elif isinstance(result, Skipped):
         _skip(state, plan, live)
     elif isinstance(result, Overran):
         _correct_work(state, plan, live)
-    elif isinstance(plan, Analyse):
-        if isinstance(result, Analysed):
-            _apply_shape(state, plan, live, result)
-    elif isinstance(plan, PreprocessSegment):
-        _apply_decoded(state, plan, live)
     else:
-        rows = {(request.row, request.row_generation): request for request in live}
-        if isinstance(plan, Encode):
-            num_rows = sum(part.shape.num_rows for part in plan.parts if (part.row, part.row_generation) in rows)
-            state.steering.encode = update(state.steering.encode, num_rows, elapsed_s, state.steering.allowance_s)
-            _apply_encoded(state, plan, live)
-        else:
-            chunks = [chunk for chunk in plan.chunks if (chunk.row, chunk.row_generation) in rows]
-            num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-            state.steering.prefill = update(state.steering.prefill, num_tokens, elapsed_s, state.steering.allowance_s)
-            _apply_prefilled(state, plan, rows)
+        _learn_cost(state, plan, live, elapsed_s)
+        match plan:
+            case Analyse():
+                if isinstance(result, Analysed):
+                    _apply_shape(state, plan, live, result)
+            case PreprocessSegment():
+                _apply_preprocessed(state, plan, live)
+            case Encode():
+                _apply_encoded(state, plan, live)
+            case Prefill():
+                _apply_prefilled(state, plan, live)
     state.clear_plan(inflight)
     for request in inflight.requests:
         settle(state, request)
 
 
-def _skip(state: ControllerState, plan: Analyse | PreprocessSegment | Encode | Prefill, live: list[Request]) -> None:
+def _learn_cost(state: ControllerState, plan: Plan, live: list[Request], elapsed_s: float) -> None:
+    """What the parts of live rows took, for the budgets of encode and prefill."""
+    keys = {request.key_in_table for request in live}
+    steering = state.steering
+    done = plan.only(lambda row, generation: (row, generation) in keys)
+    units = done.units if done is not None else 0
+    if plan.STAGE == "encoder":
+        steering.encode = update(steering.encode, units, elapsed_s, steering.allowance_s)
+    elif plan.STAGE == "prefill":
+        steering.prefill = update(steering.prefill, units, elapsed_s, steering.allowance_s)
+
+
+def _skip(state: ControllerState, plan: Plan, live: list[Request]) -> None:
     """The actor found nobody who needs it: by the clock that all processes share, who is still here is late."""
     for request in live:
         if 0 < request.spec.deadline_s <= state.now and not request.is_finished:
@@ -63,7 +69,7 @@ def _skip(state: ControllerState, plan: Analyse | PreprocessSegment | Encode | P
             state.save(request)
 
 
-def _correct_work(state: ControllerState, plan: Analyse | PreprocessSegment | Encode | Prefill, live: list[Request]) -> None:
+def _correct_work(state: ControllerState, plan: Plan, live: list[Request]) -> None:
     """The work is to be done again, as a large one. A new controller finds out anew."""
     assert isinstance(plan, Analyse | PreprocessSegment), "video alone estimates its work"
     for request in live:
@@ -90,11 +96,10 @@ def _apply_shape(state: ControllerState, plan: Analyse, live: list[Request], res
         state.save(request)
 
 
-def _apply_decoded(state: ControllerState, plan: PreprocessSegment, live: list[Request]) -> None:
+def _apply_preprocessed(state: ControllerState, plan: PreprocessSegment, live: list[Request]) -> None:
     for request in live:
-        segment = request.record.items[plan.item].segments[plan.segment]
-        if segment.stage == SegmentStage.PREPROCESSING and segment.patch == plan.target:
-            segment.stage = SegmentStage.PREPROCESSED
+        for _, segment in request.segments_of(plan):
+            segment.preprocessed()
             absolve(request, plan)
             state.save(request)
 
@@ -102,21 +107,21 @@ def _apply_decoded(state: ControllerState, plan: PreprocessSegment, live: list[R
 def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) -> None:
     """Embedding rows are there; patch pages have done their service."""
     for request in live:
-        done = segments_by_target(request, plan)
+        done = request.segments_of(plan)
         absolved = absolve(request, plan)
-        for (index, number), segment in done:
-            assert segment.patch is not None and request.tracker is not None
-            state.pools["patch"].retire(owner(request), segment.patch.pages)
-            segment.stage, segment.patch = SegmentStage.ENCODED, None
-            request.tracker.mark_ready(index, number)
+        for place, segment in done:
+            assert request.tracker is not None
+            state.pools["patch"].retire(owner(request), segment.encoded().pages)
+            request.tracker.mark_ready(*place)
         if done:
             release_consumed(state, request)
         if done or absolved:
             state.save(request)
 
 
-def _apply_prefilled(state: ControllerState, plan: Prefill, rows: dict[tuple[int, int], Request]) -> None:
+def _apply_prefilled(state: ControllerState, plan: Prefill, live: list[Request]) -> None:
     """Tokens are in the KV cache; embedding pages that were read to their end are free (RS2, US4). The word goes first."""
+    rows = {request.key_in_table: request for request in live}
     for chunk in plan.chunks:
         request = rows.get((chunk.row, chunk.row_generation))
         if request is None or request.record.evicting or request.prefilled[chunk.member] >= chunk.end:
@@ -126,7 +131,7 @@ def _apply_prefilled(state: ControllerState, plan: Prefill, rows: dict[tuple[int
         state.emit(SetPrefilled(request.row, chunk.member, chunk.end))
         if chunk.spans and release_consumed(state, request):
             state.save(request)
-    for request in rows.values():
+    for request in live:
         if absolve(request, plan):
             state.save(request)
 
@@ -145,7 +150,7 @@ def release_consumed(state: ControllerState, request: Request) -> bool:
         state.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
         request.num_consumed[place] = count
         if request.prefilled[0] >= part.end:
-            segment.embedding = None
+            segment.consumed()
             del request.num_consumed[place]
             changed = True
     return changed

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TypedDict
 
-from ...schema.rows import Phase
-from ..bus.messages import Analyse, Encode, EncodePart, Plan, Prefill, PrefillChunk, PreprocessSegment
-from .effects import PoolName
+from ..bus.media_work import estimated_work
+from ..bus.messages import PoolName
+from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
 from .poison import is_suspect
 from .request import Request
 from .scheduling import unified
 from .scheduling.budgets import allowance_s, retarget
-from .scheduling.media_work import estimated_work, is_large
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -28,7 +27,7 @@ from .scheduling.types import (
     StepLimits,
     View,
 )
-from .state import LONG_AGO_S, ControllerState, owner
+from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState, owner
 
 MAX_ROUNDS = 8
 STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
@@ -38,7 +37,7 @@ WINDOW = 32  # segments of one request that a policy sees: enough to keep video 
 class _VideoShare(TypedDict):
     work: tuple[int, ...]
     video_in_flight: int
-    video_wait_s: float
+    video_since_s: float
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -59,7 +58,7 @@ def issue(state: ControllerState, now: float) -> None:
             break
         for choice in step.analyse:
             _issue_analysis(state, state.requests[choice.key], choice.item, now)
-        for segment in step.decode:
+        for segment in step.preprocess:
             _issue_segment(state, segment, now)
         if step.encode:
             _issue_encode(state, step.encode, now)
@@ -71,45 +70,43 @@ def issue(state: ControllerState, now: float) -> None:
 def _aim(state: ControllerState) -> None:
     """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
     steering = state.steering
-    allowance = allowance_s(steering.share, _num_decoding(state), state.tbt_target_s)
+    allowance = allowance_s(steering.share, state.num_decoding, state.tbt_target_s)
     if allowance != steering.allowance_s:
         steering.allowance_s = allowance
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
 
 
-def _num_decoding(state: ControllerState) -> int:
-    return sum(r is not None and r.phase == Phase.DECODE and not r.is_finished and not r.ending for r in state.rows)
-
-
 def make_view(state: ControllerState) -> View:
     """Rows in preparation, in order of arrival, and what is free."""
-    preparing = [r for r in state.rows if r is not None and r.phase == Phase.PREPARE and not r.ending]
-    rows = [r for r in preparing if r.record.filled and r.failure is None]
-    rows.sort(key=lambda request: request.arrival)
+    rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
+    rows.sort(key=BY_ARRIVAL)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
-        requests=tuple(_view_request(state, request) for request in rows),
+        requests=tuple([request.view or _keep_view(state, request) for request in rows]),
+        now=state.now,
         video_credit=state.credit("video"),
         encoder_credit=state.credit("encoder"),
         prefill_credit=state.credit("prefill"),
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
-        num_decoding=_num_decoding(state),
+        num_decoding=state.num_decoding,
         num_patch_pages=state.limits.num_patch_pages,
         num_free_patch_pages=state.pools["patch"].num_free,
         num_embedding_pages=state.limits.num_embedding_pages,
         num_free_embedding_pages=state.pools["embedding"].num_free,
         last=state.steering.last,
-        large_in_flight=any(_is_large(inflight.plan) for inflight in state.plans.values()),
+        large_in_flight=any(inflight.plan.is_large for inflight in state.plans.values()),
         last_streamed=state.steering.last_streamed,
     )
 
 
-def _is_large(plan: Plan) -> bool:
-    return isinstance(plan, Analyse | PreprocessSegment) and is_large(estimated_work(plan.media))
+def _keep_view(state: ControllerState, request: Request) -> RequestView:
+    request.view = view_request(state, request)
+    return request.view
 
 
-def _view_request(state: ControllerState, request: Request) -> RequestView:
+def view_request(state: ControllerState, request: Request) -> RequestView:
+    """What policies see of a row. ``ControllerState.touch`` must be called whenever it changes."""
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
@@ -119,7 +116,7 @@ def _view_request(state: ControllerState, request: Request) -> RequestView:
         request.key,
         request.arrival,
         has_kv=request.has_kv and request.counts_known,
-        prefill_in_flight=bool(request.prefill_plan),
+        prefill_in_flight=request.prefill_plan is not None,
         members=_members(request),
         segments=segments,
         patch_held=state.pools["patch"].num_owned(owner(request)),
@@ -132,20 +129,18 @@ def _view_request(state: ControllerState, request: Request) -> RequestView:
 def _video_share(state: ControllerState, request: Request) -> _VideoShare:
     return {
         "work": tuple(map(estimated_work, request.spec.items)),
-        "video_in_flight": sum(state.plans[plan_id].actor == "video" for plan_id in request.plans),
-        "video_wait_s": state.now - request.video_s,
+        "video_in_flight": sum(plan.STAGE == "video" for plan in request.plans.values()),
+        "video_since_s": request.video_s,
     }
 
 
 def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
     """Segments that are not encoded yet, in prompt order."""
-    for index, item in enumerate(request.record.items):
-        for number, segment in enumerate(item.segments):
-            if segment.stage < SegmentStage.ENCODED:
-                assert item.shape is not None
-                shape = item.shape.segments[number]
-                pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
-                yield SegmentView(index, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
+    for (item, number), segment in request.record.segments():
+        if segment.stage < SegmentStage.ENCODED:
+            shape = request.record.shape_of(item, number)
+            pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
+            yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
 def _members(request: Request) -> tuple[MemberView, ...]:
@@ -178,7 +173,7 @@ def _evict_younger(state: ControllerState, request: Request, pool: PoolName, nee
     """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later. If older
     rows have what is missing, younger ones keep theirs."""
     ledger = state.pools[pool]
-    younger = [r for r in state.rows if r is not None and not r.ending and r.arrival > request.arrival]
+    younger = [r for r in state.live() if r.arrival > request.arrival]
     holders = sorted((r for r in younger if ledger.num_owned(owner(r))), key=lambda r: -r.arrival)
     coming = ledger.num_free + ledger.num_retired
     if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
@@ -197,41 +192,28 @@ def _evict_younger(state: ControllerState, request: Request, pool: PoolName, nee
 
 def _issue_analysis(state: ControllerState, request: Request, item: int, now: float) -> None:
     source = request.record.items[item].source
-    plan = Analyse(request.row, request.row_generation, item, request.spec.items[item], source)
-    request.analysing.add(item)
-    _place_video_plan(state, request, plan, [("media", source.pages)], now)
+    _place_video_plan(state, request, Analyse(*request.key_in_table, item, request.spec.items[item], source), now)
 
 
 def _issue_segment(state: ControllerState, choice: SegmentChoice, now: float) -> None:
     request = state.requests[choice.key]
     item = request.record.items[choice.item]
-    segment = item.segments[choice.segment]
-    assert item.shape is not None and segment.stage == SegmentStage.PENDING
+    assert item.shape is not None
     target = state.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], state.limits))
     assert target is not None, "the policy chose a segment without patch pages for it"
-    segment.stage, segment.patch = SegmentStage.PREPROCESSING, target
+    item.segments[choice.segment].begin_preprocess(target)
     request.blocked_s = -1.0
     state.save(request)
-    plan = PreprocessSegment(
-        request.row,
-        request.row_generation,
-        choice.item,
-        choice.segment,
-        request.spec.items[choice.item],
-        item.shape,
-        item.source,
-        target,
-    )
-    _place_video_plan(state, request, plan, [("media", item.source.pages), ("patch", target.pages)], now)
+    media = request.spec.items[choice.item]
+    plan = PreprocessSegment(*request.key_in_table, choice.item, choice.segment, media, item.shape, item.source, target)
+    _place_video_plan(state, request, plan, now)
 
 
-def _place_video_plan(
-    state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, uses: list[tuple[PoolName, list[int]]], now: float
-) -> None:
+def _place_video_plan(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, now: float) -> None:
     request.video_s = now
-    if _is_large(plan):
-        state.steering.last_streamed = isinstance(plan, PreprocessSegment) and plan.shape.segments[plan.segment].kind == "video"
-    state.place_plan("video", plan, [request], uses, now)
+    if plan.is_large:
+        state.steering.last_streamed = plan.is_streamed
+    state.place_plan(plan, [request], now)
 
 
 def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
@@ -239,35 +221,22 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
     requests: dict[int, Request] = {}
     for choice in choices:
         request = requests[choice.key] = state.requests[choice.key]
-        item = request.record.items[choice.item]
-        segment = item.segments[choice.segment]
-        assert item.shape is not None and segment.patch is not None and segment.stage == SegmentStage.PREPROCESSED
-        shape = item.shape.segments[choice.segment]
+        shape = request.record.shape_of(choice.item, choice.segment)
         target = state.allocate("embedding", request, embedding_pages(shape, state.limits))
         assert target is not None, "the policy chose a segment without embedding pages for it"
-        segment.stage, segment.embedding = SegmentStage.ENCODING, target
+        source = request.record.items[choice.item].segments[choice.segment].begin_encode(target)
         request.blocked_s = -1.0
-        parts.append(EncodePart(request.row, request.row_generation, shape, segment.patch, target))
+        parts.append(EncodePart(*request.key_in_table, shape, source, target))
     for request in requests.values():
         state.save(request)
     state.steering.last = "encode"
-    state.place_plan("encoder", Encode(parts), requests.values(), encode_uses(parts), now)
-
-
-def encode_uses(parts: list[EncodePart]) -> list[tuple[PoolName, list[int]]]:
-    """Pages that an Encode plan names."""
-    patch = [page for part in parts for page in part.source.pages]
-    embedding = [page for part in parts for page in part.target.pages]
-    return [("patch", patch), ("embedding", embedding)]
+    state.place_plan(Encode(parts), requests.values(), now)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
-    chunks = [_chunk(state.requests[choice.key], choice) for choice in choices]
     requests = {choice.key: state.requests[choice.key] for choice in choices}
     state.steering.last = "prefill"
-    inflight = state.place_plan("prefill", Prefill(chunks), requests.values(), prefill_uses(chunks, list(requests.values())), now)
-    for request in requests.values():
-        request.prefill_plan = inflight.plan_id
+    state.place_plan(Prefill([_chunk(requests[choice.key], choice) for choice in choices]), requests.values(), now)
 
 
 def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:
@@ -277,11 +246,4 @@ def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:
             run = request.record.items[part.item].segments[part.segment].embedding
             assert run is not None, "a chunk reaches into a segment without embedding pages"
             spans.append(request.tracker.span(part, run, choice.start, choice.end))
-    return PrefillChunk(request.row, request.row_generation, choice.member, choice.start, choice.end, spans)
-
-
-def prefill_uses(chunks: list[PrefillChunk], requests: list[Request]) -> list[tuple[PoolName, list[int]]]:
-    """Pages that a Prefill plan names: embedding pages it reads and *all* KV pages of its rows, whose block tables it follows."""
-    embedding = [page for chunk in chunks for span in chunk.spans for page in span.source.pages]
-    kv = [page for request in requests for table in request.block_tables for page in table]
-    return [("embedding", embedding), ("kv", kv)]
+    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)

@@ -6,19 +6,17 @@ given up with its request (docs/recovery.md); its batch-mates go on. Strikes are
 the plan they come from, so that neither a new controller nor a repeated message counts one twice.
 """
 
-from ..bus.messages import Analyse, Died, Encode, ItemError, Plan, PreprocessSegment
+from ..bus.messages import Died, ItemError
+from ..bus.plans import Place, Plan
 from ..errors import RequestError
 from ..stage_table import WORKERS
 from .lifecycle import fail
-from .request import Request, SegmentRecord, Strike, StrikeKind
-from .scheduling.types import SegmentStage
+from .request import Request, Strike, StrikeKind
 from .state import ControllerState, InflightPlan, owner
 
 MAX_CRASHES = 2
 MAX_STRIKES = MAX_CRASHES + 1  # of one piece of work: an error in a batch comes before its crashes alone
 STRIKE_BYTES = 20  # of one strike in the row's record, at most
-
-Place = tuple[int, int]  # (item, segment) of a medium; (item, -1) its analysis; (-1, -1) the prompt
 
 
 def is_suspect(request: Request) -> bool:
@@ -43,9 +41,8 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
     """Count this against the request. Returns its verdict, None while it may try again."""
     if isinstance(result, ItemError) and is_alone:
         if result.status < 500:
-            plan = inflight.plan
-            path = plan.media.path if isinstance(plan, Analyse | PreprocessSegment) else "messages"
-            return RequestError(result.message, status=result.status, param=path)
+            media = inflight.plan.media
+            return RequestError(result.message, status=result.status, param=media.path if media is not None else "messages")
         return RequestError(result.message, status=result.status, type="internal_error")
     kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED
     strikes = request.record.strikes
@@ -69,7 +66,7 @@ def absolve(request: Request, plan: Plan) -> bool:
     strikes = request.record.strikes
     if not strikes:
         return False
-    actor, places = _actor(plan), _places(request, plan)
+    actor, places = WORKERS.index(plan.STAGE), _places(request, plan)
     kept = [strike for strike in strikes if strike.actor != actor or strike.place not in places]
     request.record.strikes = kept
     return len(kept) < len(strikes)
@@ -77,39 +74,10 @@ def absolve(request: Request, plan: Plan) -> bool:
 
 def give_back(state: ControllerState, request: Request, plan: Plan) -> None:
     """The plan's work on this request is to be done again, into other pages. The caller saves the record, in the same turn."""
-    if isinstance(plan, PreprocessSegment):
-        segment = request.record.items[plan.item].segments[plan.segment]
-        if segment.stage == SegmentStage.PREPROCESSING and segment.patch == plan.target:
-            state.pools["patch"].retire(owner(request), plan.target.pages)
-            segment.stage, segment.patch = SegmentStage.PENDING, None
-    elif isinstance(plan, Encode):
-        for _, segment in segments_by_target(request, plan):
-            assert segment.embedding is not None
-            state.pools["embedding"].retire(owner(request), segment.embedding.pages)
-            segment.stage, segment.embedding = SegmentStage.PREPROCESSED, None
-
-
-def segments_by_target(request: Request, plan: Encode) -> list[tuple[Place, SegmentRecord]]:
-    """Segments of the request that are being encoded into pages of this plan."""
-    targets = [part.target for part in plan.parts if (part.row, part.row_generation) == (request.row, request.row_generation)]
-    return [
-        ((index, number), segment)
-        for index, item in enumerate(request.record.items)
-        for number, segment in enumerate(item.segments)
-        if segment.stage == SegmentStage.ENCODING and segment.embedding in targets
-    ]
+    for _, segment in request.segments_of(plan):
+        pool, run = segment.give_back()
+        state.pools[pool].retire(owner(request), run.pages)
 
 
 def _places(request: Request, plan: Plan) -> list[Place]:
-    if isinstance(plan, Analyse):
-        return [(plan.item, -1)]
-    if isinstance(plan, PreprocessSegment):
-        return [(plan.item, plan.segment)]
-    if isinstance(plan, Encode):
-        return [place for place, _ in segments_by_target(request, plan)]
-    return [(-1, -1)]
-
-
-def _actor(plan: Plan) -> int:
-    name = "video" if isinstance(plan, Analyse | PreprocessSegment) else "encoder" if isinstance(plan, Encode) else "prefill"
-    return WORKERS.index(name)
+    return [plan.place] if plan.place is not None else [place for place, _ in request.segments_of(plan)]

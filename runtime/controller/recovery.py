@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import Analyse, Encode, PageRun, Plan, Prefill, PreprocessSegment, RequestSpec, Sampling, decode_plan
-from .effects import POOLS, ClearPages, PoolName
+from ..bus.messages import POOLS, PoolName, RequestSpec, Sampling
+from ..bus.plans import Target, decode_plan
+from .effects import ClearPages
 from .guidance import member_lengths, wanted_pages
 from .intake import cancel_older_gateways, expand, set_layout
 from .lifecycle import settle
 from .machine import Controller
 from .pages import Owner, PageLedger, User
-from .planner import encode_uses, prefill_uses
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
 from .scheduling.types import Limits, SegmentStage
@@ -66,21 +66,17 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
         _restore_row(state, row)
     state.free_rows = [row for row in range(limits.num_rows - 1, -1, -1) if state.rows[row] is None]
     _restore_plans(state, snapshot.plans)
-    targets = _targets(state)
-    for request in _rows(state):
+    targets = [target for inflight in state.plans.values() for target in inflight.plan.targets()]
+    for request in state.requests_in_rows():
         _normalise(state, request, targets)
     _restore_ledgers(state)
-    for request in _rows(state):
+    for request in state.requests_in_rows():
         if not request.ending:
             state.save(request)
         settle(state, request)
     state.waiting = {key: r for key, r in state.requests.items() if not r.has_row and r.failure is None}
     cancel_older_gateways(state)
     return Controller(state)
-
-
-def _rows(state: ControllerState) -> list[Request]:
-    return [request for request in state.rows if request is not None]
 
 
 def _restore_requests(state: ControllerState, journal: JournalState) -> None:
@@ -109,38 +105,14 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
 def _restore_plans(state: ControllerState, plans: Sequence[PlanSnapshot]) -> None:
     used = {plan.slot for plan in plans}
     state.free_slots = [slot for slot in range(state.limits.num_plan_slots - 1, -1, -1) if slot not in used]
-    by_row = {(request.row, request.row_generation): request for request in _rows(state)}
+    by_row = {request.key_in_table: request for request in state.requests_in_rows()}
     for slot, plan_id, actor, payload in plans:
         plan = decode_plan(payload)
-        requests = list({place: by_row[place] for place in _rows_of(plan) if place in by_row}.values())
-        state.adopt_plan(InflightPlan(plan_id, slot, actor, plan, requests), ())
-        for request in requests:
-            if isinstance(plan, Prefill):
-                request.prefill_plan = plan_id
-            elif isinstance(plan, Analyse):
-                request.analysing.add(plan.item)
+        requests = [by_row[key] for key in dict.fromkeys(plan.rows) if key in by_row]
+        state.adopt_plan(InflightPlan(plan_id, slot, actor, plan, requests))
 
 
-def _rows_of(plan: Plan) -> list[tuple[int, int]]:
-    """(row, generation) of all rows that a plan names."""
-    if isinstance(plan, Analyse | PreprocessSegment):
-        return [(plan.row, plan.row_generation)]
-    parts = plan.parts if isinstance(plan, Encode) else plan.chunks
-    return [(part.row, part.row_generation) for part in parts]
-
-
-def _targets(state: ControllerState) -> list[PageRun]:
-    """Page runs that some live plan is writing."""
-    targets: list[PageRun] = []
-    for inflight in state.plans.values():
-        if isinstance(inflight.plan, PreprocessSegment):
-            targets.append(inflight.plan.target)
-        elif isinstance(inflight.plan, Encode):
-            targets += [part.target for part in inflight.plan.parts]
-    return targets
-
-
-def _normalise(state: ControllerState, request: Request, targets: list[PageRun]) -> None:
+def _normalise(state: ControllerState, request: Request, targets: list[Target]) -> None:
     """Mend what the last controller was in the middle of."""
     record = request.record
     if request.ending:
@@ -165,36 +137,34 @@ def _normalise(state: ControllerState, request: Request, targets: list[PageRun])
     _normalise_segments(request, targets)
 
 
-def _normalise_segments(request: Request, targets: list[PageRun]) -> None:
-    for index, item in enumerate(request.record.items):
-        for number, segment in enumerate(item.segments):
-            if segment.stage == SegmentStage.PREPROCESSING and segment.patch not in targets:
-                segment.stage, segment.patch = SegmentStage.PENDING, None
-            elif segment.stage == SegmentStage.ENCODING and segment.embedding not in targets:
-                segment.stage, segment.embedding = SegmentStage.PREPROCESSED, None
-            elif segment.stage == SegmentStage.ENCODED:
-                assert request.tracker is not None
-                request.tracker.mark_ready(index, number)
-                part = request.tracker.part(index, number)
-                if request.prefilled[0] >= part.end:
-                    segment.embedding = None
-                elif segment.embedding is not None:
-                    consumed = request.tracker.num_consumed_pages(part, request.prefilled[0])
-                    request.num_consumed[index, number] = consumed
+def _normalise_segments(request: Request, targets: list[Target]) -> None:
+    """``targets``: page runs that some plan is writing."""
+    for place, segment in request.record.segments():
+        if segment.target is not None:
+            if segment.target not in targets:
+                segment.give_back()
+        elif segment.stage == SegmentStage.ENCODED:
+            assert request.tracker is not None
+            request.tracker.mark_ready(*place)
+            part = request.tracker.part(*place)
+            if request.prefilled[0] >= part.end:
+                segment.consumed()
+            elif segment.embedding is not None:
+                request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.prefilled[0])
 
 
 def _restore_ledgers(state: ControllerState) -> None:
     """Rows own what their records and block tables name; plans and memberships hold what they name, owned or not."""
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in POOLS}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
-    for request in _rows(state):
+    for request in state.requests_in_rows():
         kv = [page for table in request.block_tables for page in table]
         if request.record.member:
             used["kv"][membership(request)] = kv
         if request.ending:
             continue
         items = request.record.items
-        segments = [((i, s), segment) for i, item in enumerate(items) for s, segment in enumerate(item.segments)]
+        segments = list(request.record.segments())
         owned["media"][owner(request)] = [page for item in items for page in item.source.pages]
         owned["patch"][owner(request)] = [page for _, segment in segments if segment.patch for page in segment.patch.pages]
         owned["embedding"][owner(request)] = [
@@ -206,19 +176,8 @@ def _restore_ledgers(state: ControllerState) -> None:
         if not request.record.evicting:
             owned["kv"][owner(request)] = kv
     for inflight in state.plans.values():
-        for name, pages in _uses(inflight):
+        for name, pages in inflight.pages():
             used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)
     for name in POOLS:
         generations = state.pools[name].generations
         state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name])
-
-
-def _uses(inflight: InflightPlan) -> list[tuple[PoolName, list[int]]]:
-    plan = inflight.plan
-    if isinstance(plan, Analyse):
-        return [("media", plan.source.pages)]
-    if isinstance(plan, PreprocessSegment):
-        return [("media", plan.source.pages), ("patch", plan.target.pages)]
-    if isinstance(plan, Encode):
-        return encode_uses(plan.parts)
-    return prefill_uses(plan.chunks, inflight.requests)

@@ -4,24 +4,77 @@
 spec and the plan table it says everything. What can be derived from those is not in it.
 """
 
+import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...schema.media import ItemShape
+from ...schema.media import ItemShape, SegmentShape
 from ...schema.rows import Phase
 from ..bus.messages import Failed, PageRun, RequestSpec
+from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
-from .scheduling.types import SegmentStage
+from .scheduling.types import RequestView, SegmentStage
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
     """Pages are kept as granted; leading embedding pages that prefill has used up are free already (see EmbeddingTracker)."""
 
-    stage: int = SegmentStage.PENDING
+    stage: SegmentStage = SegmentStage.PENDING
     patch: PageRun | None = None
     embedding: PageRun | None = None
+
+    @property
+    def target(self) -> Target | None:
+        """The pages that a plan is writing."""
+        if self.stage == SegmentStage.PREPROCESSING and self.patch is not None:
+            return "patch", self.patch
+        if self.stage == SegmentStage.ENCODING and self.embedding is not None:
+            return "embedding", self.embedding
+        return None
+
+    def begin_preprocess(self, patch: PageRun) -> None:
+        """A plan writes these patch pages."""
+        assert self.stage == SegmentStage.PENDING
+        self.stage, self.patch = SegmentStage.PREPROCESSING, patch
+
+    def preprocessed(self) -> None:
+        """The patch pages are written."""
+        assert self.stage == SegmentStage.PREPROCESSING
+        self.stage = SegmentStage.PREPROCESSED
+
+    def begin_encode(self, embedding: PageRun) -> PageRun:
+        """A plan writes these embedding pages. Returns the patch pages that it reads."""
+        assert self.stage == SegmentStage.PREPROCESSED and self.patch is not None
+        self.stage, self.embedding = SegmentStage.ENCODING, embedding
+        return self.patch
+
+    def encoded(self) -> PageRun:
+        """The embedding pages are written. Returns the patch pages, which are not needed any more."""
+        assert self.stage == SegmentStage.ENCODING and self.patch is not None
+        patch, self.stage, self.patch = self.patch, SegmentStage.ENCODED, None
+        return patch
+
+    def consumed(self) -> None:
+        """Prefill has read all of it."""
+        assert self.stage == SegmentStage.ENCODED
+        self.embedding = None
+
+    def give_back(self) -> Target:
+        """What a plan was to write is not written: back to where that plan found it. Returns the pages."""
+        target = self.target
+        assert target is not None
+        if target[0] == "patch":
+            self.stage, self.patch = SegmentStage.PENDING, None
+        else:
+            self.stage, self.embedding = SegmentStage.PREPROCESSED, None
+        return target
+
+    def reset(self) -> None:
+        """All pages are taken back: it is to be preprocessed again."""
+        self.stage, self.patch, self.embedding = SegmentStage.PENDING, None, None
 
 
 class ItemRecord(msgspec.Struct, array_like=True):
@@ -30,7 +83,7 @@ class ItemRecord(msgspec.Struct, array_like=True):
     segments: list[SegmentRecord] = []
 
 
-class StrikeKind:
+class StrikeKind(enum.IntEnum):
     """How a plan failed: by an exception in a batch of several, or by a crash of its actor."""
 
     ERROR = 0
@@ -44,10 +97,10 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
     actor: int
     item: int
     segment: int
-    kind: int
+    kind: StrikeKind
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         return self.item, self.segment
 
 
@@ -63,6 +116,18 @@ class RowRecord(msgspec.Struct, array_like=True):
     items: list[ItemRecord] = []
     strikes: list[Strike] = []
 
+    def shape_of(self, item: int, segment: int) -> SegmentShape:
+        """Of an item that has been analysed."""
+        shape = self.items[item].shape
+        assert shape is not None
+        return shape.segments[segment]
+
+    def segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
+        """All segments of all items, in prompt order."""
+        for index, item in enumerate(self.items):
+            for number, segment in enumerate(item.segments):
+                yield (index, number), segment
+
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
@@ -76,6 +141,7 @@ class Request:
     arrival: int
     gateway_generation: int
     spec: RequestSpec
+    admission_need: tuple[int, int] | None = None  # (media, KV) pages, once it was asked for
     failure: Failed | None = None
     last_heard_s: float = 0.0  # when the gateway last spoke of it
     ending: bool = False
@@ -98,13 +164,18 @@ class Request:
     rate: float = 0.0  # tokens/s, measured
     window: tuple[float, int] | None = None  # (time, committed) where the measurement began
 
-    plans: set[int] = field(default_factory=set)  # unacknowledged plans that name the row
-    prefill_plan: int = 0
-    analysing: set[int] = field(default_factory=set)  # items that a plan analyses
-    num_consumed: dict[tuple[int, int], int] = field(default_factory=dict)  # (item, segment) -> embedding pages given back
+    plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
+    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that are given back
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # since when it waits for pages, -1: it does not
+    view: RequestView | None = None  # what policies see of it; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    grow_at: int = 0  # committed ids with which it wants more KV pages than it has
+
+    @property
+    def key_in_table(self) -> RowKey:
+        """As plans name its row."""
+        return self.row, self.row_generation
 
     @property
     def has_row(self) -> bool:
@@ -114,6 +185,21 @@ class Request:
     def has_kv(self) -> bool:
         """KV pages for everything up to the next token, and nobody is taking them back."""
         return bool(self.block_tables[0]) and not self.record.evicting
+
+    @property
+    def prefill_plan(self) -> Prefill | None:
+        """The plan that prefills it now."""
+        return next((plan for plan in self.plans.values() if isinstance(plan, Prefill)), None)
+
+    @property
+    def analysing(self) -> set[int]:
+        """Items that plans analyse now."""
+        return {plan.item for plan in self.plans.values() if isinstance(plan, Analyse)}
+
+    def segments_of(self, plan: Plan) -> list[tuple[Place, SegmentRecord]]:
+        """The segments whose pages this plan is writing; none that was taken back meanwhile."""
+        targets = plan.targets(self.key_in_table)
+        return [(place, segment) for place, segment in self.record.segments() if segment.target in targets] if targets else []
 
     @property
     def targets(self) -> Lengths:

@@ -6,17 +6,18 @@ derived from them (design §3), but for ``outages``, which the supervisor knows.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
-from ..bus.messages import PageRun, Plan, Run, ToActor, encode
+from ..bus.messages import POOLS, PageRun, PoolName, Run, ToActor, encode
+from ..bus.plans import Plan
 from .effects import (
-    POOLS,
     ClearPlan,
     Effect,
-    PoolName,
     Send,
     SetPageGenerations,
     SetPhase,
@@ -30,6 +31,7 @@ from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
 from .scheduling.types import Device, Limits
 
+BY_ARRIVAL = attrgetter("arrival")
 DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
 
@@ -45,6 +47,13 @@ class InflightPlan:
     requests: list[Request]
     sent_s: float = LONG_AGO_S
     begun_s: float = LONG_AGO_S
+
+    def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
+        """All that it names, and of a prefill plan *all* KV pages of its rows, whose block tables it follows."""
+        yield from self.plan.reads().items()
+        yield from self.plan.writes().items()
+        if self.plan.STAGE == "prefill":
+            yield "kv", [page for request in self.requests for table in request.block_tables for page in table]
 
 
 @dataclass(slots=True)
@@ -99,6 +108,8 @@ class ControllerState:
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
+    deadline_s: float = LONG_AGO_S  # no request has an earlier one
+    heard_s: float = LONG_AGO_S  # the gateway has spoken of no request before
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
@@ -107,6 +118,9 @@ class ControllerState:
     steering: Steering = field(init=False)
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
+    _by_phase: "RowsByPhase | None" = None  # see ``set_phase``
+    _touched: set[int] = field(default_factory=set)  # rows, since this tick began
+    _touched_before: set[int] = field(default_factory=set)  # in the tick before, and until this one began
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -132,10 +146,58 @@ class ControllerState:
             return self.limits.tbt_factor * self.steering.undisturbed_s
         return self.limits.tbt_target_s
 
+    # --------------------------------------------------------------------------------------------------------- rows
+
+    def requests_in_rows(self) -> Iterator[Request]:
+        """Everyone who has a row, also who is leaving it."""
+        return (request for request in self.rows if request is not None)
+
+    def live(self) -> list[Request]:
+        """Everyone who has a row and keeps it. Like the two that follow in order of rows; not to be changed."""
+        return self._rows_by_phase().live
+
+    def preparing(self) -> list[Request]:
+        """Whose media are worked on, or whose prompts are prefilled."""
+        return self._rows_by_phase().preparing
+
+    def decoding(self) -> list[Request]:
+        """Whose tokens decode is generating."""
+        return self._rows_by_phase().decoding
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self.decoding())
+
+    def _rows_by_phase(self) -> "RowsByPhase":
+        if self._by_phase is None:
+            live = [request for request in self.rows if request is not None and not request.ending]
+            preparing = [request for request in live if request.phase == Phase.PREPARE]
+            decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
+            self._by_phase = RowsByPhase(live, preparing, decoding)
+        return self._by_phase
+
+    def touch(self, request: Request) -> None:
+        """The row has changed: nothing that was derived from it counts any more. Called for every effect that names a row and for what
+        has no effect: plans, counts and rates. Only new ids of a row in decode do not count as a change."""
+        request.view, request.grow_at = None, 0
+        self._touched.add(request.row)
+
+    def begin_tick(self, now: float) -> None:
+        self.now = now
+        self._touched_before, self._touched = self._touched, set()
+
+    def touched(self) -> list[Request]:
+        """Live rows that have changed since the last tick began: whoever looks at these in every tick misses no change."""
+        rows = sorted(self._touched | self._touched_before)
+        return [request for row in rows if (request := self.rows[row]) is not None and not request.ending]
+
     # ------------------------------------------------------------------------------------------------------ effects
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
+        row = getattr(effect, "row", None)
+        if row is not None and (request := self.rows[row]) is not None:
+            self.touch(request)
 
     def journal(self, record: JournalRecord) -> None:
         self.emit(WriteJournal(record))
@@ -154,7 +216,14 @@ class ControllerState:
 
     def set_phase(self, request: Request, phase: Phase) -> None:
         request.phase = phase
+        self._by_phase = None
         self.emit(SetPhase(request.row, phase))
+
+    def note_end(self, request: Request, end_code: int) -> None:
+        """decode appends no more ids to the row."""
+        request.end_code = end_code
+        self._by_phase = None
+        self.touch(request)
 
     def ask(self, key: int, gateway_generation: int) -> None:
         """Tell this gateway generation at the end of the turn where the request stands."""
@@ -182,25 +251,23 @@ class ControllerState:
             return 0
         return max(0, self.limits.depth - sum(plan.actor == actor for plan in self.plans.values()))
 
-    def place_plan(
-        self, actor: str, plan: Plan, requests: Iterable[Request], uses: Iterable[tuple[PoolName, Iterable[int]]], now: float
-    ) -> InflightPlan:
+    def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
         """Write a plan into a slot, hold what it names, and send it."""
-        inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
-        self.adopt_plan(inflight, uses)
-        self.emit(WritePlan(inflight.slot, inflight.plan_id, actor, encode(plan)))
+        inflight = InflightPlan(self.number(), self.free_slots.pop(), plan.STAGE, plan, list(requests), begun_s=now)
+        self.adopt_plan(inflight)
+        for pool, pages in inflight.pages():
+            self.pools[pool].use(User("plan", inflight.plan_id), pages)
+        self.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
         self.send_plan(inflight, now)
-        return inflight
 
-    def adopt_plan(self, inflight: InflightPlan, uses: Iterable[tuple[PoolName, Iterable[int]]]) -> None:
-        """Account for a plan that is, or is about to be, in the plan table."""
+    def adopt_plan(self, inflight: InflightPlan) -> None:
+        """Account for a plan that is, or is about to be, in the plan table, but for its pages."""
         self.plans[inflight.plan_id] = inflight
         if inflight.actor in DISTURBING:
             self.steering.disturbed_s = self.now
-        for pool, pages in uses:
-            self.pools[pool].use(User("plan", inflight.plan_id), pages)
         for request in inflight.requests:
-            request.plans.add(inflight.plan_id)
+            request.plans[inflight.plan_id] = inflight.plan
+            self.touch(request)
 
     def send_plan(self, inflight: InflightPlan, now: float) -> None:
         deadlines_s = [request.spec.deadline_s for request in inflight.requests]
@@ -216,9 +283,8 @@ class ControllerState:
         for pool in self.pools.values():
             pool.drop(User("plan", inflight.plan_id))
         for request in inflight.requests:
-            request.plans.discard(inflight.plan_id)
-            if request.prefill_plan == inflight.plan_id:
-                request.prefill_plan = 0
+            request.plans.pop(inflight.plan_id, None)
+            self.touch(request)
 
     # ------------------------------------------------------------------------------------------------------- ending
 
@@ -228,6 +294,12 @@ class ControllerState:
         self.ended.move_to_end(key)
         if len(self.ended) > KEPT_ENDS:
             self.ended.popitem(last=False)
+
+
+class RowsByPhase(NamedTuple):
+    live: list[Request]
+    preparing: list[Request]
+    decoding: list[Request]
 
 
 def owner(request: Request) -> Owner:

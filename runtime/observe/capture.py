@@ -5,7 +5,6 @@ of the pools before and after as tensors, the rest as one JSON object in its met
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,23 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.messages import (
-    Analyse,
-    EmbeddingSpan,
-    Encode,
-    EncodePart,
-    PageRun,
-    Plan,
-    Prefill,
-    PrefillChunk,
-    PreprocessSegment,
-    Result,
-    SequenceSpec,
-)
+from ..bus.messages import PageRun, PoolName, Result, SequenceSpec
+from ..bus.plans import Plan
 from ..config import RuntimeConfig, convert_config, to_data
 from ..errors import ConfigError, UserError
 from ..process.run import RunInfo
-from .flight import PLAN_NAMES, UNIT_NAMES, plan_kind, plan_units
+from .flight import PLAN_NAMES, UNIT_NAMES
 
 SUFFIX = ".safetensors"
 _FORMAT = "mmrt capture 2"
@@ -76,8 +64,8 @@ class Capture(msgspec.Struct, frozen=True):
     def about(self) -> str:
         """The plan in a few words."""
         plan = self.header.plan
-        kind = plan_kind(plan)
-        return f"{self.header.actor} plan {self.header.plan_id:#x} ({PLAN_NAMES[kind]}, {plan_units(plan)} {UNIT_NAMES[kind]})"
+        name, unit = PLAN_NAMES[plan.KIND], UNIT_NAMES[plan.KIND]
+        return f"{self.header.actor} plan {self.header.plan_id:#x} ({name}, {plan.units} {unit})"
 
     @property
     def file_name(self) -> str:
@@ -153,7 +141,7 @@ class Capture(msgspec.Struct, frozen=True):
                 raise UserError(f"{path}: tensor {name!r} is {found}, expected {dtype} {list(shape)}")
         indices = self.page_indices()
         try:
-            renumbered(header.plan, indices, self.row_indices())
+            self.renumbered_plan()
             tables = [("kv", table) for row in header.rows for table in row.block_tables]
             for pool, pages in (*header.outputs.items(), *tables):
                 if missing := set(pages) - indices.get(pool, {}).keys():
@@ -165,8 +153,18 @@ class Capture(msgspec.Struct, frozen=True):
         """By pool: where each captured page stands in its tensor."""
         return {pool: {page: index for index, page in enumerate(pages)} for pool, pages in self.header.inputs.items()}
 
-    def row_indices(self) -> dict[int, int]:
-        return {row.row: index for index, row in enumerate(self.header.rows)}
+    def renumbered_plan(self) -> Plan:
+        """The plan on pools that hold the captured pages alone, all of generation 1, and rows from 0 on of generation 1.
+
+        Raises: KeyError for a page or row that was not captured.
+        """
+        indices = self.page_indices()
+        rows = {row.row: index for index, row in enumerate(self.header.rows)}
+
+        def run(pool: PoolName, source: PageRun) -> PageRun:
+            return PageRun([indices[pool][page] for page in source.pages], [1] * len(source.pages))
+
+        return self.header.plan.renumbered(run, rows.__getitem__)
 
 
 def make_header(
@@ -202,36 +200,6 @@ def make_header(
         max_context=max_context,
         captured_s=captured_s,
     )
-
-
-def renumbered(plan: Plan, pages: Mapping[str, Mapping[int, int]], rows: Mapping[int, int]) -> Plan:
-    """The same plan on pools that hold the captured pages alone, all of generation 1, and rows from 0 on of generation 1.
-
-    Raises: KeyError for a page or row that was not captured.
-    """
-
-    def run(pool: str, source: PageRun) -> PageRun:
-        return PageRun([pages[pool][page] for page in source.pages], [1] * len(source.pages))
-
-    replace = msgspec.structs.replace
-    if isinstance(plan, Analyse):
-        return replace(plan, row=0, row_generation=1, source=run("media", plan.source))
-    if isinstance(plan, PreprocessSegment):
-        return replace(plan, row=0, row_generation=1, source=run("media", plan.source), target=run("patch", plan.target))
-    if isinstance(plan, Encode):
-        return Encode([_part(part, run("patch", part.source), run("embedding", part.target)) for part in plan.parts])
-    return Prefill([_chunk(chunk, rows[chunk.row], [run("embedding", span.source) for span in chunk.spans]) for chunk in plan.chunks])
-
-
-def _part(part: EncodePart, source: PageRun, target: PageRun) -> EncodePart:
-    return msgspec.structs.replace(part, source=source, target=target)
-
-
-def _chunk(chunk: PrefillChunk, row: int, sources: Sequence[PageRun]) -> PrefillChunk:
-    spans: list[EmbeddingSpan] = [
-        msgspec.structs.replace(span, source=source) for span, source in zip(chunk.spans, sources, strict=True)
-    ]
-    return msgspec.structs.replace(chunk, row=row, row_generation=1, spans=spans)
 
 
 def captures_in(directory: Path, actor: str = "") -> list[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
-from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment
+from ..bus.plans import PlanKind
 from ..stage_table import RECORDERS
 
 _MASK_32 = (1 << 32) - 1
@@ -47,7 +47,7 @@ class Kind(enum.IntEnum):
     FAILED = 45  # key request key, a status
     ENDED = 46  # journaled. key request key
     ISSUED = 47  # a plan was written. key plan id, a index of the actor, b plan kind, c requests
-    PLAN_REQUEST = 48  # key request key, a plan id, b first << 32 | last: item and segment, parts, or tokens [first, last)
+    PLAN_REQUEST = 48  # key request key, a plan id, b ``pack_pair`` of the plan's share for the row
     ACKNOWLEDGED = 49  # a plan's result has come. key plan id
     POOL = 50  # a index of the pool, b pages used, c pages
     QUEUES = 51  # a waiting, b preparing, c running requests, key plans
@@ -66,58 +66,15 @@ class Kind(enum.IntEnum):
     EXIT = 70  # a process has ended. key pid, a index of the actor, b generation, c exit status (see ``signed``)
 
 
-class PlanKind(enum.IntEnum):
-    """What a plan does."""
-
-    ANALYSE = 1
-    DECODE_SEGMENT = 2
-    ENCODE = 3
-    PREFILL = 4
-
-
 PLAN_NAMES = {
     PlanKind.ANALYSE: "analyse",
-    PlanKind.DECODE_SEGMENT: "decode segment",
+    PlanKind.PREPROCESS: "preprocess",
     PlanKind.ENCODE: "encode",
     PlanKind.PREFILL: "prefill",
 }
 
 
-def plan_kind(plan: Plan) -> PlanKind:
-    """Which kind a plan is."""
-    if isinstance(plan, Analyse):
-        return PlanKind.ANALYSE
-    if isinstance(plan, PreprocessSegment):
-        return PlanKind.DECODE_SEGMENT
-    return PlanKind.ENCODE if isinstance(plan, Encode) else PlanKind.PREFILL
-
-
-def plan_units(plan: Plan) -> int:
-    """How much a plan is: bytes to analyse, patch or mel rows, or tokens."""
-    if isinstance(plan, Analyse):
-        return plan.media.num_bytes
-    if isinstance(plan, PreprocessSegment):
-        return plan.shape.segments[plan.segment].num_rows
-    if isinstance(plan, Encode):
-        return sum(part.shape.num_rows for part in plan.parts)
-    return sum(chunk.end - chunk.start for chunk in plan.chunks)
-
-
-UNIT_NAMES = {PlanKind.ANALYSE: "bytes", PlanKind.DECODE_SEGMENT: "rows", PlanKind.ENCODE: "rows", PlanKind.PREFILL: "tokens"}
-
-
-def plan_share(plan: Plan, row: int) -> int:
-    """``b`` of PLAN_REQUEST: what of the plan is for this row."""
-    if isinstance(plan, Analyse):
-        first, last = plan.item, 0
-    elif isinstance(plan, PreprocessSegment):
-        first, last = plan.item, plan.segment
-    elif isinstance(plan, Encode):
-        first, last = 0, sum(part.row == row for part in plan.parts)
-    else:
-        chunks = [chunk for chunk in plan.chunks if chunk.row == row and chunk.member == 0]
-        first, last = (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
-    return first << 32 | last & _MASK_32
+UNIT_NAMES = {PlanKind.ANALYSE: "bytes", PlanKind.PREPROCESS: "rows", PlanKind.ENCODE: "rows", PlanKind.PREFILL: "tokens"}
 
 
 def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:
@@ -128,6 +85,11 @@ def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:
 def unpack_plan(a: int) -> tuple[PlanKind, int, int]:
     """(kind, status, plans behind it)."""
     return PlanKind(a & 0xFF), a >> 8 & 0xFFFF, a >> 24
+
+
+def pack_pair(first: int, last: int) -> int:
+    """Two numbers of 32 bits as one: ``b`` of PLAN_REQUEST."""
+    return first << 32 | last & _MASK_32
 
 
 def unpack_pair(value: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from ..controller.records import JournalState, Submitted
 from ..controller.request import SegmentRecord
 from ..controller.scheduling.types import SegmentStage
 from ..stage_table import RECORDERS
-from .flight import PLAN_NAMES, merge, plan_kind, plan_share, plan_units, unpack_pair
+from .flight import PLAN_NAMES, merge
 from .inspect_report import (
     ItemReport,
     MemberReport,
@@ -29,7 +29,7 @@ from .inspect_report import (
     TimingReport,
     WorkReport,
 )
-from .inspect_rows import LivePlan, Row, live_plans, names, read_row
+from .inspect_rows import LivePlan, Row, live_plans, read_row
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_of, request_spans
 
 _STAGE_NAMES = {
@@ -149,7 +149,7 @@ class _Builder:
             failure=f"{self._failure.status}: {self._failure.message}" if self._failure is not None else "",
             members=self._members(),
             items=self._items(),
-            plans=[_plan(found, row, actors, self._now_ns) for found in plans if row is not None and names(found.plan, row)],
+            plans=[_plan(found, row, actors, self._now_ns) for found in plans if row is not None and row.key in found.plan.rows],
             timings=[_timing(stage.name, stage.begin_ns, stage.end_ns, self._now_ns) for stage in span.stages],
             work=self._work(),
             marks=[(what, (time_ns - span.begin_ns) / 1e9) for what, time_ns in span.marks],
@@ -256,17 +256,17 @@ def _state(segment: SegmentRecord) -> str:
 
 def _plan(found: LivePlan, row: Row, actors: Mapping[str, ActorReading], now_ns: int) -> PlanReport:
     plan_id, slot, actor, plan = found
-    first, last = unpack_pair(plan_share(plan, row.row))
+    first, last = plan.share(row.row)
     reading = actors.get(actor)
     state = "queued"
     if reading is not None and reading.step_deadline_ns and reading.step_plan == plan_id:
         state = f"running for {max(0, now_ns - reading.step_start_ns) / 1e6:.1f} ms"
     return PlanReport(
         plan_id=plan_id,
-        what=PLAN_NAMES[plan_kind(plan)],
+        what=PLAN_NAMES[plan.KIND],
         actor=actor,
         slot=slot,
-        units=plan_units(plan),
+        units=plan.units,
         first=first,
         last=last,
         state=state,

@@ -9,7 +9,8 @@ from ...schema.rows import EndCode, Phase
 from ...shm.errors import StaleRow
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
-from ..bus.messages import Analyse, Encode, Plan, PreprocessSegment, SequenceSpec, decode_plan, decode_sequence_spec
+from ..bus.messages import SequenceSpec, decode_sequence_spec
+from ..bus.plans import Plan, RowKey, decode_plan
 from ..controller.request import RowRecord, decode_record
 from ..stage_table import ACTORS
 
@@ -28,6 +29,11 @@ class Row(NamedTuple):
     prefilled: tuple[int, int]
     committed: int
     end: EndCode
+
+    @property
+    def key(self) -> RowKey:
+        """As plans name it."""
+        return self.row, self.generation
 
 
 class LivePlan(NamedTuple):
@@ -63,11 +69,3 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
 def live_plans(table: PlanTable) -> list[LivePlan]:
     """Every plan in the plan table."""
     return [LivePlan(plan.plan_id, plan.slot, ACTORS[plan.actor], decode_plan(plan.payload)) for plan in table.live()]
-
-
-def names(plan: Plan, row: Row) -> bool:
-    """Whether a plan is for this generation of the row."""
-    if isinstance(plan, Analyse | PreprocessSegment):
-        return (plan.row, plan.row_generation) == (row.row, row.generation)
-    parts = plan.parts if isinstance(plan, Encode) else plan.chunks
-    return any((part.row, part.row_generation) == (row.row, row.generation) for part in parts)

@@ -21,7 +21,8 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
-from ..bus.messages import Analyse, Encode, Plan, Prefill, PreprocessSegment, Result, decode_plan, decode_sequence_spec
+from ..bus.messages import Result, decode_sequence_spec
+from ..bus.plans import Plan, Prefill, decode_plan
 from ..process.run import read_run_info
 from ..stage_table import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
@@ -133,7 +134,7 @@ class _Memory:
 
     def capture(self, actor: str, plan_id: int, plan: Plan) -> Capture:
         """Everything that the plan reads, as it is now. Raises ShmError (a ValueError) if a row is somebody else's by now."""
-        read, written = _pages_of(plan)
+        read, written = plan.reads(), plan.writes()
         rows: list[CapturedRow] = []
         tensors: dict[str, NDArray[Any]] = {}
         if isinstance(plan, Prefill):
@@ -145,7 +146,7 @@ class _Memory:
                 for member, length in enumerate(lengths):
                     tensors[f"prompt.{row.row}.{member}"] = self._table.prompt_ids(row.row, member, length).copy()
                 tensors[f"ids.{row.row}"] = self._table.ids[row.row, : row.committed].copy()
-        inputs = {pool: _distinct([*read.get(pool, ()), *written.get(pool, ())]) for pool in {**read, **written}}
+        inputs: Pages = {pool: _distinct([*read.get(pool, ()), *written.get(pool, ())]) for pool in {**read, **written}}
         for pool, pages in inputs.items():
             tensors[f"before.{pool}"] = self._copy(pool, pages)
         header = make_header(
@@ -155,7 +156,7 @@ class _Memory:
             run_id=self._run.run_id,
             info=read_run_info(self._run),
             page_bytes={pool: self._pool(pool).page_bytes for pool in inputs},
-            pages=(inputs, written),
+            pages=(inputs, dict(written.items())),
             rows=rows,
             max_context=self._table.max_context if rows else 1,
             captured_s=time.time(),
@@ -217,20 +218,6 @@ class _Memory:
             raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, where only the actor itself can copy them")
         copied: NDArray[Any] = self._pool(pool).data[np.array(pages, dtype=np.int64)]
         return copied
-
-
-def _pages_of(plan: Plan) -> tuple[Pages, Pages]:
-    """(pages that a plan names and reads, pages that it names and writes), by pool."""
-    if isinstance(plan, Analyse):
-        return {"media": _distinct(plan.source.pages)}, {}
-    if isinstance(plan, PreprocessSegment):
-        return {"media": _distinct(plan.source.pages)}, {"patch": _distinct(plan.target.pages)}
-    if isinstance(plan, Encode):
-        return (
-            {"patch": _distinct(page for part in plan.parts for page in part.source.pages)},
-            {"embedding": _distinct(page for part in plan.parts for page in part.target.pages)},
-        )
-    return {"embedding": _distinct(page for chunk in plan.chunks for span in chunk.spans for page in span.source.pages)}, {}
 
 
 def _distinct(pages: Iterable[int]) -> list[int]:

@@ -8,11 +8,12 @@ CLOCK_MONOTONIC.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..controller.effects import POOLS
+from ..bus.messages import POOLS
+from ..bus.plans import PlanKind
 from ..process.exit_status import describe_exit
 from ..stage_table import ACTORS, RECORDERS
 from .dumps import Recording
-from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, PlanKind, merge, signed, unpack_plan
+from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
 
 Event = dict[str, Any]
@@ -22,8 +23,8 @@ _STEPS_TID = 1
 _PIDS = {name: pid for pid, name in enumerate(RECORDERS, _REQUESTS_PID + 1)}
 # What must have been done, at the latest, before a plan of a kind: where the arrows of a request go.
 _BEFORE = {
-    PlanKind.DECODE_SEGMENT: (PlanKind.ANALYSE,),
-    PlanKind.ENCODE: (PlanKind.DECODE_SEGMENT,),
+    PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
+    PlanKind.ENCODE: (PlanKind.PREPROCESS,),
     PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.ENCODE),
 }
 

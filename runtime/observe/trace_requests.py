@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...schema.rows import Phase
-from .flight import FlightRecord, Kind, PlanKind, unpack_id, unpack_pair, unpack_plan
+from ..bus.plans import PlanKind
+from .flight import FlightRecord, Kind, unpack_id, unpack_pair, unpack_plan
 
 # In the order in which a request goes through them; a preempted one is prefilled again.
 STAGES = ("submitted", "queued", "fetching", "analysing", "prefilling", "decoding", "delivering", "failing")
@@ -38,7 +39,7 @@ class PlanSpan:
     status: int = 0
     num_queued: int = 0
     generation: int = 0
-    requests: dict[int, tuple[int, int]] = field(default_factory=dict)  # request key -> its share, see flight.plan_share
+    requests: dict[int, tuple[int, int]] = field(default_factory=dict)  # request key -> its share, see ``share`` of plans
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import Done, Encode, EncodePart, PageRun
+from mmrt.runtime.bus.messages import Done, PageRun
+from mmrt.runtime.bus.plans import Encode, EncodePart
 from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool

@@ -16,19 +16,18 @@ from mmrt.runtime.bus.messages import (
     Hello,
     ItemError,
     MediaItem,
-    Prefill,
-    PrefillChunk,
     RequestSpec,
     Sampling,
     Skipped,
     Submit,
     ToController,
 )
+from mmrt.runtime.bus.plans import PlanKind, Prefill, PrefillChunk
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.observe.flight import FlightRecord, Kind, PlanKind, merge, unpack_id, unpack_pair, unpack_plan
+from mmrt.runtime.observe.flight import FlightRecord, Kind, merge, unpack_id, unpack_pair, unpack_plan
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory

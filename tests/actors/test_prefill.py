@@ -7,7 +7,8 @@ import torch
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
-from mmrt.runtime.bus.messages import Done, Prefill, PrefillChunk
+from mmrt.runtime.bus.messages import Done
+from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.shm.errors import StalePage
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import PAGE_TOKENS, Bench, Counting, Row, Weights

@@ -16,22 +16,8 @@ from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
 from mmrt.cli.replay_worker import Replay, same_result
 from mmrt.models.architecture import KvDType, ModelConfig
-from mmrt.runtime.bus.messages import (
-    Analyse,
-    Analysed,
-    Done,
-    Encode,
-    ItemError,
-    MediaItem,
-    PageRun,
-    Plan,
-    Prefill,
-    PrefillChunk,
-    PreprocessSegment,
-    Result,
-    Run,
-    encode,
-)
+from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run, encode
+from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
 from mmrt.runtime.config import MediaSection, MemorySection, RuntimeConfig, ServerSection
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header

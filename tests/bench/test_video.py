@@ -39,14 +39,14 @@ def test_slices_of_a_trace() -> None:
 
     events = [
         event("encode", 3e6, 5e5),
-        event("decode segment", 2e6, 1e6),
+        event("preprocess", 2e6, 1e6),
         event("tick", 2e6, 1.0),
         event("prefill", 9e6, 1.0),
         event("analyse", 1.5e6, 1.0),
         {"ph": "i", "name": "encode", "ts": 2.5e6},
     ]
     assert stage_slices({"traceEvents": events}, 2.0, 8.0) == [
-        StageSlice("video", "decode segment", 0.0, 1.0),
+        StageSlice("video", "preprocess", 0.0, 1.0),
         StageSlice("encoder", "encode", 1.0, 1.5),
     ]
 

@@ -76,7 +76,7 @@ def test_every_request_is_in_the_trace(traced: tuple[dict[str, str], list[Event]
 def test_stages_of_one_video_work_at_once(server: Server, traced: tuple[dict[str, str], list[Event]]) -> None:
     request, events = traced[0]["video"], traced[1]
     for _ in range(5):  # on a loaded machine one stage may have no core until the one before it is done
-        decoded, encoded, prefilled = (plans(events, name, request) for name in ("decode segment", "encode", "prefill"))
+        decoded, encoded, prefilled = (plans(events, name, request) for name in ("preprocess", "encode", "prefill"))
         if overlap(decoded, encoded) and overlap(encoded, prefilled):
             break
         request = ask(server, [video(96, 224, 224, 2)[0], text("What moves?")])

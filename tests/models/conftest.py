@@ -15,7 +15,8 @@ from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.family import Family
 from mmrt.models.families.registry import family_of
-from mmrt.models.lm.language_model import Chunk, LanguageModel
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput

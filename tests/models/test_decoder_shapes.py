@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
-from mmrt.models.lm.language_model import Chunk, LanguageModel
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import LanguageModel
 
 SIZES = {
     "vocab_size": 300,

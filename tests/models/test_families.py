@@ -18,7 +18,8 @@ from mmrt.models.config import load_model_config, tower_modules
 from mmrt.models.families import registry
 from mmrt.models.families.family import Family
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
-from mmrt.models.lm.language_model import Chunk, build_language_model
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers

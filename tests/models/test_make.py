@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from mmrt.models.config import load_model_config
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.families.registry import family_of
-from mmrt.models.lm.language_model import Chunk, build_language_model
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer

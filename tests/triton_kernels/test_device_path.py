@@ -30,7 +30,8 @@ from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import Done, EmbeddingSpan, Encode, EncodePart, PageRun, Prefill, PrefillChunk, Sampling
+from mmrt.runtime.bus.messages import Done, PageRun, Sampling
+from mmrt.runtime.bus.plans import EmbeddingSpan, Encode, EncodePart, Prefill, PrefillChunk
 from mmrt.runtime.config import RuntimeConfig, to_data
 from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage

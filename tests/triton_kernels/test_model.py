@@ -13,16 +13,18 @@ import torch
 from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
+from mmrt.models.families.family import Family
 from mmrt.models.families.registry import family_of
+from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.kv_pages import KvPages
-from mmrt.models.lm.language_model import Chunk, LanguageModel
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.layer_ops import CpuOperations
 from mmrt.models.lm.triton_attention import TritonAttention
 from mmrt.models.lm.triton_layer_ops import TritonOperations
-from mmrt.models.make.checkpoint import Family, make_checkpoint
-from mmrt.models.sampling.interface import SamplingRows
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.sampling.interface import Pairs, SamplingRows
 from mmrt.models.sampling.sampler import combine_guidance, sample
-from mmrt.models.sampling.triton_sampler import Pairs, TritonSampler
+from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.tests.triton_kernels.test_launch_keys import count
 
 PAGE_TOKENS = 8

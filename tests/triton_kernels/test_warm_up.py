@@ -22,7 +22,8 @@ from mmrt.models.config import load_model_config
 from mmrt.models.families.qwen2_5.triton_vision import VisionKernels
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
-from mmrt.models.lm.language_model import Chunk, LanguageModel
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
@@ -31,7 +32,8 @@ from mmrt.models.sampling.penalties import History, Penalties
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import EmbeddingSpan, PageRun
+from mmrt.runtime.bus.messages import PageRun
+from mmrt.runtime.bus.plans import EmbeddingSpan
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.triton_kernels.launch_keys import count, record

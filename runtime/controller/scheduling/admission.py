@@ -116,6 +116,9 @@ class ResourceGate:
         """Somebody older waits for this resource."""
         self._blocked.add(resource)
 
+    def is_blocked(self, resource: str) -> bool:
+        return resource in self._blocked
+
     def take(self, **needs: int) -> bool:
         """Take all of the needs, or none and block what was short. The first that is short of KV pages keeps the row it would have."""
         needs = {resource: count for resource, count in needs.items() if count}

@@ -3,6 +3,7 @@
 The controller builds a ``View`` of its state, a policy answers with a ``StepPlan``. The same types serve a simulator.
 """
 
+import enum
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -44,7 +45,7 @@ class Limits:
     ahead_pages: int = 2
 
 
-class SegmentStage:
+class SegmentStage(enum.IntEnum):
     """Where a segment of an item stands; grows, except when a request is preempted or its pages are evicted."""
 
     PENDING = 0
@@ -60,7 +61,7 @@ class SegmentView:
 
     item: int
     segment: int
-    stage: int
+    stage: SegmentStage
     num_rows: int
     patch_pages: int
     embedding_pages: int
@@ -80,7 +81,7 @@ class MemberView:
 class RequestView:
     """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect).
 
-    ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_wait_s``: since it got one.
+    ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_since_s``: when it got one.
     """
 
     key: int
@@ -95,12 +96,15 @@ class RequestView:
     alone: bool = False
     work: tuple[int, ...] = ()
     video_in_flight: int = 0
-    video_wait_s: float = 0.0
+    video_since_s: float = 0.0
 
     @property
     def is_partial(self) -> bool:
         """Some but not all of it is prefilled."""
-        return any(member.next for member in self.members)
+        for member in self.members:
+            if member.next:
+                return True
+        return False
 
 
 Device = Literal["encode", "prefill"]
@@ -112,6 +116,7 @@ class View:
     large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
+    now: float = 0.0
     video_credit: int = 0
     encoder_credit: int = 0
     prefill_credit: int = 0
@@ -156,12 +161,12 @@ class ChunkChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One video plan per choice of ``analyse`` and ``decode``, one encode plan of all of ``encode``, one prefill plan likewise."""
+    """One video plan per choice of ``analyse`` and ``preprocess``, one encode plan of all of ``encode``, one prefill plan likewise."""
 
     analyse: tuple[ItemChoice, ...] = ()
-    decode: tuple[SegmentChoice, ...] = ()
+    preprocess: tuple[SegmentChoice, ...] = ()
     encode: tuple[SegmentChoice, ...] = ()
     prefill: tuple[ChunkChoice, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.analyse or self.decode or self.encode or self.prefill)
+        return bool(self.analyse or self.preprocess or self.encode or self.prefill)

@@ -7,6 +7,9 @@ be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5
 younger ones from taking them, so that the oldest always gets on.
 """
 
+from itertools import compress
+from operator import not_
+
 from .types import ChunkChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
 from .video_order import may_take, plan_video
 
@@ -16,15 +19,14 @@ MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
     """One round: video work within its credit, at most one encode batch and one prefill batch. ``now`` is not needed here."""
     del now
-    analyse, decode = plan_video(view)
-    encode = _encode_batch(view, limits) if view.encoder_credit > 0 else ()
-    prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 else ()
-    if limits.exclusive and view.num_decoding:
-        if view.encode_in_flight or view.prefill_in_flight:
-            encode, prefill = (), ()
-        elif encode and prefill:
-            encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
-    return StepPlan(analyse, decode, encode, prefill)
+    analyse, preprocess = plan_video(view)
+    takes_turns = limits.exclusive and view.num_decoding > 0
+    is_taken = takes_turns and view.encode_in_flight + view.prefill_in_flight > 0
+    encode = _encode_batch(view, limits) if view.encoder_credit > 0 and not is_taken else ()
+    prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 and not is_taken else ()
+    if takes_turns and encode and prefill:
+        encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
+    return StepPlan(analyse, preprocess, encode, prefill)
 
 
 def get_next_chunk_size(ready: int, next_token: int, budget: int, num_planned: int) -> int:
@@ -36,9 +38,11 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
     """US9: n_p <= tau always. Both members of a pair are taken when its turn comes, the longer one over several rounds (CF3)."""
     chunks: list[ChunkChoice] = []
     num_planned = 0
-    for request in sorted(view.requests, key=lambda r: (not r.is_partial, r.arrival)):
-        if not request.has_kv or request.prefill_in_flight:
-            continue
+    candidates = [request for request in view.requests if request.has_kv and not request.prefill_in_flight]
+    partial = [request.is_partial for request in candidates]
+    for request in [*compress(candidates, partial), *compress(candidates, map(not_, partial))]:
+        if num_planned == limits.prefill_tokens:
+            break
         if request.alone and chunks:
             if any(state.ready > state.next for state in request.members):
                 break  # else who comes behind it would be begun now, and go before it ever after

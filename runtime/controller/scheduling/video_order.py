@@ -10,7 +10,7 @@ themselves they go in order of arrival (FC7): a video that is left for another i
 
 from typing import NamedTuple
 
-from .media_work import is_large
+from ...bus.media_work import is_large
 from .types import ItemChoice, RequestView, SegmentChoice, SegmentStage, View
 
 MAX_WAIT_S = 5.0
@@ -37,7 +37,7 @@ def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice,
         fitting = large or [candidate for candidate in candidates if not candidate.is_large]
         if not fitting:
             break
-        best = min(fitting, key=lambda candidate: (num_in_flight[candidate.request.key] > 0, *_rank(candidate, view.last_streamed)))
+        best = min(fitting, key=lambda candidate: (num_in_flight[candidate.request.key] > 0, *_rank(candidate, view)))
         candidates.remove(best)
         chosen.append(best.choice)
         num_in_flight[best.request.key] += 1
@@ -46,13 +46,14 @@ def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice,
     return analyse, tuple(choice for choice in chosen if isinstance(choice, SegmentChoice))
 
 
-def _rank(candidate: _Candidate, last_streamed: bool) -> tuple[float, ...]:
+def _rank(candidate: _Candidate, view: View) -> tuple[float, ...]:
     """The least goes first."""
     request = candidate.request
     if candidate.is_streamed:
-        return last_streamed, 0, 0, request.arrival
-    waits_s = request.video_wait_s if request.video_wait_s > MAX_WAIT_S else 0.0
-    return not last_streamed, -waits_s, candidate.work, request.arrival
+        return view.last_streamed, 0, 0, request.arrival
+    waits_s = view.now - request.video_since_s
+    waits_s = waits_s if waits_s > MAX_WAIT_S else 0.0
+    return not view.last_streamed, -waits_s, candidate.work, request.arrival
 
 
 def _candidates(view: View) -> list[_Candidate]:

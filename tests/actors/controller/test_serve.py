@@ -17,6 +17,7 @@ from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
 from mmrt.actors.controller.serve import Serving, active_generations
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.controller.effects import ClearPages, Effect, Send, WriteState
 from mmrt.runtime.controller.recovery import recover
@@ -148,7 +149,7 @@ def test_a_request_across_two_controllers(run: RunDirectory) -> None:
         assert again == m.Run(2, command.slot, command.plan_id), "outstanding plans are sent again under the new epoch"
         payload = plans.read(again.slot, again.plan_id)
         assert payload is not None
-        assert m.decode_plan(payload) == m.Prefill([m.PrefillChunk(0, 1, 0, 0, 4, [])])
+        assert p.decode_plan(payload) == p.Prefill([p.PrefillChunk(0, 1, 0, 0, 4, [])])
         await prefill.say(m.PlanDone("prefill", 1, again.plan_id, 0.01, m.Done()))
         admit = await decode.wait_for(m.Admit)
         assert table.phase(admit.row) == (1, Phase.DECODE) and table.prefilled[admit.row].tolist() == [4, 0]

@@ -53,7 +53,8 @@ from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.pool import PagePool
 from mmrt.shm.ring import Ring
-from mmrt.shm.run_directory import RoleLock, RunDirectory
+from mmrt.shm.role_lock import RoleLock
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 
 MODEL = "tiny"

@@ -15,7 +15,8 @@ import zmq
 
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.video import worker
-from mmrt.runtime.bus.messages import Analyse, MediaItem, PageRun
+from mmrt.runtime.bus.messages import MediaItem, PageRun
+from mmrt.runtime.bus.plans import Analyse
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -25,7 +25,8 @@ from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
-from mmrt.runtime.bus.messages import Analyse, Analysed, Done, ItemError, MediaItem, Overran, PageRun, Plan, PreprocessSegment
+from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Overran, PageRun
+from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from mmrt.runtime.config import MediaSection, parse_config
 from mmrt.schema.media import ItemShape, MediaOptions
 from mmrt.shm.errors import StalePage

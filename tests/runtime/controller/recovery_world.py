@@ -19,6 +19,7 @@ from mmrt.actors.controller.journal import Journal
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.recovery import recover
@@ -27,12 +28,14 @@ from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.process.crash_cause import Death
+from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.runtime.controller.kept_values import check_kept
 
 IMAGE, VIDEO, AUDIO = 901, 902, 903
 CALM_S = 60.0
@@ -48,7 +51,7 @@ class Wanted:
 
     key: int
     spec: m.RequestSpec
-    shapes: list[m.ItemShape]
+    shapes: list[ItemShape]
     broken: int | None  # an item that analysis refuses
     eos_at: int | None
     stop_at: int | None  # the detokenizer finds a stop string after so many tokens
@@ -262,6 +265,7 @@ class World:
                 for pool in self.controller.state.pools.values():
                     pool.check()
                 self.check_media_pages()
+                check_kept(self.controller.state)
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""
@@ -383,7 +387,7 @@ class World:
             payload = self.plans.read(command.slot, command.plan_id)
             if payload is None or command.plan_id in process.done:
                 continue
-            plan = still_wanted(m.decode_plan(payload), self.table)
+            plan = still_wanted(p.decode_plan(payload), self.table)
             if plan is None or 0 < command.deadline_s <= self.now:
                 done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Skipped())
                 process.done[command.plan_id] = done
@@ -392,12 +396,12 @@ class World:
             process.step = (command, *self.begin(plan), self.is_poisonous(plan))
             return
 
-    def is_poisonous(self, plan: m.Plan) -> bool:
+    def is_poisonous(self, plan: p.Plan) -> bool:
         """Whether the worker dies of this plan."""
-        if isinstance(plan, m.Analyse | m.PreprocessSegment):
+        if isinstance(plan, p.Analyse | p.PreprocessSegment):
             poison = self.read_media(plan.source, plan.item).poison
-            return poison == "video" or poison == "segment" and isinstance(plan, m.PreprocessSegment) and plan.segment > 0
-        if isinstance(plan, m.Encode):
+            return poison == "video" or poison == "segment" and isinstance(plan, p.PreprocessSegment) and plan.segment > 0
+        if isinstance(plan, p.Encode):
             keys = {self.content["patch"][part.source.pages[0]][0][0] for part in plan.parts}
             return any(self.wanted[key].poison == "encoder" for key in keys)
         specs = (m.decode_sequence_spec(self.table.read_spec(chunk.row)) for chunk in plan.chunks)
@@ -406,21 +410,21 @@ class World:
     def check_run(self, pool: str, run: m.PageRun) -> None:
         self.pools[pool].check(run.pages, run.generations)
 
-    def begin(self, plan: m.Plan) -> tuple[list, m.Result]:
+    def begin(self, plan: p.Plan) -> tuple[list, m.Result]:
         """Check what a plan reads. Returns what it will write, as (pool, page, generation, slot, value), and its result."""
         writes: list = []
-        if isinstance(plan, m.Analyse):
+        if isinstance(plan, p.Analyse):
             wanted = self.read_media(plan.source, plan.item)
             if wanted.broken == plan.item:
                 return writes, m.ItemError(422, "broken")
             return writes, m.Analysed(wanted.shapes[plan.item])
-        if isinstance(plan, m.PreprocessSegment):
+        if isinstance(plan, p.PreprocessSegment):
             wanted = self.read_media(plan.source, plan.item)
             assert plan.shape == wanted.shapes[plan.item]
             self.check_run("patch", plan.target)
             for index, (page, generation) in enumerate(zip(plan.target.pages, plan.target.generations, strict=True)):
                 writes.append(("patch", page, generation, 0, (wanted.key, plan.item, plan.segment, index)))
-        elif isinstance(plan, m.Encode):
+        elif isinstance(plan, p.Encode):
             for part in plan.parts:
                 self.check_run("patch", part.source)
                 self.check_run("embedding", part.target)
@@ -432,7 +436,7 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (key, item, segment, index)))
         else:
-            assert isinstance(plan, m.Prefill)
+            assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
                 assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
             for chunk in plan.chunks:
@@ -453,7 +457,7 @@ class World:
             self.table.prompt_ids(row, member, length).tolist() + self.table.ids[row, : self.table.committed(row, generation)].tolist()
         )
 
-    def begin_chunk(self, chunk: m.PrefillChunk, writes: list) -> None:
+    def begin_chunk(self, chunk: p.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
@@ -706,9 +710,9 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wan
         segments = []
         for _ in range(1 if kind == "image" else rng.randint(1, 5)):
             part = "audio" if kind == "video" and rng.random() < 0.3 else kind
-            segments.append(m.SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
+            segments.append(SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
         items.append(m.MediaItem(kind, rng.randint(1, 24)))
-        shapes.append(m.ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
+        shapes.append(ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
         ids += [IMAGE if kind == "image" else VIDEO, rng.randint(1, 99)]
     ids = ids or [rng.randint(1, 99)]
     companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None

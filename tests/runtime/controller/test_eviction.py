@@ -3,14 +3,16 @@
 import pytest
 
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.lifecycle import reset_media
 from mmrt.runtime.controller.planner import _evict_younger
 from mmrt.runtime.controller.scheduling.types import SegmentStage
 from mmrt.runtime.controller.state import owner
+from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, image, phases
 
-TWO = m.ItemShape("image", (1, 4, 8), 12, 2 * [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)])
+TWO = ItemShape("image", (1, 4, 8), 12, 2 * [SegmentShape("image", (1, 4, 4), 16, 4, 6)])
 
 
 def reading(budget: int) -> Driver:
@@ -40,17 +42,17 @@ def test_an_eviction_leaves_what_the_chunk_in_flight_reads_to_its_end(result: m.
     assert first.stage == SegmentStage.ENCODED and first.embedding == kept and second.embedding is None
     assert (pool.num_used, pool.num_retired) == (3, 1), "of the second one the page that the plan reads is still held"
     _, plan = driver.plan("video")
-    assert isinstance(plan, m.PreprocessSegment) and plan.segment == 1
+    assert isinstance(plan, p.PreprocessSegment) and plan.segment == 1
     driver.done("prefill", result)
     if isinstance(result, m.Died):
         _, again = driver.plan("prefill")
-        assert again == m.Prefill([m.PrefillChunk(0, 1, 0, 2, 8, [m.EmbeddingSpan(2, 6, 0, kept)])])
+        assert again == p.Prefill([p.PrefillChunk(0, 1, 0, 2, 8, [p.EmbeddingSpan(2, 6, 0, kept)])])
         return
     assert pool.num_used == 0 and [plan.actor for plan in driver.state.plans.values()] == ["video"]
     driver.done("video")
     driver.done("encoder")
     _, rest = driver.plan("prefill")
-    assert rest == m.Prefill([m.PrefillChunk(0, 1, 0, 10, 15, [m.EmbeddingSpan(10, 4, 2, second.embedding)])])
+    assert rest == p.Prefill([p.PrefillChunk(0, 1, 0, 10, 15, [p.EmbeddingSpan(10, 4, 2, second.embedding)])])
     assert phases(driver.done("prefill")) == [Phase.DECODE] and pool.num_used == 0
 
 

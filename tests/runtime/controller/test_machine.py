@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.media_work import estimated_work, is_large
 from mmrt.runtime.controller.effects import (
     AppendPages,
     BeginRow,
@@ -20,18 +22,18 @@ from mmrt.runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.kv_manager import WINDOW_S
+from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress
 from mmrt.runtime.controller.lifecycle import preempt
-from mmrt.runtime.controller.machine import Controller, Progress
+from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
-from mmrt.runtime.controller.scheduling.media_work import estimated_work, is_large
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
 
 IMAGE = 900
 KEY = 7
-SHAPE = m.ItemShape("image", (1, 4, 4), 6, [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)])
+SHAPE = ItemShape("image", (1, 4, 4), 6, [SegmentShape("image", (1, 4, 4), 16, 4, 6)])
 
 
 def limits(**changes: object) -> Limits:
@@ -72,7 +74,7 @@ class Driver:
         self.receive("gateway", m.Submit(1, key, spec))
         return self.tick()
 
-    def plan(self, actor: str) -> tuple[int, m.Plan]:
+    def plan(self, actor: str) -> tuple[int, p.Plan]:
         """The actor's oldest unacknowledged plan."""
         found = next(p for p in self.state.plans.values() if p.actor == actor)
         return found.plan_id, found.plan
@@ -121,7 +123,7 @@ def test_work_that_overran_its_estimate_is_done_again_as_a_large_one() -> None:
     _, first = driver.plan("video")
     driver.done("video", m.Overran())
     _, again = driver.plan("video")
-    assert isinstance(first, m.Analyse) and isinstance(again, m.Analyse)
+    assert isinstance(first, p.Analyse) and isinstance(again, p.Analyse)
     assert not is_large(estimated_work(first.media)) and is_large(estimated_work(again.media))
     assert again.source == granted.runs[0] and len(driver.state.plans) == 1
 
@@ -134,7 +136,7 @@ def test_a_text_request() -> None:
     assert positions == sorted(positions), "memory and journal before messages"
     assert sent(effects, m.Prepared) == [m.Prepared(3, KEY, 6)]
     _, plan = driver.plan("prefill")
-    assert plan == m.Prefill([m.PrefillChunk(0, 1, 0, 0, 5, [])])  # all but the last prompt token
+    assert plan == p.Prefill([p.PrefillChunk(0, 1, 0, 0, 5, [])])  # all but the last prompt token
     effects = driver.done("prefill")
     assert index(effects, SetPrefilled) < index(effects, SetPhase) < index(effects, m.Admit)
     assert phases(effects) == [Phase.DECODE] and sent(effects, m.Admit) == [m.Admit(3, 0, 1)]
@@ -160,26 +162,26 @@ def test_an_image_request() -> None:
     assert not driver.state.plans, "nothing is analysed before the bytes are there"
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     _, plan = driver.plan("video")
-    assert plan == m.Analyse(0, 1, 0, m.MediaItem("image", 10), granted.runs[0])
+    assert plan == p.Analyse(0, 1, 0, m.MediaItem("image", 10), granted.runs[0])
     effects = driver.done("video", m.Analysed(SHAPE))
     assert sent(effects, m.Prepared) == [m.Prepared(3, KEY, 10)]
     written = next(effect for effect in effects if isinstance(effect, WriteSpec))
     assert written.prompts == ([1, 2, *[IMAGE] * 6, 3, 4],)
     spec = m.decode_sequence_spec(written.spec)
-    assert spec.spans == [m.MediaSpan(2, SHAPE)] and spec.num_prompt_tokens == 10
+    assert spec.spans == [MediaSpan(2, SHAPE)] and spec.num_prompt_tokens == 10
     _, chunk = driver.plan("prefill")
-    assert isinstance(chunk, m.Prefill) and (chunk.chunks[0].start, chunk.chunks[0].end) == (0, 2)  # the ready prefix
+    assert isinstance(chunk, p.Prefill) and (chunk.chunks[0].start, chunk.chunks[0].end) == (0, 2)  # the ready prefix
     _, segment = driver.plan("video")
-    assert isinstance(segment, m.PreprocessSegment) and len(segment.target.pages) == 4
+    assert isinstance(segment, p.PreprocessSegment) and len(segment.target.pages) == 4
     driver.done("prefill")
     driver.done("video")
     _, encode = driver.plan("encoder")
-    assert isinstance(encode, m.Encode) and encode.parts[0].source == segment.target
+    assert isinstance(encode, p.Encode) and encode.parts[0].source == segment.target
     driver.done("encoder")
     assert driver.state.pools["patch"].num_used == 0, "patch pages have done their service"
     _, rest = driver.plan("prefill")
-    assert isinstance(rest, m.Prefill)
-    assert rest.chunks == [m.PrefillChunk(0, 1, 0, 2, 9, [m.EmbeddingSpan(2, 6, 0, encode.parts[0].target)])]
+    assert isinstance(rest, p.Prefill)
+    assert rest.chunks == [p.PrefillChunk(0, 1, 0, 2, 9, [p.EmbeddingSpan(2, 6, 0, encode.parts[0].target)])]
     assert phases(driver.done("prefill")) == [Phase.DECODE]
     assert driver.state.pools["embedding"].num_used == 0 and driver.state.pools["media"].num_used == 2
 
@@ -205,11 +207,11 @@ def test_a_pair_is_prefilled_as_a_whole_before_decode() -> None:
     appended = [effect for effect in effects if isinstance(effect, AppendPages)]
     assert [effect.member for effect in appended] == [0, 1]
     _, plan = driver.plan("prefill")
-    assert isinstance(plan, m.Prefill)
+    assert isinstance(plan, p.Prefill)
     assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 0, 8)]
     assert not phases(driver.done("prefill"))
     _, plan = driver.plan("prefill")
-    assert isinstance(plan, m.Prefill)
+    assert isinstance(plan, p.Prefill)
     assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 8, 9), (1, 0, 2)]
     assert phases(driver.done("prefill")) == [Phase.DECODE]
 
@@ -256,7 +258,7 @@ def test_a_prompt_that_grows_beyond_the_context_fails_after_analysis() -> None:
     driver = Driver()
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    big = m.ItemShape("image", (1, 20, 20), 60, [m.SegmentShape("image", (1, 20, 20), 16, 4, 60)])
+    big = ItemShape("image", (1, 20, 20), 60, [SegmentShape("image", (1, 20, 20), 16, 4, 60)])
     failed = refused(driver.done("video", m.Analysed(big)))
     assert failed.status == 400 and "64 tokens" in failed.message and "context of 64" in failed.message
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
@@ -281,7 +283,7 @@ def test_a_segment_larger_than_its_pool_is_refused() -> None:
     driver = Driver()
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    shape = m.ItemShape("image", (1, 9, 9), 6, [m.SegmentShape("image", (1, 9, 9), 81, 4, 6)])
+    shape = ItemShape("image", (1, 9, 9), 6, [SegmentShape("image", (1, 9, 9), 81, 4, 6)])
     assert "324 decoded bytes at once, there is room for 128" in refused(driver.done("video", m.Analysed(shape))).message
 
 
@@ -310,10 +312,10 @@ def test_a_plan_of_several_that_fails_is_repeated_one_by_one() -> None:
     driver.state.steering.encode = type(driver.state.steering.encode)(64, 16384, 1024)
     driver.tick()
     _, plan = driver.plan("encoder")
-    assert isinstance(plan, m.Encode) and len(plan.parts) == 2
+    assert isinstance(plan, p.Encode) and len(plan.parts) == 2
     assert not sent(driver.done("encoder", m.ItemError(500, "bad rows")), m.Failed)
     _, plan = driver.plan("encoder")
-    assert isinstance(plan, m.Encode) and [part.row for part in plan.parts] == [0]
+    assert isinstance(plan, p.Encode) and [part.row for part in plan.parts] == [0]
     assert refused(driver.done("encoder", m.ItemError(500, "bad rows"))).key == 1
     driver.done("encoder")
     assert driver.state.requests[2].failure is None and not driver.state.requests[2].record.strikes
@@ -363,7 +365,7 @@ def finish_everything(driver: Driver) -> None:
             assert isinstance(drop, m.Drop)
             driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
         for inflight in list(driver.state.plans.values()):
-            result = m.Analysed(SHAPE) if isinstance(inflight.plan, m.Analyse) else m.Done()
+            result = m.Analysed(SHAPE) if isinstance(inflight.plan, p.Analyse) else m.Done()
             driver.receive(inflight.actor, m.PlanDone(inflight.actor, 1, inflight.plan_id, 0.01, result))
     assert driver.is_empty
 
@@ -594,12 +596,12 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
     assert isinstance(drop, m.Drop)
     driver.receive("decode", m.Dropped(1, old.row, 1, drop.ticket)).tick()
     _, plan = driver.plan("prefill")
-    assert isinstance(plan, m.Prefill)
+    assert isinstance(plan, p.Prefill)
     chunks = [(chunk.start, chunk.end) for chunk in plan.chunks]
     driver.done("prefill")
     while young.phase != Phase.DECODE:
         _, plan = driver.plan("prefill")
-        assert isinstance(plan, m.Prefill)
+        assert isinstance(plan, p.Prefill)
         chunks += [(chunk.start, chunk.end) for chunk in plan.chunks]
         driver.done("prefill")
     assert chunks[-1][1] == 8 + count + 1 - 1, "prompt and generated ids, minus the last"
@@ -625,7 +627,7 @@ def test_a_preempted_row_is_prefilled_again_from_its_media() -> None:
     request = driver.state.requests[KEY]
     preempt(driver.state, request)
     stale, plan = driver.plan("prefill")
-    assert isinstance(plan, m.Prefill)
+    assert isinstance(plan, p.Prefill)
     driver.tick()
     assert request.record.evicting and driver.state.pools["kv"].num_used, "the plan still writes its KV pages"
     driver.receive("prefill", m.PlanDone("prefill", 1, stale, 0.01, m.Done()))
@@ -633,7 +635,7 @@ def test_a_preempted_row_is_prefilled_again_from_its_media() -> None:
     driver.tick()
     assert request.prefilled == [0, 0] and request.has_kv
     _, again = driver.plan("video")
-    assert isinstance(again, m.PreprocessSegment) and again.segment == 0
+    assert isinstance(again, p.PreprocessSegment) and again.segment == 0
     driver.done("video")
     driver.done("encoder")
     while driver.state.plans:
@@ -676,8 +678,8 @@ def test_a_record_that_outgrows_its_row_is_refused_as_the_shapes_come() -> None:
     driver = Driver(max_state_bytes=300)
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    segments = [m.SegmentShape("image", (1, 2, 2), 4, 4, 1)] * 40
-    effects = driver.done("video", m.Analysed(m.ItemShape("image", (40, 2, 2), 40, segments)))
+    segments = [SegmentShape("image", (1, 2, 2), 4, 4, 1)] * 40
+    effects = driver.done("video", m.Analysed(ItemShape("image", (40, 2, 2), 40, segments)))
     assert "the record of the request's media takes" in refused(effects).message
     assert all(len(effect.data) <= 300 for effect in effects if isinstance(effect, WriteState))
 
@@ -709,8 +711,8 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     driver = Driver(num_rows=5, num_kv_pages=60, max_context=256, num_plan_slots=16, num_media_pages=32)
 
     def analysed(num_segments: int) -> m.Analysed:
-        segments = [m.SegmentShape("image", (1, 4, 4), 16, 4, 6)] * num_segments
-        return m.Analysed(m.ItemShape("image", (num_segments, 4, 4), 6 * num_segments, segments))
+        segments = [SegmentShape("image", (1, 4, 4), 16, 4, 6)] * num_segments
+        return m.Analysed(ItemShape("image", (num_segments, 4, 4), 6 * num_segments, segments))
 
     driver.submit(text(10, 4), key=1)
     driver.done("prefill")
@@ -731,8 +733,8 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     driver.counts.clear()
     for key in (3, 4):
         driver.receive("gateway", m.Filled(1, key)).tick()
-    while any(isinstance(plan.plan, m.Analyse) for plan in driver.state.plans.values()):
-        plan = next(plan for plan in driver.state.plans.values() if isinstance(plan.plan, m.Analyse))
+    while any(isinstance(plan.plan, p.Analyse) for plan in driver.state.plans.values()):
+        plan = next(plan for plan in driver.state.plans.values() if isinstance(plan.plan, p.Analyse))
         driver.receive("video", m.PlanDone("video", 1, plan.plan_id, 0.01, analysed(10)))
         driver.tick()
     for _ in range(400):
@@ -743,7 +745,7 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
 def finish_a_step(driver: Driver) -> None:
     """Whatever is asked of an actor is done, and every row that decodes comes to its end."""
     for plan in list(driver.state.plans.values()):
-        result = m.Analysed(SHAPE) if isinstance(plan.plan, m.Analyse) else m.Done()
+        result = m.Analysed(SHAPE) if isinstance(plan.plan, p.Analyse) else m.Done()
         driver.receive(plan.actor, m.PlanDone(plan.actor, 1, plan.plan_id, 0.01, result))
     for row, request in enumerate(driver.state.rows):
         if request is not None and request.phase == Phase.DECODE:
@@ -828,14 +830,14 @@ def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
     for _ in range(8):
         if any(plan.actor == "prefill" for plan in driver.state.plans.values()):
             plan_id, plan = driver.plan("prefill")
-            assert isinstance(plan, m.Prefill)
+            assert isinstance(plan, p.Prefill)
             units = sum(chunk.end - chunk.start for chunk in plan.chunks)
             driver.receive("prefill", m.PlanDone("prefill", 1, plan_id, units * 1e-4, m.Done())).tick()
     idle = driver.state.steering.prefill.units
     assert driver.state.requests[1].phase == Phase.DECODE and idle > 600
     driver.submit(m.RequestSpec("r", [1] * 3000, [], m.Sampling(), 64), key=2)
     _, plan = driver.plan("prefill")
-    assert isinstance(plan, m.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
+    assert isinstance(plan, p.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
 
 
 # actors that are broken

@@ -3,15 +3,17 @@
 import pytest
 
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.effects import WriteState
 from mmrt.runtime.controller.poison import MAX_STRIKES, STRIKE_BYTES
 from mmrt.runtime.controller.request import Strike, StrikeKind, decode_record, encode_record
+from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, phases, refused, sent, text
 
 CRASHED = m.Died()
-TWO_SEGMENTS = m.ItemShape(
-    "image", (1, 4, 8), 12, [m.SegmentShape("image", (1, 4, 4), 16, 4, 6), m.SegmentShape("image", (1, 4, 4), 16, 4, 6)]
+TWO_SEGMENTS = ItemShape(
+    "image", (1, 4, 8), 12, [SegmentShape("image", (1, 4, 4), 16, 4, 6), SegmentShape("image", (1, 4, 4), 16, 4, 6)]
 )
 
 
@@ -23,12 +25,12 @@ def analysing(*keys: int) -> Driver:
     return driver
 
 
-def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
+def encoding_together(*keys: int, shape: ItemShape = SHAPE) -> Driver:
     """All segments of all requests in one plan of the encoder."""
     driver = analysing(*keys)
     driver.state.actors.pop("encoder")
     while any(plan.actor == "video" for plan in driver.state.plans.values()):
-        driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], m.Analyse) else None)
+        driver.done("video", m.Analysed(shape) if isinstance(driver.plan("video")[1], p.Analyse) else None)
     while any(plan.actor == "prefill" for plan in driver.state.plans.values()):
         driver.done("prefill")
     driver.state.actors["encoder"] = 1
@@ -38,9 +40,9 @@ def encoding_together(*keys: int, shape: m.ItemShape = SHAPE) -> Driver:
     return driver
 
 
-def encode_plan(driver: Driver) -> m.Encode:
+def encode_plan(driver: Driver) -> p.Encode:
     _, plan = driver.plan("encoder")
-    assert isinstance(plan, m.Encode)
+    assert isinstance(plan, p.Encode)
     return plan
 
 
@@ -187,11 +189,11 @@ def test_commands_carry_the_deadline_after_which_nobody_needs_them() -> None:
 
 
 def test_pages_of_a_dead_encoding_come_back_whoever_had_them_before() -> None:
-    parts = [m.SegmentShape("image", (1, 4, 4), 16, 4, tokens) for tokens in (12, 6)]
+    parts = [SegmentShape("image", (1, 4, 4), 16, 4, tokens) for tokens in (12, 6)]
     driver = Driver(prefill_budget=8, num_embedding_pages=6)
     driver.submit(image())
     driver.receive("gateway", m.Filled(1, KEY)).tick()
-    driver.done("video", m.Analysed(m.ItemShape("image", (1, 4, 8), 18, parts)))
+    driver.done("video", m.Analysed(ItemShape("image", (1, 4, 8), 18, parts)))
     for actor in ("prefill", "video", "encoder", "video", "prefill"):
         driver.done(actor)  # tokens 2 to 10 are prefilled: two of three pages are free, and the second segment has got them
     driver.done("encoder", CRASHED)

@@ -6,7 +6,8 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
-from mmrt.runtime.controller.machine import Controller, Progress
+from mmrt.runtime.controller.kv_manager import Progress
+from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.records import JournalState, Submitted
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import encode_record

@@ -129,8 +129,8 @@ def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: i
         earlier = by_key[choice.key].segments[: choice.segment]
         assert all(s.stage >= SegmentStage.ENCODING or (choice.key, s.item, s.segment) in step.encode for s in earlier)
     # video
-    assert len(step.analyse) + len(step.decode) <= view.video_credit
-    segments = [_segment(by_key, choice) for choice in step.decode]
+    assert len(step.analyse) + len(step.preprocess) <= view.video_credit
+    segments = [_segment(by_key, choice) for choice in step.preprocess]
     assert all(segment.stage == SegmentStage.PENDING for segment in segments)
     assert sum(segment.patch_pages for segment in segments) <= view.num_free_patch_pages
     # credit and exclusion
@@ -199,15 +199,15 @@ def test_an_older_request_short_of_pages_keeps_younger_ones_from_them() -> None:
     pending = SegmentView(0, 0, SegmentStage.PENDING, 10, 6, 1)
     small = SegmentView(0, 0, SegmentStage.PENDING, 10, 1, 1)
     first, second = (RequestView(key, key, has_kv=True, segments=(s,)) for key, s in ((1, pending), (2, small)))
-    assert not plan(first, second, num_free_patch_pages=4).decode
-    assert plan(second, num_free_patch_pages=4).decode == ((2, 0, 0),)
+    assert not plan(first, second, num_free_patch_pages=4).preprocess
+    assert plan(second, num_free_patch_pages=4).preprocess == ((2, 0, 0),)
 
 
 def test_what_is_decoded_ahead_of_kv_pages_leaves_half_of_the_patch_pages() -> None:
     """Else rows that wait for KV pages would hold the patch pages for which the holder of these waits."""
     half = (SegmentView(0, 0, SegmentStage.PENDING, 10, 4, 1),)
     waiting = [RequestView(key, key, segments=half) for key in (1, 2)]
-    assert plan(*waiting, RequestView(3, 3, has_kv=True, segments=half), video_credit=3).decode == ((1, 0, 0), (3, 0, 0))
+    assert plan(*waiting, RequestView(3, 3, has_kv=True, segments=half), video_credit=3).preprocess == ((1, 0, 0), (3, 0, 0))
 
 
 def test_many_pictures_do_not_hold_up_an_older_video() -> None:
@@ -218,10 +218,10 @@ def test_many_pictures_do_not_hold_up_an_older_video() -> None:
     pictures = RequestView(2, 2, unanalysed=tuple(range(16)))
     video = RequestView(1, 1, segments=(pending,))
     step = plan(video, pictures, video_credit=2)
-    assert step.analyse == ((2, 0),) and step.decode == ((1, 0, 0),)
-    assert plan(video, pictures, video_credit=1).decode == ((1, 0, 0),)
+    assert step.analyse == ((2, 0),) and step.preprocess == ((1, 0, 0),)
+    assert plan(video, pictures, video_credit=1).preprocess == ((1, 0, 0),)
     step = plan(video, pictures, video_credit=2, num_free_patch_pages=1)
-    assert step.analyse == ((2, 0), (2, 1)) and not step.decode
+    assert step.analyse == ((2, 0), (2, 1)) and not step.preprocess
     begun = RequestView(1, 1, segments=(decoding, pending), video_in_flight=1)
     assert plan(begun, pictures, video_credit=1).analyse == ((2, 0),)
 

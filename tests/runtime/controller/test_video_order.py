@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.runtime.bus.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.bus.messages import MediaItem
-from mmrt.runtime.controller.scheduling.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.controller.scheduling.types import ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, View
 from mmrt.runtime.controller.scheduling.video_order import MAX_WAIT_S, plan_video
 
@@ -48,12 +48,12 @@ def test_no_request_has_both_plans_while_others_wait() -> None:
 
 
 def test_who_has_waited_for_long_goes_first() -> None:
-    old, older = (pictures(key, 1000, video_wait_s=MAX_WAIT_S + key) for key in (1, 2))
-    assert chosen(pictures(0, 5, video_wait_s=MAX_WAIT_S), old, older, credit=1) == [(2, 0)]
+    old, older = (pictures(key, 1000, video_since_s=-MAX_WAIT_S - key) for key in (1, 2))
+    assert chosen(pictures(0, 5, video_since_s=-MAX_WAIT_S), old, older, credit=1) == [(2, 0)]
 
 
 def test_videos_take_turns_with_other_large_work_and_go_on_in_order_of_arrival() -> None:
-    waiting = [streamed(1, video_wait_s=9.0), streamed(2, video_wait_s=99.0), pictures(3, LARGE, video_wait_s=999.0)]
+    waiting = [streamed(1, video_since_s=-9.0), streamed(2, video_since_s=-99.0), pictures(3, LARGE, video_since_s=-999.0)]
     assert chosen(*waiting, credit=1, last_streamed=False) == [(1, 0, 0)]
     assert chosen(*waiting, credit=1, last_streamed=True) == [(3, 0)]
     assert chosen(*waiting[:2], credit=1, last_streamed=True) == [(1, 0, 0)]
@@ -88,7 +88,7 @@ class Job:
 
     def view(self, now: float) -> RequestView:
         numbers = [number for number in range(len(self.left)) if number not in self.taken]
-        share = {"video_in_flight": self.in_flight, "video_wait_s": now - self.served_s}
+        share = {"video_in_flight": self.in_flight, "video_since_s": self.served_s - now}
         if self.is_video:
             segments = tuple(SegmentView(0, number, SegmentStage.PENDING, 1, 1, 1, True) for number in numbers)
             return RequestView(self.key, self.key, has_kv=True, segments=segments, work=(LARGE,), **share)  # type: ignore[arg-type]

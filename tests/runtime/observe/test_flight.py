@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrt.runtime.bus.plans import PlanKind
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import dumps
 from mmrt.runtime.observe.dumps import BlackBox, Recording, salvage, save_crash, saved_recordings
-from mmrt.runtime.observe.flight import Kind, PlanKind, merge, pack_id, pack_plan, signed, unpack_id, unpack_pair, unpack_plan, unsigned
+from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, signed, unpack_id, unpack_pair, unpack_plan, unsigned
 from mmrt.runtime.stage_table import RECORDERS
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mmrt.runtime.bus.plans import PlanKind
 from mmrt.runtime.observe.dumps import Facts, Recording
-from mmrt.runtime.observe.flight import Kind, PlanKind, merge, pack_id, pack_plan, unsigned
+from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests
 from mmrt.runtime.observe.trace_requests import plan_spans, plans_of, request_spans
 from mmrt.runtime.stage_table import RECORDERS
@@ -58,8 +59,8 @@ def a_video_request(tape: Tape, key: int = 77, at: float = 1000) -> None:
     tape.add("controller", Kind.FILLED, at + 5, 0, key)
     tape.plan(1, "video", PlanKind.ANALYSE, [key], at + 5, at + 6, 4)
     tape.add("controller", Kind.PREPARED, at + 11, 0, key, 2000, 0, 40)
-    tape.plan(2, "video", PlanKind.DECODE_SEGMENT, [key], at + 11, at + 12, 20)
-    tape.plan(3, "video", PlanKind.DECODE_SEGMENT, [key], at + 11, at + 33, 20)
+    tape.plan(2, "video", PlanKind.PREPROCESS, [key], at + 11, at + 12, 20)
+    tape.plan(3, "video", PlanKind.PREPROCESS, [key], at + 11, at + 33, 20)
     tape.plan(4, "encoder", PlanKind.ENCODE, [key], at + 33, at + 34, 15)
     tape.plan(5, "prefill", PlanKind.PREFILL, [key], at + 50, at + 51, 9)
     tape.plan(6, "encoder", PlanKind.ENCODE, [key], at + 54, at + 55, 15)

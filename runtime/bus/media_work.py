@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ...bus.messages import MediaItem
+from .messages import MediaItem
 
 SMALL_WORK = 1 << 24  # pixels: some 0.3 s of a processor
 

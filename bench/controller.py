@@ -1,0 +1,259 @@
+"""``mmrt bench controller``: what a tick of the controller costs.
+
+The machine of ``runtime/controller`` alone, without tables and sockets, is brought to a state with so many requests running, preparing
+and waiting, and kept there: in every turn each
+running row has one more token, one of the actors finishes a plan, and for every request that ends a new one comes. A tick is what the
+controller does once it has taken note of the messages: which rows it wants to see, what it decides, and when it looks again. ``plan``
+is the policy alone, over the whole state, as if every actor were idle.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..runtime.bus.messages import (
+    Analysed,
+    Delivered,
+    Done,
+    Drop,
+    Dropped,
+    Filled,
+    Granted,
+    Hello,
+    MediaItem,
+    PlanDone,
+    RequestSpec,
+    Run,
+    Sampling,
+    Submit,
+    ToController,
+)
+from ..runtime.bus.plans import Analyse
+from ..runtime.controller.effects import BeginRow, Effect, Send
+from ..runtime.controller.kv_manager import Progress
+from ..runtime.controller.machine import Controller
+from ..runtime.controller.planner import make_view
+from ..runtime.controller.scheduling import unified
+from ..runtime.controller.scheduling.types import Limits, StepLimits
+from ..runtime.stage_table import WORKERS
+from ..schema.media import ItemShape, SegmentShape
+from ..schema.rows import EndCode, Phase
+from .environment import Environment, read_environment
+from .output import JSON_HELP, open_console, write_json
+from .render import show_environment, show_table
+
+STATES = ((64, 0, 0, 0.3), (64, 0, 256, 0.6), (256, 256, 256, 2.0))  # running, preparing, waiting, target in ms
+PLAN_TARGET_MS = 1.0
+_STEP_S = 0.02
+_END_EVERY = 10  # turns
+_IMAGE = 150_000
+_PICTURE = ItemShape("image", (1, 32, 32), 256, [SegmentShape("image", (1, 32, 32), 1024, 4704, 256)])
+
+
+class StateCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one state: P50 and P99, in ms. ``cpu_ms`` is processor time of the tick, which others on the machine do not lengthen."""
+
+    running: int
+    preparing: int
+    waiting: int
+    tick_ms: tuple[float, float]
+    cpu_ms: tuple[float, float]
+    plan_ms: tuple[float, float]
+    target_ms: float
+
+
+class ControllerBench(msgspec.Struct, frozen=True, kw_only=True):
+    environment: Environment
+    states: list[StateCost]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 1 if a state could not be kept."""
+    parser = argparse.ArgumentParser(prog="mmrt bench controller", description="What a tick of the controller costs.")
+    parser.add_argument("--turns", type=int, default=500, help="that are timed, per state (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    options = parser.parse_args(argv)
+    if options.turns < 1:
+        parser.error(f"--turns {options.turns} must be at least 1")
+    console = open_console(options.json)
+    environment = read_environment()
+    bench = ControllerBench(environment=environment, states=[measure(*state, options.turns) for state in STATES])
+    show_environment(console, environment)
+    columns = ["requests", "P50", "P99", "CPU P50", "CPU P99", "plan P50", "plan P99", "target"]
+    rows = [
+        [
+            f"{state.running}, {state.preparing}, {state.waiting}",
+            *(f"{value:.2f}" for value in (*state.tick_ms, *state.cpu_ms, *state.plan_ms)),
+            f"{state.target_ms:g}",
+        ]
+        for state in bench.states
+    ]
+    show_table(console, f"a tick with so many running, preparing and waiting; ms (policy: target {PLAN_TARGET_MS:g})", columns, rows)
+    write_json(options.json, bench)
+    if options.json is None:
+        print(msgspec.json.encode(bench).decode())
+    return 0
+
+
+def measure(running: int, preparing: int, waiting: int, target_ms: float, num_turns: int) -> StateCost:
+    """Bring a machine to this state and time ticks in it."""
+    drive = Drive(running, preparing, waiting)
+    drive.settle()
+    gc.collect()
+    gc.freeze()
+    ticks_s, cpu_s, plans_s = [], [], []
+    try:
+        for turn in range(num_turns):
+            drive.turn((WORKERS[turn % 3],))
+            ticks_s.append(drive.tick_s)
+            cpu_s.append(drive.cpu_s)
+            plans_s.append(drive.time_plan())
+    finally:
+        gc.unfreeze()
+    return StateCost(
+        running=running,
+        preparing=preparing,
+        waiting=waiting,
+        tick_ms=_percentiles(ticks_s),
+        cpu_ms=_percentiles(cpu_s),
+        plan_ms=_percentiles(plans_s),
+        target_ms=target_ms,
+    )
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """P50 and P99, in ms."""
+    p50, p99 = 1000 * np.percentile(seconds, (50, 99))
+    return float(p50), float(p99)
+
+
+class Drive:
+    """A machine with actors that are function calls. All rows are taken. Texts wait; where media prepare, every other one
+    has a picture, too."""
+
+    def __init__(self, running: int, preparing: int, waiting: int) -> None:
+        self.running, self.preparing, self.waiting = running, preparing, waiting
+        num_rows = running + preparing
+        self.limits = Limits(
+            num_rows=num_rows,
+            max_context=8192,
+            kv_page_tokens=16,
+            num_kv_pages=200 * num_rows,
+            media_page_bytes=1 << 16,
+            num_media_pages=8 * (preparing + waiting) + 8,
+            patch_page_bytes=1 << 20,
+            num_patch_pages=512,
+            embedding_page_tokens=64,
+            num_embedding_pages=512,
+            placeholder_ids={"image": _IMAGE},
+            max_waiting=num_rows + waiting,
+            prefill_budget=512,
+            encode_budget=4096,
+        )
+        self.controller = Controller.start(self.limits, 1)
+        self.now = 100.0
+        self.num_turns = self.num_requests = 0
+        self.plans: dict[str, deque[int]] = {actor: deque() for actor in WORKERS}
+        self.committed, self.end_codes = [0] * num_rows, [0] * num_rows
+        self.tick_s = self.cpu_s = 0.0
+        for actor in ("gateway", *WORKERS, "decode"):
+            self.tell(actor, Hello(actor, 1, 1, True))
+
+    def settle(self) -> None:
+        """Submit everything, and let those who prepare get as far as memory for their media allows."""
+        for _ in range(self.running):
+            self.submit(is_picture=False)
+        while self.num_decoding < self.running:
+            self.turn(WORKERS)
+        for _ in range(self.preparing):
+            self.submit(is_picture=True)
+        for _ in range(2):
+            self.turn(())
+        while self.plans["video"]:
+            self.turn(("video",))
+        for index in range(self.waiting):
+            self.submit(self.preparing > 0 and index % 2 > 0)
+        for index in range(9):
+            self.turn((WORKERS[index % 3],))
+
+    def submit(self, is_picture: bool) -> None:
+        self.num_requests += 1
+        ids = [(7919 * self.num_requests + index) % 100_000 for index in range(100)]
+        items = [MediaItem("image", 200_000, work=1 << 20)] if is_picture else []
+        spec = RequestSpec("r", [*ids[:50], _IMAGE, *ids[50:]] if items else ids, items, Sampling(), 4096)
+        self.tell("gateway", Submit(1, self.num_requests, spec))
+
+    def tell(self, actor: str, message: ToController) -> None:
+        self._perform(self.controller.on_message(actor, 1, message, self.now))
+
+    def turn(self, working: Sequence[str]) -> None:
+        """A token for every row, one plan of each of these actors is done, maybe one request ends; and a tick, which is timed."""
+        self.now += _STEP_S
+        self.num_turns += 1
+        decoding = [request for request in self.controller.state.rows if request is not None and request.phase == Phase.DECODE]
+        for request in decoding:
+            self.committed[request.row] += 1
+        if len(decoding) > self.running or self.num_turns % _END_EVERY == 0 and len(decoding) == self.running:
+            self.end_codes[min(decoding, key=lambda request: request.arrival).row] = EndCode.LENGTH
+        for actor in working:
+            if self.plans[actor]:
+                self._finish(actor, self.plans[actor].popleft())
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        progress = [Progress(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
+        effects = self.controller.tick(self.now, progress)
+        self.controller.next_tick_s()
+        self.tick_s, self.cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
+        self._perform(effects)
+
+    def time_plan(self) -> float:
+        """Seconds of the policy, as if every actor were idle."""
+        view = replace(
+            make_view(self.controller.state),
+            video_credit=2,
+            encoder_credit=2,
+            prefill_credit=2,
+            encode_in_flight=0,
+            prefill_in_flight=0,
+        )
+        began_s = time.perf_counter()
+        unified.plan(view, StepLimits(2048, 8192), self.now)
+        return time.perf_counter() - began_s
+
+    @property
+    def num_decoding(self) -> int:
+        return sum(request is not None and request.phase == Phase.DECODE for request in self.controller.state.rows)
+
+    def _finish(self, actor: str, plan_id: int) -> None:
+        is_analysis = isinstance(self.controller.state.plans[plan_id].plan, Analyse)
+        self.tell(actor, PlanDone(actor, 1, plan_id, 0.1, Analysed(_PICTURE) if is_analysis else Done()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        """Answer what others would answer, at once."""
+        for effect in effects:
+            if isinstance(effect, BeginRow):
+                self.committed[effect.row] = self.end_codes[effect.row] = 0
+            elif not isinstance(effect, Send):
+                continue
+            elif isinstance(effect.message, Run) and effect.message.plan_id not in self.plans[effect.actor]:
+                self.plans[effect.actor].append(effect.message.plan_id)
+            elif isinstance(effect.message, Granted):
+                self.tell("gateway", Filled(1, effect.message.key))
+            elif isinstance(effect.message, Drop):
+                drop = effect.message
+                request = self.controller.state.rows[drop.row]
+                self.tell("decode", Dropped(1, drop.row, drop.row_generation, drop.ticket))
+                if request is not None:
+                    self.tell("gateway", Delivered(1, request.key))
+                    self.submit(self.preparing > 0 and self.num_requests % 2 > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

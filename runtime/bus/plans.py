@@ -1,0 +1,291 @@
+"""Plans: records in the plan table that say what video, encoder and prefill are to do, and all that can be told of one.
+
+A plan knows its stage, the rows that it names, the pages that it reads and writes, and how much work it is. ``row`` and
+``row_generation`` name a row of the sequence table; a plan's part for a row of another generation is for nobody.
+"""
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from ...schema.media import ItemShape, SegmentShape
+from .media_work import estimated_work, is_large
+from .messages import MediaItem, PageRun, PoolName, Record, Wire, checked
+
+_LINEAR = 1024  # tokens or rows up to which attention's quadratic part does not show
+
+RowKey = tuple[int, int]
+"""(row, row generation)."""
+Place = tuple[int, int]
+"""(item, segment) of a request's media; (item, -1) is the item's analysis, (-1, -1) the prompt."""
+Target = tuple[PoolName, PageRun]
+Renumber = Callable[[PoolName, PageRun], PageRun]
+
+
+class PlanKind(enum.IntEnum):
+    """What a plan does."""
+
+    ANALYSE = 1
+    PREPROCESS = 2
+    ENCODE = 3
+    PREFILL = 4
+
+
+class PlanBase(Wire, frozen=True):
+    """What can be told of every plan."""
+
+    STAGE: ClassVar[str]
+    KIND: ClassVar[PlanKind]
+    READS: ClassVar[PoolName]
+    WRITES: ClassVar[PoolName | None] = None
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """What it is for each row: itself, or records with ``row`` and ``row_generation``, ``source`` and ``target``. A row can have
+        several."""
+        return [self]
+
+    @property
+    def media(self) -> MediaItem | None:
+        """The medium that it is about: of video's plans."""
+        return None
+
+    @property
+    def place(self) -> Place | None:
+        """The piece of a request's work that it is; None for an encode plan, whose targets say it."""
+        return None
+
+    @property
+    def units(self) -> int:
+        """How much it is: bytes to analyse, patch or mel rows, or tokens."""
+        raise NotImplementedError
+
+    @property
+    def cost(self) -> float | None:
+        """What a step over it costs about in proportion to; None where that cannot be told (media: their own time is limited)."""
+        return None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether others must not wait for it."""
+        return self.media is not None and is_large(estimated_work(self.media))
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it decodes a segment that was not decoded with its item's analysis."""
+        return False
+
+    @property
+    def rows(self) -> list[RowKey]:
+        """The row of each part."""
+        return [(part.row, part.row_generation) for part in self.parts]
+
+    def only(self, is_alive: Callable[[int, int], bool]) -> Self | None:
+        """The plan without the parts for rows that are not alive; None if nothing is left."""
+        parts = [part for part in self.parts if is_alive(part.row, part.row_generation)]
+        if len(parts) == len(self.parts):
+            return self
+        return type(self)(parts) if parts else None
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        """Pages that it names and reads, each once."""
+        return {self.READS: _distinct(part.source for part in self.parts)}
+
+    def writes(self) -> dict[PoolName, list[int]]:
+        """Pages that it names and writes, each once. Prefill names none: it writes where its rows' block tables say."""
+        return {} if self.WRITES is None else {self.WRITES: _distinct(run for _, run in self.targets())}
+
+    def targets(self, key: RowKey | None = None) -> list[Target]:
+        """The page runs that it writes, of one row or of all."""
+        pool, parts = self.WRITES, self.parts
+        return [(pool, part.target) for part in parts if key in (None, (part.row, part.row_generation))] if pool else []
+
+
+class Analyse(PlanBase, frozen=True):
+    """video: find an item's shape. The result is ``Analysed``."""
+
+    STAGE = "video"
+    KIND = PlanKind.ANALYSE
+    READS = "media"
+
+    row: int
+    row_generation: int
+    item: int
+    media: MediaItem
+    source: PageRun
+
+    @property
+    def place(self) -> Place:
+        return self.item, -1
+
+    @property
+    def units(self) -> int:
+        return self.media.num_bytes
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Of a row's part: the item."""
+        del row
+        return self.item, 0
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Analyse":
+        """The same plan on other pages and rows, of generation 1. Nothing of its row is read: it becomes row 0."""
+        del row
+        return msgspec.structs.replace(self, row=0, row_generation=1, source=run("media", self.source))
+
+
+class PreprocessSegment(PlanBase, frozen=True):
+    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
+
+    STAGE = "video"
+    KIND = PlanKind.PREPROCESS
+    READS = "media"
+    WRITES = "patch"
+
+    row: int
+    row_generation: int
+    item: int
+    segment: int
+    media: MediaItem
+    shape: ItemShape
+    source: PageRun
+    target: PageRun
+
+    @property
+    def place(self) -> Place:
+        return self.item, self.segment
+
+    @property
+    def units(self) -> int:
+        return self.shape.segments[self.segment].num_rows
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.shape.segments[self.segment].kind == "video"
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Of a row's part: item and segment."""
+        del row
+        return self.item, self.segment
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "PreprocessSegment":
+        """As of ``Analyse``."""
+        del row
+        source, target = run("media", self.source), run("patch", self.target)
+        return msgspec.structs.replace(self, row=0, row_generation=1, source=source, target=target)
+
+
+class EncodePart(Record, frozen=True):
+    """One segment for the tower: patch pages in, embedding pages out (US2)."""
+
+    row: int
+    row_generation: int
+    shape: SegmentShape
+    source: PageRun
+    target: PageRun
+
+
+class Encode(PlanBase, frozen=True):
+    """encoder: run the towers over these parts; images are never split (US7)."""
+
+    STAGE = "encoder"
+    KIND = PlanKind.ENCODE
+    READS = "patch"
+    WRITES = "embedding"
+
+    parts: list[EncodePart]
+
+    @property
+    def units(self) -> int:
+        return sum(part.shape.num_rows for part in self.parts)
+
+    @property
+    def cost(self) -> float:
+        return sum(part.shape.num_rows * (1 + part.shape.num_rows / _LINEAR) for part in self.parts)
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Of a row: the number of its parts."""
+        return 0, sum(part.row == row for part in self.parts)
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Encode":
+        """The same plan on other pages; its rows are not read."""
+        del row
+        replace = msgspec.structs.replace
+        return Encode([replace(p, source=run("patch", p.source), target=run("embedding", p.target)) for p in self.parts])
+
+
+class EmbeddingSpan(Record, frozen=True):
+    """``num_tokens`` prompt tokens from ``start`` on take rows [first_row, …) of a segment's embedding pages (US3)."""
+
+    start: int
+    num_tokens: int
+    first_row: int
+    source: PageRun
+
+
+class PrefillChunk(Record, frozen=True):
+    """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
+
+    Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
+    preempted row is prefilled again over its prompt and what it has generated. Both members take the same ids.
+    """
+
+    row: int
+    row_generation: int
+    member: int  # 0 conditional, 1 companion
+    start: int
+    end: int
+    spans: list[EmbeddingSpan]
+
+
+class Prefill(PlanBase, frozen=True):
+    """prefill: one forward over these chunks. Prefill never samples."""
+
+    STAGE = "prefill"
+    KIND = PlanKind.PREFILL
+
+    chunks: list[PrefillChunk]
+
+    @property
+    def parts(self) -> Sequence[PrefillChunk]:
+        return self.chunks
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    @property
+    def cost(self) -> float:
+        return sum((chunk.end - chunk.start) * (1 + chunk.end / _LINEAR) for chunk in self.chunks)
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {"embedding": _distinct(span.source for chunk in self.chunks for span in chunk.spans)}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Of a row: tokens [first, last) of its first member."""
+        chunks = [chunk for chunk in self.chunks if chunk.row == row and chunk.member == 0]
+        return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Prefill":
+        """The same plan on other pages and rows, of generation 1."""
+        replace = msgspec.structs.replace
+
+        def renumber(chunk: PrefillChunk) -> PrefillChunk:
+            spans = [replace(span, source=run("embedding", span.source)) for span in chunk.spans]
+            return replace(chunk, row=row(chunk.row), row_generation=1, spans=spans)
+
+        return Prefill([renumber(chunk) for chunk in self.chunks])
+
+
+Plan = Analyse | PreprocessSegment | Encode | Prefill
+
+decode_plan = checked(msgspec.msgpack.Decoder(Plan).decode)
+
+
+def _distinct(runs: Iterable[PageRun]) -> list[int]:
+    return list(dict.fromkeys(page for run in runs for page in run.pages))

@@ -1,0 +1,37 @@
+"""Whatever the controller's state keeps is what would be computed anew: lists by phase, views, when to look again, what has changed."""
+
+from mmrt.runtime.controller.kv_manager import wanted_kv
+from mmrt.runtime.controller.planner import view_request
+from mmrt.runtime.controller.state import ControllerState
+from mmrt.schema.rows import Phase
+
+
+def check_kept(state: ControllerState) -> None:
+    """Call it between two ticks. Raises AssertionError."""
+    live = [request for request in state.rows if request is not None and not request.ending]
+    preparing = [request for request in live if request.phase == Phase.PREPARE]
+    assert state.live() == live and state.preparing() == preparing
+    assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
+    for request in live:
+        if request.view is not None:
+            assert request.view == view_request(state, request), f"an old view of {request}"
+        if request.phase == Phase.DECODE and request.committed < request.grow_at:
+            wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
+            have = [len(table) for table in request.block_tables]
+            assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
+    check_touched(state)
+    for request in state.requests.values():
+        assert request.last_heard_s >= state.heard_s
+        assert request.failure is not None or request.is_finished or not 0 < request.spec.deadline_s < state.deadline_s
+
+
+def check_touched(state: ControllerState) -> None:
+    """A row for which there is something to do has been touched."""
+    touched = set(map(id, state.touched()))
+    for request in state.preparing():
+        record = request.record
+        is_analysed = record.filled and all(item.shape is not None for item in record.items)
+        has_ended = request.is_finished and not record.evicting
+        is_ready = request.has_kv and not request.plans and request.counts_known and request.is_prefilled
+        to_do = has_ended or is_ready or is_analysed and not record.prepared and request.failure is None
+        assert not to_do or id(request) in touched, f"nobody looks at {request}"
