@@ -1,4 +1,4 @@
-"""The controller's hands: the shared memory that it writes, and effects done in order."""
+"""The shared memory that the controller writes, and its effects done in order."""
 
 from collections.abc import Callable, Iterable
 

@@ -59,11 +59,10 @@ async def serve(actor: Actor) -> None:
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s)
     gc.freeze()
-    loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     flight = ControllerFlight(actor.flight, controller.state)
-    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, loop, ended.set)
-    actor.watch_ending(loop, ended.set)
+    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, ended.set)
+    actor.watch_ending(asyncio.get_running_loop(), ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
     while not actor.ending and serving.failure is None:
@@ -129,7 +128,6 @@ class Serving:
         stats: ControllerStats,
         outages: OutageWatch,
         flight: ControllerFlight,
-        loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[], None],
     ) -> None:
         self.failure: Exception | None = None
@@ -143,10 +141,10 @@ class Serving:
         self._flight = flight
         self._before = stats.read()
         self._stats_at_s = 0.0
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._reader = drain_in_loop(loop, socket, self._receive)
+        self._reader = drain_in_loop(self._loop, socket, self._receive)
         self._tick_soon()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """All requests of one gateway generation, by the keys that they have on the bus.
 
-Runs in the gateway's event loop. Who is forgotten here is answered so that the controller forgets it too.
+Runs in the gateway's event loop. A message about a forgotten request is answered so that the controller forgets it too.
 """
 
 import logging

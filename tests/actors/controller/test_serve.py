@@ -64,10 +64,9 @@ class Epoch:
         self.socket = ControllerSocket(run.path)
         self.stats = ControllerStats.attach(run)
         self.failed = asyncio.Event()
-        loop = asyncio.get_running_loop()
         flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state)
         outages = OutageWatch(run, 30.0)
-        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, loop, self.failed.set)
+        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, self.failed.set)
 
     def close(self) -> None:
         self.serving.close()
