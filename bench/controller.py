@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from ..runtime.bus.messages import (
-    Analyse,
     Analysed,
     Delivered,
     Done,
@@ -39,10 +38,11 @@ from ..runtime.bus.messages import (
     Submit,
     ToController,
 )
+from ..runtime.bus.plans import Analyse
 from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.machine import Controller, Progress
 from ..runtime.controller.planner import make_view
-from ..runtime.controller.scheduling import unified
+from ..runtime.controller.scheduling.policy import UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.controller.state import WORKERS
 from ..schema.rows import EndCode, Phase
@@ -224,7 +224,7 @@ class Drive:
             prefill_in_flight=0,
         )
         began_s = time.perf_counter()
-        unified.plan(view, StepLimits(2048, 8192), self.now)
+        UNIFIED.plan(view, StepLimits(2048, 8192), None)
         return time.perf_counter() - began_s
 
     @property

@@ -43,10 +43,11 @@ from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
 from .plan_results import finish_plan
 from .planner import issue
+from .policy_calls import rank_requests
 from .request import Request
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState
+from .state import BY_RANK, LONG_AGO_S, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
@@ -156,6 +157,7 @@ class Controller:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
         state = self.state
         state.begin_tick(now)
+        rank_requests(state)
         observe(state, progress, now)
         expose_finished_rows(state)
         check_deadlines(state, now)
@@ -184,7 +186,7 @@ class Controller:
         return wait_s
 
     def _grant(self, now: float) -> None:
-        """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
+        """Rows and pages in the order of ranks, over rows without KV pages and waiting requests alike."""
         state = self.state
         short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
         if not short and not state.waiting:
@@ -194,11 +196,13 @@ class Controller:
             media=state.pools["media"].num_free,
             kv=max(0, state.pools["kv"].num_free - reserve(state)),
         )
-        oldest = min((r.arrival for r in state.live() if r.record.prepared and not r.is_finished), default=-1) if short else -1
-        text = next((r.arrival for r in state.waiting.values() if not r.spec.items), oldest)  # it waits for KV pages, too
-        is_passed = text < oldest
+        first = min((r for r in state.live() if r.record.prepared and not r.is_finished), key=BY_RANK) if short else None
+        is_passed = first is not None and any(
+            not request.spec.items and request.rank < first.rank  # a text, which waits for KV pages, too
+            for request in state.waiting.values()
+        )
         num_short = len(short)
-        for request in sorted([*short, *state.waiting.values()], key=BY_ARRIVAL):
+        for request in sorted([*short, *state.waiting.values()], key=BY_RANK):
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # everybody who is left needs one
@@ -206,7 +210,7 @@ class Controller:
                 continue
             num_short -= 1
             need = kv_need(state, request)
-            if request.arrival == oldest:  # it does not leave room for the growth of younger ones, but for an older text that waits
+            if request is first:  # it does not leave room for the growth of later ones, but for an earlier text that waits
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
                     if not is_passed:
                         gate.charge("kv", need)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
@@ -29,12 +29,14 @@ from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord
 from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
+from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
 WORKERS = ("video", "encoder", "prefill")
-BY_ARRIVAL = attrgetter("arrival")
+BY_RANK = attrgetter("rank")
 DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
+STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,8 @@ class Totals:
     preempted: int = 0
     evicted: int = 0
     quarantined: int = 0
+    overruled: int = 0  # rounds in which the policy was (``policy_calls``)
+    illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
@@ -118,6 +122,12 @@ class ControllerState:
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
     steering: Steering = field(init=False)
+    policy: Policy = field(init=False)
+    policy_memory: Any = None  # the policy's own
+    ranking: Policy = field(init=False)  # the policy, or ``unified`` once that could not rank a request
+    unranked: list[Request] = field(default_factory=list)
+    starved_s: float | None = None  # since when the policy plans nothing and should
+    overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
     _by_phase: "RowsByPhase | None" = None  # see ``set_phase``
@@ -126,6 +136,7 @@ class ControllerState:
 
     def __post_init__(self) -> None:
         limits = self.limits
+        self.policy = self.ranking = POLICIES[limits.policy]
         sizes: dict[PoolName, int] = {
             "media": limits.num_media_pages,
             "patch": limits.num_patch_pages,
