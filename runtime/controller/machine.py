@@ -208,7 +208,8 @@ class Controller:
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # everybody who is left needs one
-                admit(state, gate, request, now)
+                if request.spec.items or not gate.is_blocked("kv"):  # a text would be refused: it needs KV pages
+                    admit(state, gate, request, now)
                 continue
             num_short -= 1
             need = kv_need(state, request)
