@@ -7,9 +7,6 @@ be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5
 younger ones from taking them, so that the oldest always gets on.
 """
 
-from itertools import compress
-from operator import not_
-
 from .types import ChunkChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
 from .video_order import may_take, plan_video
 
@@ -39,8 +36,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
     chunks: list[ChunkChoice] = []
     num_planned = 0
     candidates = [request for request in view.requests if request.has_kv and not request.prefill_in_flight]
-    partial = [request.is_partial for request in candidates]
-    for request in [*compress(candidates, partial), *compress(candidates, map(not_, partial))]:
+    for request in sorted(candidates, key=lambda request: not request.is_partial):
         if num_planned == limits.prefill_tokens:
             break
         if request.alone and chunks:
