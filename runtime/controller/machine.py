@@ -36,7 +36,6 @@ from .kv_manager import (
     needs_kv,
     observe,
     reserve,
-    watched,
 )
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
@@ -149,7 +148,7 @@ class Controller:
 
     def watched(self) -> list[tuple[int, int]]:
         """Rows whose words ``tick`` wants to see, as (row, generation)."""
-        return watched(self.state)
+        return self.state.watched()
 
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
@@ -192,7 +191,9 @@ class Controller:
     def _grant(self, now: float) -> None:
         """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
         state = self.state
-        short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
+        short = [
+            request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
+        ]
         if not short and not state.waiting:
             return
         gate = ResourceGate(

@@ -114,7 +114,7 @@ class ControllerState:
     steering: Steering = field(init=False)
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
-    _by_phase: "RowsByPhase | None" = None  # forgotten by ``set_phase`` and ``note_end``
+    _by_phase: "RowsByPhase | None" = None  # forgotten by ``set_phase``, ``note_end`` and ``note_counts``
     _touched: set[int] = field(default_factory=set)  # rows, since the last tick began
     _touched_before: set[int] = field(default_factory=set)  # rows, since the tick before that one began, and until that one
 
@@ -159,6 +159,10 @@ class ControllerState:
         """Requests that decode is generating tokens for."""
         return self._rows_by_phase().decoding
 
+    def watched(self) -> list[tuple[int, int]]:
+        """(row, generation) of the rows whose words matter now."""
+        return self._rows_by_phase().watched
+
     @property
     def num_decoding(self) -> int:
         return len(self.decoding())
@@ -168,7 +172,8 @@ class ControllerState:
             live = [request for request in self.rows if request is not None and not request.ending]
             preparing = [request for request in live if request.phase == Phase.PREPARE]
             decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
-            self._by_phase = RowsByPhase(live, preparing, decoding)
+            watched = [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
+            self._by_phase = RowsByPhase(live, preparing, decoding, watched)
         return self._by_phase
 
     def touch(self, request: Request) -> None:
@@ -217,6 +222,12 @@ class ControllerState:
     def note_end(self, request: Request, end_code: int) -> None:
         """decode appends no more ids to the row."""
         request.end_code = end_code
+        self._by_phase = None
+        self.touch(request)
+
+    def note_counts(self, request: Request, are_known: bool) -> None:
+        """Whether ``committed`` is all that decode will ever have appended under its last membership."""
+        request.counts_known = are_known
         self._by_phase = None
         self.touch(request)
 
@@ -300,6 +311,7 @@ class RowsByPhase(NamedTuple):
     live: list[Request]
     preparing: list[Request]
     decoding: list[Request]
+    watched: list[tuple[int, int]]
 
 
 def owner(request: Request) -> Owner:
