@@ -42,9 +42,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         request = state.rows[row]
         if request is None or request.row_generation != row_generation or request.ending:
             continue
-        if not request.record.member:
-            request.counts_known = True
-            state.touch(request)
+        if not request.counts_known and not request.record.member:
+            state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
         if request.phase == Phase.DECODE and request.window is not None:
@@ -85,13 +84,6 @@ def _learn_undisturbed(state: ControllerState, tbt_s: float) -> None:
 def _steer(state: ControllerState, tbt_s: float) -> None:
     state.steering.tbt_s = tbt_s
     state.steering.share = steer_share(state.steering.share, tbt_s, state.tbt_target_s)
-
-
-def watched(state: ControllerState) -> list[tuple[int, int]]:
-    """(row, generation) of the rows whose words matter now."""
-    return [
-        (request.row, request.row_generation) for request in state.live() if request.phase == Phase.DECODE or not request.counts_known
-    ]
 
 
 def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_tokens: int, rate: float) -> Lengths:

@@ -37,14 +37,12 @@ from .kv_manager import (
     needs_kv,
     observe,
     reserve,
-    watched,
 )
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
 from .plan_results import finish_plan
 from .planner import issue
 from .policy_calls import rank_requests
-from .request import Request
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
 from .state import BY_RANK, LONG_AGO_S, ControllerState
@@ -52,6 +50,7 @@ from .state import BY_RANK, LONG_AGO_S, ControllerState
 __all__ = ["Controller", "Progress"]
 
 IDLE_S = 1.0
+LOOK_S, SOON_S = 0.2, 0.01  # between looks at decode's words: at most, at least
 FAST_RATE = 500.0  # tokens/s that a row may have before its rate is measured
 
 
@@ -151,7 +150,7 @@ class Controller:
 
     def watched(self) -> list[tuple[int, int]]:
         """Rows whose words ``tick`` wants to see, as (row, generation)."""
-        return watched(self.state)
+        return self.state.watched()
 
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
@@ -181,14 +180,23 @@ class Controller:
         wait_s = state.limits.resend_s if state.plans else IDLE_S
         if len(state.free_rows) < len(state.rows):
             wait_s = min(wait_s, state.limits.resend_s)
-        for request in state.decoding():
-            wait_s = min(wait_s, _until_look_s(state, request))
+        decoding = state.decoding()
+        if decoding:
+            wait_s = min(wait_s, LOOK_S)
+        page_tokens = state.limits.kv_page_tokens
+        for request in decoding:  # half the time in which the row could use up the pages that it has
+            tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
+            tokens_per_s = 2 * (request.rate or FAST_RATE)
+            if tokens <= wait_s * tokens_per_s:
+                wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
         return wait_s
 
     def _grant(self, now: float) -> None:
         """Rows and pages in the order of ranks, over rows without KV pages and waiting requests alike."""
         state = self.state
-        short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
+        short = [
+            request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
+        ]
         if not short and not state.waiting:
             return
         gate = ResourceGate(
@@ -206,7 +214,8 @@ class Controller:
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # everybody who is left needs one
-                admit(state, gate, request, now)
+                if request.spec.items or not gate.is_blocked("kv"):  # a text would be refused: it needs KV pages
+                    admit(state, gate, request, now)
                 continue
             num_short -= 1
             need = kv_need(state, request)
@@ -224,9 +233,3 @@ class Controller:
     def _take_effects(self) -> list[Effect]:
         effects, self.state.effects = self.state.effects, []
         return effects
-
-
-def _until_look_s(state: ControllerState, request: Request) -> float:
-    """Half the time in which the row could use up the pages that it has."""
-    tokens = len(request.block_tables[0]) * state.limits.kv_page_tokens - request.lengths[0] - request.committed
-    return min(0.2, max(0.01, tokens / (2 * (request.rate or FAST_RATE))))

@@ -7,8 +7,6 @@ be* encoded. Requests come in order of their ranks, partly prefilled ones first 
 later ones from taking them, so that the first always gets on.
 """
 
-from itertools import compress
-from operator import not_
 from typing import Any
 
 from .legality import may_take
@@ -49,8 +47,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
     chunks: list[ChunkChoice] = []
     num_planned = 0
     candidates = [request for request in view.requests if request.has_kv and not request.prefill_in_flight]
-    partial = [request.is_partial for request in candidates]
-    for request in [*compress(candidates, partial), *compress(candidates, map(not_, partial))]:
+    for request in sorted(candidates, key=lambda request: not request.is_partial):
         if num_planned == limits.prefill_tokens:
             break
         if request.alone and chunks:
