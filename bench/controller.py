@@ -1,10 +1,9 @@
 """``mmrt bench controller``: what a tick of the controller costs.
 
 The machine of ``runtime/controller`` alone, without tables and sockets, is brought to a state with so many requests running, preparing
-and waiting, and kept there: in every turn each
-running row has one more token, one of the actors finishes a plan, and for every request that ends a new one comes. A tick is what the
-controller does once it has taken note of the messages: which rows it wants to see, what it decides, and when it looks again. ``plan``
-is the policy alone, over the whole state, as if every actor were idle.
+and waiting, and kept there: in every turn each running row has one more token, one of the actors finishes a plan, and for every
+request that ends a new one comes. A tick is what the controller does once it has taken note of the messages: what it decides, when it
+looks again, and which rows it wants to see then. ``plan`` is the policy alone, over the whole state, as if every actor were idle.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.kv_manager import Progress
 from ..runtime.controller.machine import Controller
 from ..runtime.controller.planner import make_view
-from ..runtime.controller.scheduling import unified
+from ..runtime.controller.scheduling.policy import UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.stage_table import WORKERS
 from ..schema.media import ItemShape, SegmentShape
@@ -206,10 +205,11 @@ class Drive:
         for actor in working:
             if self.plans[actor]:
                 self._finish(actor, self.plans[actor].popleft())
-        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         progress = [Progress(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         effects = self.controller.tick(self.now, progress)
         self.controller.next_tick_s()
+        self.controller.watched()
         self.tick_s, self.cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
         self._perform(effects)
 
@@ -224,7 +224,7 @@ class Drive:
             prefill_in_flight=0,
         )
         began_s = time.perf_counter()
-        unified.plan(view, StepLimits(2048, 8192), self.now)
+        UNIFIED.plan(view, StepLimits(2048, 8192), None)
         return time.perf_counter() - began_s
 
     @property

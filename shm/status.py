@@ -254,6 +254,8 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     quarantined_total: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
+    overruled_total: int = 0  # rounds in which the scheduling policy failed, and another planned in its place
+    illegal_choices_total: int = 0  # of the scheduling policy, dropped
     encode_budget: int = 0
     prefill_budget: int = 0
     tbt_s: float = 0.0  # time between tokens as measured last; 0: not measured

@@ -83,6 +83,7 @@ async def serve(actor: Actor) -> None:
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: ControllerIO) -> Limits:
     """What the machine must know, from the layout of this run's memory, the model and the configuration."""
     return Limits(
+        policy=config.scheduling.policy,
         num_rows=layout.num_rows,
         max_context=layout.max_context,
         kv_page_tokens=layout.kv_page_tokens,
@@ -141,6 +142,7 @@ class Serving:
         self._flight = flight
         self._before = stats.read()
         self._stats_at_s = 0.0
+        self._num_overruled = 0
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -185,6 +187,12 @@ class Serving:
         if plan is not None:
             names = ", ".join(sorted({request.spec.request_id for request in plan.requests}))
             log.error("plan %x of %s failed: it was for %s", done.plan_id, done.actor, names)
+
+    def _log_overruled(self) -> None:
+        state = self._controller.state
+        if state.totals.overruled != self._num_overruled:
+            count, self._num_overruled = state.totals.overruled - self._num_overruled, state.totals.overruled
+            log.warning("policy %s was overruled %d times, last because of %s", state.policy.name, count, state.overruled_because)
 
     def _look_for_outages(self, now: float) -> None:
         outages = self._outages.changed(now)
@@ -236,6 +244,7 @@ class Serving:
     def _publish(self) -> None:
         stats = stats_of(self._controller.state, self._before)
         self._flight.counters(stats)
+        self._log_overruled()
         self._stats.publish(stats)
 
 
@@ -254,6 +263,8 @@ def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
         preempted_total=before.preempted_total + totals.preempted,
         evicted_total=before.evicted_total + totals.evicted,
         quarantined_total=before.quarantined_total + totals.quarantined,
+        overruled_total=before.overruled_total + totals.overruled,
+        illegal_choices_total=before.illegal_choices_total + totals.illegal,
         prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
         generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
         encode_budget=steering.encode.units,

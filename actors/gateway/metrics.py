@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -123,6 +123,11 @@ class _StatsCollector(Collector):
         yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
         yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
         yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
+        overruled = "Rounds in which the scheduling policy failed and unified planned."
+        yield CounterMetricFamily("mmrt_policy_overruled", overruled, stats.overruled_total)
+        yield CounterMetricFamily(
+            "mmrt_policy_illegal_choices", "Choices of the scheduling policy dropped.", stats.illegal_choices_total
+        )
         pages = GaugeMetricFamily("mmrt_pool_pages", "Pages of a pool.", labels=["pool"])
         used = GaugeMetricFamily("mmrt_pool_pages_used", "Pages in use.", labels=["pool"])
         for name, pool in stats.pools.items():

@@ -46,10 +46,8 @@ def wanted_pages(lengths: Lengths, num_committed: int, max_new_tokens: int, page
 
     With fewer than for none ahead decode cannot compute the next token.
     """
-    return tuple(
-        min(num_pages(length + num_committed, page_tokens) + ahead_pages, limit)
-        for length, limit in zip(lengths, limit_pages(lengths, max_new_tokens, page_tokens), strict=True)
-    )
+    last = max_new_tokens - 1
+    return tuple([min(num_pages(n + num_committed, page_tokens) + ahead_pages, num_pages(n + last, page_tokens)) for n in lengths])
 
 
 def fitting_new_tokens(lengths: Lengths, num_pool_pages: int, page_tokens: int) -> int:

@@ -17,9 +17,8 @@ from .poison import MAX_STRIKES, STRIKE_BYTES
 from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
-from .scheduling.types import Limits
-from .scheduling.unified import MAX_PARTS
-from .state import ControllerState
+from .scheduling.types import MAX_PARTS, Limits
+from .state import BY_RANK, ControllerState
 
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
@@ -39,6 +38,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
         state.deadline_s = min(state.deadline_s, spec.deadline_s or math.inf)
         state.journal(Submitted(key, generation, request.arrival, spec))
         state.requests[key] = state.waiting[key] = request
+        state.unranked.append(request)
     state.ask(key, generation)
 
 
@@ -271,7 +271,8 @@ def _fits(what: str, num_bytes: int, limit: int) -> None:
 def send_replies(state: ControllerState) -> None:
     """Tell the gateway, once per turn, where the requests stand that it asked about or that moved."""
     pending_replies, state.pending_replies = state.pending_replies, {}
-    position = {key: index for index, key in enumerate(state.waiting)} if pending_replies else {}
+    waiting = sorted(state.waiting.values(), key=BY_RANK) if pending_replies else []
+    position = {request.key: index for index, request in enumerate(waiting)}
     for key, generation in pending_replies.items():
         if state.actors.get("gateway") == generation:
             state.send("gateway", _answer(state, key, position))

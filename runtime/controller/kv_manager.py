@@ -2,7 +2,7 @@
 ``ControllerState``).
 
 The controller is not on the token path: it looks at decode's words on a timer and keeps every member at least two pages and two
-seconds of tokens ahead. When pages run short the youngest rows give theirs back (``admission.choose_victims``).
+seconds of tokens ahead. When pages run short the last rows in order give theirs back (``admission.choose_victims``).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .lifecycle import preempt, settle
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
-from .state import BY_ARRIVAL, DISTURBING, ControllerState, membership
+from .state import BY_RANK, DISTURBING, ControllerState, membership
 
 WINDOW_S = 0.25
 _FORGET = 0.2  # weight of the newest window in what an undisturbed step takes
@@ -41,9 +41,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         request = state.rows[row]
         if request is None or request.row_generation != row_generation or request.ending:
             continue
-        if not request.record.member:
-            request.counts_known = True
-            state.touch(request)
+        if not request.counts_known and not request.record.member:
+            state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
         if request.phase == Phase.DECODE and request.window is not None:
@@ -84,13 +83,6 @@ def _learn_undisturbed(state: ControllerState, tbt_s: float) -> None:
 def _steer(state: ControllerState, tbt_s: float) -> None:
     state.steering.tbt_s = tbt_s
     state.steering.share = steer_share(state.steering.share, tbt_s, state.tbt_target_s)
-
-
-def watched(state: ControllerState) -> list[tuple[int, int]]:
-    """(row, generation) of the rows whose words matter now."""
-    return [
-        (request.row, request.row_generation) for request in state.live() if request.phase == Phase.DECODE or not request.counts_known
-    ]
 
 
 def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_tokens: int, rate: float) -> Lengths:
@@ -145,10 +137,10 @@ def reserve(state: ControllerState) -> int:
 
 
 def grow(state: ControllerState) -> None:
-    """Keep running rows ahead of their tokens, the oldest first; who cannot even compute the next one may preempt younger rows."""
+    """Keep running rows ahead of their tokens, in the order of ranks; who cannot even compute the next one may preempt later rows."""
     page_tokens = state.limits.kv_page_tokens
     due = [request for request in state.decoding() if request.committed >= request.grow_at]
-    for request in sorted(due, key=BY_ARRIVAL):
+    for request in sorted(due, key=BY_RANK):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
         request.grow_at = _next_growth(state, request)
@@ -164,7 +156,7 @@ def grow(state: ControllerState) -> None:
                     _append(state, request, member, missing)
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
-            _take_from_younger(state, request, short)
+            _take_from_later(state, request, short)
         request.grow_at = _next_growth(state, request)
 
 
@@ -178,7 +170,7 @@ def _next_growth(state: ControllerState, request: Request) -> int:
     return found
 
 
-def _take_from_younger(state: ControllerState, request: Request, num_pages: int) -> bool:
+def _take_from_later(state: ControllerState, request: Request, num_pages: int) -> bool:
     """Preempt until ``num_pages`` are on their way, counting what others are giving back already. False if they cannot be had."""
     coming = sum(
         sum(map(len, other.block_tables))
@@ -189,26 +181,26 @@ def _take_from_younger(state: ControllerState, request: Request, num_pages: int)
     if missing <= 0:
         return True
     holders = [
-        Holder(other.key, other.arrival, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
+        Holder(other.key, other.rank, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
         for other in state.live()
         if other.has_kv and not other.is_finished
     ]
-    victims = choose_victims(holders, request.arrival, missing)
+    victims = choose_victims(holders, request.rank, missing)
     for key in victims:
         preempt(state, state.requests[key])
     return bool(victims)
 
 
 def make_room(state: ControllerState, request: Request, now: float) -> None:
-    """The oldest row has waited for KV pages long enough: younger ones give theirs back."""
+    """The first row has waited for KV pages long enough: later ones give theirs back."""
     if request.blocked_s < 0:
         request.blocked_s = now
     elif now - request.blocked_s >= state.limits.patience_s:
         request.blocked_s = now
         need = kv_need(state, request)
-        # younger rows may hold the need but not the reserve, which falls as they go
-        if not _take_from_younger(state, request, need + reserve(state)):
-            _take_from_younger(state, request, need)
+        # later rows may hold the need but not the reserve, which falls as they go
+        if not _take_from_later(state, request, need + reserve(state)):
+            _take_from_later(state, request, need)
 
 
 def admit_to_decode(state: ControllerState) -> None:

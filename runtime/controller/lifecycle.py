@@ -119,7 +119,7 @@ def settle(state: ControllerState, request: Request) -> None:
             clear_pages(state, request)
         if record.evicting and not request.ending:
             record.evicting = False
-            request.counts_known = False
+            state.note_counts(request, False)
             state.save(request)
     if request.ending and not request.plans:
         state.set_phase(request, Phase.FREE)

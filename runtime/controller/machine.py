@@ -37,20 +37,20 @@ from .kv_manager import (
     needs_kv,
     observe,
     reserve,
-    watched,
 )
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
 from .plan_results import finish_plan
 from .planner import issue
-from .request import Request
+from .policy_calls import rank_requests
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState
+from .state import BY_RANK, LONG_AGO_S, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
 IDLE_S = 1.0
+LOOK_S, SOON_S = 0.2, 0.01  # between looks at decode's words: at most, at least
 FAST_RATE = 500.0  # tokens/s that a row may have before its rate is measured
 
 
@@ -150,12 +150,13 @@ class Controller:
 
     def watched(self) -> list[tuple[int, int]]:
         """Rows whose words ``tick`` wants to see, as (row, generation)."""
-        return watched(self.state)
+        return self.state.watched()
 
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
         state = self.state
         state.begin_tick(now)
+        rank_requests(state)
         observe(state, progress, now)
         expose_finished_rows(state)
         check_deadlines(state, now)
@@ -179,14 +180,23 @@ class Controller:
         wait_s = state.limits.resend_s if state.plans else IDLE_S
         if len(state.free_rows) < len(state.rows):
             wait_s = min(wait_s, state.limits.resend_s)
-        for request in state.decoding():
-            wait_s = min(wait_s, _until_look_s(state, request))
+        decoding = state.decoding()
+        if decoding:
+            wait_s = min(wait_s, LOOK_S)
+        page_tokens = state.limits.kv_page_tokens
+        for request in decoding:  # half the time in which the row could use up the pages that it has
+            tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
+            tokens_per_s = 2 * (request.rate or FAST_RATE)
+            if tokens <= wait_s * tokens_per_s:
+                wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
         return wait_s
 
     def _grant(self, now: float) -> None:
-        """Rows and pages in order of arrival, over rows without KV pages and waiting requests alike."""
+        """Rows and pages in the order of ranks, over rows without KV pages and waiting requests alike."""
         state = self.state
-        short = [request for request in state.preparing() if not request.block_tables[0] and needs_kv(request)]
+        short = [
+            request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
+        ]
         if not short and not state.waiting:
             return
         gate = ResourceGate(
@@ -194,19 +204,22 @@ class Controller:
             media=state.pools["media"].num_free,
             kv=max(0, state.pools["kv"].num_free - reserve(state)),
         )
-        oldest = min((r.arrival for r in state.live() if r.record.prepared and not r.is_finished), default=-1) if short else -1
-        text = next((r.arrival for r in state.waiting.values() if not r.spec.items), oldest)  # it waits for KV pages, too
-        is_passed = text < oldest
+        first = min((r for r in state.live() if r.record.prepared and not r.is_finished), key=BY_RANK) if short else None
+        is_passed = first is not None and any(
+            not request.spec.items and request.rank < first.rank  # a text, which waits for KV pages, too
+            for request in state.waiting.values()
+        )
         num_short = len(short)
-        for request in sorted([*short, *state.waiting.values()], key=BY_ARRIVAL):
+        for request in sorted([*short, *state.waiting.values()], key=BY_RANK):
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # everybody who is left needs one
-                admit(state, gate, request, now)
+                if request.spec.items or not gate.is_blocked("kv"):  # a text would be refused: it needs KV pages
+                    admit(state, gate, request, now)
                 continue
             num_short -= 1
             need = kv_need(state, request)
-            if request.arrival == oldest:  # it does not leave room for the growth of younger ones, but for an older text that waits
+            if request is first:  # it does not leave room for the growth of later ones, but for an earlier text that waits
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
                     if not is_passed:
                         gate.charge("kv", need)
@@ -220,9 +233,3 @@ class Controller:
     def _take_effects(self) -> list[Effect]:
         effects, self.state.effects = self.state.effects, []
         return effects
-
-
-def _until_look_s(state: ControllerState, request: Request) -> float:
-    """Half the time in which the row could use up the pages that it has."""
-    tokens = len(request.block_tables[0]) * state.limits.kv_page_tokens - request.lengths[0] - request.committed
-    return min(0.2, max(0.01, tokens / (2 * (request.rate or FAST_RATE))))

@@ -14,8 +14,8 @@ from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, Prep
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
 from .poison import is_suspect
+from .policy_calls import choose
 from .request import Request
-from .scheduling import unified
 from .scheduling.budgets import allowance_s, retarget
 from .scheduling.types import (
     ChunkChoice,
@@ -27,10 +27,9 @@ from .scheduling.types import (
     StepLimits,
     View,
 )
-from .state import BY_ARRIVAL, LONG_AGO_S, ControllerState, owner
+from .state import BY_RANK, LONG_AGO_S, STUCK_S, ControllerState, owner
 
 MAX_ROUNDS = 8
-STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
 WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
 
 
@@ -53,7 +52,7 @@ def issue(state: ControllerState, now: float) -> None:
     limits = StepLimits(steering.prefill.units, steering.encode.units, state.limits.exclusive)
     for _ in range(MAX_ROUNDS):
         view = make_view(state)
-        step = unified.plan(view, limits, now) if view.requests else None
+        step = choose(state, view, limits)
         if not step:
             break
         for choice in step.analyse:
@@ -77,9 +76,9 @@ def _aim(state: ControllerState) -> None:
 
 
 def make_view(state: ControllerState) -> View:
-    """Rows in preparation, in order of arrival, and what is free."""
+    """Rows in preparation, in the order of ranks, and what is free."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
-    rows.sort(key=BY_ARRIVAL)
+    rows.sort(key=BY_RANK)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
         requests=tuple([request.view or _keep_view(state, request) for request in rows]),
@@ -151,7 +150,7 @@ def _members(request: Request) -> tuple[MemberView, ...]:
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
-    """If the oldest row with KV pages cannot get patch or embedding pages for a while, younger rows lose theirs."""
+    """If the first row with KV pages cannot get patch or embedding pages for a while, later rows lose theirs."""
     for seen in view.requests:
         request = state.requests[seen.key]
         if not seen.segments or request.plans or not seen.has_kv:
@@ -165,16 +164,16 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
             request.blocked_s = now
         elif now - request.blocked_s >= state.limits.patience_s:
             request.blocked_s = now
-            _evict_younger(state, request, pool, need)
+            _evict_later(state, request, pool, need)
         return
 
 
-def _evict_younger(state: ControllerState, request: Request, pool: PoolName, need: int) -> None:
-    """Take patch and embedding pages from the youngest rows that have any of ``pool``; they decode their media again later. If older
-    rows have what is missing, younger ones keep theirs."""
+def _evict_later(state: ControllerState, request: Request, pool: PoolName, need: int) -> None:
+    """Take patch and embedding pages from the last rows that have any of ``pool``; they decode their media again later. If earlier
+    rows have what is missing, later ones keep theirs."""
     ledger = state.pools[pool]
-    younger = [r for r in state.live() if r.arrival > request.arrival]
-    holders = sorted((r for r in younger if ledger.num_owned(owner(r))), key=lambda r: -r.arrival)
+    later = [r for r in state.live() if r.rank > request.rank]
+    holders = sorted((r for r in later if ledger.num_owned(owner(r))), key=BY_RANK, reverse=True)
     coming = ledger.num_free + ledger.num_retired
     if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
         return

@@ -84,6 +84,7 @@ def _restore_requests(state: ControllerState, journal: JournalState) -> None:
         request = Request(key, submitted.arrival, submitted.gateway_generation, submitted.spec)
         request.failure = journal.failures.get(key)
         state.requests[key] = request
+        state.unranked.append(request)
     for key in journal.ended:
         state.remember_end(key)
 

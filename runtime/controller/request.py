@@ -16,7 +16,7 @@ from ..bus.messages import Failed, PageRun, RequestSpec
 from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
-from .scheduling.types import RequestView, SegmentStage
+from .scheduling.types import Rank, RequestView, SegmentStage
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
@@ -141,6 +141,7 @@ class Request:
     arrival: int
     gateway_generation: int
     spec: RequestSpec
+    rank: Rank = ()  # in the order of this tick
     admission_need: tuple[int, int] | None = None  # (media, KV) pages, once it was asked for
     failure: Failed | None = None
     last_heard_s: float = 0.0  # when the gateway last spoke of it

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
@@ -29,11 +29,13 @@ from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord
 from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
+from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
-BY_ARRIVAL = attrgetter("arrival")
+BY_RANK = attrgetter("rank")
 DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
 LONG_AGO_S = float("-inf")
+STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +68,8 @@ class Totals:
     preempted: int = 0
     evicted: int = 0
     quarantined: int = 0
+    overruled: int = 0  # rounds in which the policy was (``policy_calls``)
+    illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
@@ -108,22 +112,29 @@ class ControllerState:
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
-    deadline_s: float = LONG_AGO_S  # no request has an earlier one
-    heard_s: float = LONG_AGO_S  # the gateway has spoken of no request before
+    deadline_s: float = LONG_AGO_S  # no request that could miss its deadline has an earlier one
+    heard_s: float = LONG_AGO_S  # the gateway last spoke of every request then or later
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
     steering: Steering = field(init=False)
+    policy: Policy = field(init=False)
+    policy_memory: Any = None  # the policy's own
+    ranking: Policy = field(init=False)  # the policy, or ``unified`` once that could not rank a request
+    unranked: list[Request] = field(default_factory=list)
+    starved_s: float | None = None  # since when the policy plans nothing and should
+    overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
-    _by_phase: "RowsByPhase | None" = None  # see ``set_phase``
-    _touched: set[int] = field(default_factory=set)  # rows, since this tick began
-    _touched_before: set[int] = field(default_factory=set)  # in the tick before, and until this one began
+    _by_phase: "RowsByPhase | None" = None  # forgotten by ``set_phase``, ``note_end`` and ``note_counts``
+    _touched: set[int] = field(default_factory=set)  # rows, since the last tick began
+    _touched_before: set[int] = field(default_factory=set)  # rows, since the tick before that one began, and until that one
 
     def __post_init__(self) -> None:
         limits = self.limits
+        self.policy = self.ranking = POLICIES[limits.policy]
         sizes: dict[PoolName, int] = {
             "media": limits.num_media_pages,
             "patch": limits.num_patch_pages,
@@ -149,20 +160,24 @@ class ControllerState:
     # --------------------------------------------------------------------------------------------------------- rows
 
     def requests_in_rows(self) -> Iterator[Request]:
-        """Everyone who has a row, also who is leaving it."""
+        """Requests that have a row, also those that are leaving it."""
         return (request for request in self.rows if request is not None)
 
     def live(self) -> list[Request]:
-        """Everyone who has a row and keeps it. Like the two that follow in order of rows; not to be changed."""
+        """Requests that have a row and keep it. This list and the next two are in order of rows; do not change them."""
         return self._rows_by_phase().live
 
     def preparing(self) -> list[Request]:
-        """Whose media are worked on, or whose prompts are prefilled."""
+        """Requests whose media are worked on or whose prompts are prefilled."""
         return self._rows_by_phase().preparing
 
     def decoding(self) -> list[Request]:
-        """Whose tokens decode is generating."""
+        """Requests that decode is generating tokens for."""
         return self._rows_by_phase().decoding
+
+    def watched(self) -> list[tuple[int, int]]:
+        """(row, generation) of the rows whose words matter now."""
+        return self._rows_by_phase().watched
 
     @property
     def num_decoding(self) -> int:
@@ -173,12 +188,13 @@ class ControllerState:
             live = [request for request in self.rows if request is not None and not request.ending]
             preparing = [request for request in live if request.phase == Phase.PREPARE]
             decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
-            self._by_phase = RowsByPhase(live, preparing, decoding)
+            watched = [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
+            self._by_phase = RowsByPhase(live, preparing, decoding, watched)
         return self._by_phase
 
     def touch(self, request: Request) -> None:
-        """The row has changed: nothing that was derived from it counts any more. Called for every effect that names a row and for what
-        has no effect: plans, counts and rates. Only new ids of a row in decode do not count as a change."""
+        """The row has changed: forget what was derived from it. ``emit`` calls this for every effect that names a row; a change without
+        such an effect (of plans, counts, rates) calls it itself. New ids of a row in decode are no change."""
         request.view, request.grow_at = None, 0
         self._touched.add(request.row)
 
@@ -187,7 +203,7 @@ class ControllerState:
         self._touched_before, self._touched = self._touched, set()
 
     def touched(self) -> list[Request]:
-        """Live rows that have changed since the last tick began: whoever looks at these in every tick misses no change."""
+        """Live rows changed since the tick before this one began: a rule that looks at them in every tick misses no change."""
         rows = sorted(self._touched | self._touched_before)
         return [request for row in rows if (request := self.rows[row]) is not None and not request.ending]
 
@@ -222,6 +238,12 @@ class ControllerState:
     def note_end(self, request: Request, end_code: int) -> None:
         """decode appends no more ids to the row."""
         request.end_code = end_code
+        self._by_phase = None
+        self.touch(request)
+
+    def note_counts(self, request: Request, are_known: bool) -> None:
+        """Whether ``committed`` is all that decode will ever have appended under its last membership."""
+        request.counts_known = are_known
         self._by_phase = None
         self.touch(request)
 
@@ -300,6 +322,7 @@ class RowsByPhase(NamedTuple):
     live: list[Request]
     preparing: list[Request]
     decoding: list[Request]
+    watched: list[tuple[int, int]]
 
 
 def owner(request: Request) -> Owner:

@@ -1,8 +1,8 @@
 """Who is let in, who gets KV pages, and who gives them back (pure).
 
 A request is refused before work starts when it can never run (400, 413) or when too much waits already (503 with Retry-After;
-429 is kept for a client's own quota, which needs client identities). Admission is first come, first served for each resource: a
-request that is short of something keeps younger ones from taking it, and lets those pass that need nothing of it. Who is short of KV
+429 is kept for a client's own quota, which needs client identities). Admission follows the policy's ranks for each resource: a
+request that is short of something keeps later ones from taking it, and lets those pass that need nothing of it. Who is short of KV
 pages keeps the row that it could have had, too: rows and pages seldom come free together. Not the other way round: rows whose requests
 all wait for KV pages would wait for ever.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...bus.messages import RequestSpec
 from ...errors import RequestError
 from ..guidance import Lengths, fitting_new_tokens
-from .types import Limits
+from .types import Limits, Rank
 
 RETRY_AFTER_LIMIT_S = 30
 
@@ -102,7 +102,7 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
 
 
 class ResourceGate:
-    """First come, first served over several resources: whoever is short of one keeps it from all who come later."""
+    """Asked in the order of ranks, over several resources: whoever is short of one keeps it from all who come later."""
 
     def __init__(self, *, rows: int = 0, media: int = 0, kv: int = 0) -> None:
         self._free = {"row": rows, "media": media, "kv": kv}
@@ -113,7 +113,7 @@ class ResourceGate:
         self._free[resource] = max(0, self._free[resource] - count)
 
     def block(self, resource: str) -> None:
-        """Somebody older waits for this resource."""
+        """Somebody earlier waits for this resource."""
         self._blocked.add(resource)
 
     def is_blocked(self, resource: str) -> bool:
@@ -137,18 +137,19 @@ class Holder(NamedTuple):
     """A row that holds KV pages. ``media``: 0 none, 1 in a cache, 2 to be decoded anew."""
 
     key: int
-    arrival: int
+    rank: Rank
     media: int
     num_pages: int
 
 
-def choose_victims(holders: Sequence[Holder], arrival: int, num_pages: int) -> list[int]:
-    """Rows to preempt so that the request that came at ``arrival`` gets ``num_pages`` more; [] if that is impossible.
+def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int) -> list[int]:
+    """Rows to preempt so that the request of this rank gets ``num_pages`` more; [] if that is impossible.
 
-    Only younger ones are taken, so the oldest is never a victim: text first, cached media next, media last, the youngest first.
+    Only later ones are taken, so the first is never a victim: text first, cached media next, media last, the last of each first.
     """
     victims: list[int] = []
-    for holder in sorted((h for h in holders if h.arrival > arrival), key=lambda h: (h.media, -h.arrival)):
+    later = sorted((holder for holder in holders if holder.rank > rank), key=lambda holder: holder.rank, reverse=True)
+    for holder in sorted(later, key=lambda holder: holder.media):
         if num_pages <= 0:
             break
         victims.append(holder.key)

@@ -5,15 +5,34 @@ The controller builds a ``View`` of its state, a policy answers with a ``StepPla
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from ....schema.media import MediaKind
+from ...bus.messages import RequestSpec
+
+Rank = tuple[float, ...]
+"""The least goes first."""
+
+
+class Candidate(Protocol):
+    """What of a request its rank may depend on. ``arrival`` counts requests as they came."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def arrival(self) -> int: ...
+    @property
+    def spec(self) -> RequestSpec: ...
+
+
+MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Everything that the controller must know about its run. Sizes in pages, tokens or bytes, times in seconds."""
 
+    policy: str = "unified"
     num_rows: int
     max_context: int
     kv_page_tokens: int
@@ -112,7 +131,7 @@ Device = Literal["encode", "prefill"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``requests`` in order of arrival. Credits: how many more plans each actor may be sent. ``large_in_flight``: video has a plan of
+    """``requests`` in the order of ranks. Credits: how many more plans each actor may be sent. ``large_in_flight``: video has a plan of
     large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]

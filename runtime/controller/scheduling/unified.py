@@ -3,30 +3,38 @@ decodes (``video_order``).
 
 Mended: a request without free KV pages is passed over for prefill and its media are encoded all the same; both loops end when
 the requests do; every candidate is looked at once, so neither chunk nor image is planned twice; the encode batch is what is *to
-be* encoded. Requests come in order of arrival, partly prefilled ones first (RS5). An older request that is short of pages stops
-younger ones from taking them, so that the oldest always gets on.
+be* encoded. Requests come in order of their ranks, partly prefilled ones first (RS5). An earlier request that is short of pages stops
+later ones from taking them, so that the first always gets on.
 """
 
-from itertools import compress
-from operator import not_
+from typing import Any
 
-from .types import ChunkChoice, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
-from .video_order import may_take, plan_video
-
-MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
+from .legality import may_take
+from .types import MAX_PARTS, Candidate, ChunkChoice, Rank, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
+from .video_order import plan_video
 
 
-def plan(view: View, limits: StepLimits, now: float) -> StepPlan:
-    """One round: video work within its credit, at most one encode batch and one prefill batch. ``now`` is not needed here."""
-    del now
-    analyse, preprocess = plan_video(view)
-    takes_turns = limits.exclusive and view.num_decoding > 0
-    is_taken = takes_turns and view.encode_in_flight + view.prefill_in_flight > 0
-    encode = _encode_batch(view, limits) if view.encoder_credit > 0 and not is_taken else ()
-    prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 and not is_taken else ()
-    if takes_turns and encode and prefill:
-        encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
-    return StepPlan(analyse, preprocess, encode, prefill)
+class Unified:
+    """First come, first served, and the plans that this module is about."""
+
+    name = "unified"
+    ages = False
+
+    def rank(self, request: Candidate, now: float) -> Rank:
+        """In order of arrival."""
+        del now
+        return (request.arrival,)
+
+    def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
+        """One round: video work within its credit, at most one encode batch and one prefill batch."""
+        analyse, preprocess = plan_video(view)
+        takes_turns = limits.exclusive and view.num_decoding > 0
+        is_taken = takes_turns and view.encode_in_flight + view.prefill_in_flight > 0
+        encode = _encode_batch(view, limits) if view.encoder_credit > 0 and not is_taken else ()
+        prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 and not is_taken else ()
+        if takes_turns and encode and prefill:
+            encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
+        return StepPlan(analyse, preprocess, encode, prefill), memory
 
 
 def get_next_chunk_size(ready: int, next_token: int, budget: int, num_planned: int) -> int:
@@ -39,8 +47,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
     chunks: list[ChunkChoice] = []
     num_planned = 0
     candidates = [request for request in view.requests if request.has_kv and not request.prefill_in_flight]
-    partial = [request.is_partial for request in candidates]
-    for request in [*compress(candidates, partial), *compress(candidates, map(not_, partial))]:
+    for request in sorted(candidates, key=lambda request: not request.is_partial):
         if num_planned == limits.prefill_tokens:
             break
         if request.alone and chunks:

@@ -5,12 +5,13 @@ large: the other is for small ones, which never wait for large ones, and large o
 only where no other could have it. Of the rest, who has waited for longer than ``MAX_WAIT_S`` goes first, then the least work.
 
 Of large work, streamed segments (of videos) take turns with everything else, so that neither keeps the other waiting. Among
-themselves they go in order of arrival (FC7): a video that is left for another is opened anew, or holds memory meanwhile.
+themselves they go in the order of ranks (FC7): a video that is left for another is opened anew, or holds memory meanwhile.
 """
 
 from typing import NamedTuple
 
 from ...bus.media_work import is_large
+from .legality import may_take
 from .types import ItemChoice, RequestView, SegmentChoice, SegmentStage, View
 
 MAX_WAIT_S = 5.0
@@ -20,6 +21,7 @@ class _Candidate(NamedTuple):
     """A plan that video could be sent. ``work`` is 0 for a segment that was decoded with its item's analysis."""
 
     request: RequestView
+    place: int  # of the request in the order of ranks
     choice: ItemChoice | SegmentChoice
     work: int
     is_large: bool
@@ -50,29 +52,25 @@ def _rank(candidate: _Candidate, view: View) -> tuple[float, ...]:
     """The least goes first."""
     request = candidate.request
     if candidate.is_streamed:
-        return view.last_streamed, 0, 0, request.arrival
+        return view.last_streamed, 0, 0, candidate.place
     waits_s = view.now - request.video_since_s
     waits_s = waits_s if waits_s > MAX_WAIT_S else 0.0
-    return not view.last_streamed, -waits_s, candidate.work, request.arrival
+    return not view.last_streamed, -waits_s, candidate.work, candidate.place
 
 
 def _candidates(view: View) -> list[_Candidate]:
     """In the order in which a request's own are to be done."""
-    works = {request.key: request.work for request in view.requests}
-    requests = {request.key: request for request in view.requests}
+    places = {request.key: place for place, request in enumerate(view.requests)}
 
-    def work_of(key: int, item: int) -> int:
-        return works[key][item] if item < len(works[key]) else 0
+    def candidate(choice: ItemChoice | SegmentChoice, is_streamed: bool = False) -> _Candidate:
+        place = places[choice.key]
+        request = view.requests[place]
+        work = request.work[choice.item] if choice.item < len(request.work) else 0
+        counted = work if is_streamed or isinstance(choice, ItemChoice) else 0
+        return _Candidate(request, place, choice, counted, is_large(work), is_streamed)
 
-    found = []
-    for request in view.requests:
-        for item in request.unanalysed:
-            work = work_of(request.key, item)
-            found.append(_Candidate(request, ItemChoice(request.key, item), work, is_large(work)))
-    for choice, is_streamed in _segments(view):
-        work = work_of(choice.key, choice.item)
-        found.append(_Candidate(requests[choice.key], choice, is_streamed * work, is_large(work), is_streamed))
-    return found
+    found = [candidate(ItemChoice(request.key, item)) for request in view.requests for item in request.unanalysed]
+    return [*found, *(candidate(choice, is_streamed) for choice, is_streamed in _segments(view))]
 
 
 def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:
@@ -92,11 +90,3 @@ def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:
             held += need
             found.append((SegmentChoice(request.key, segment.item, segment.segment), segment.is_streamed))
     return found
-
-
-def may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
-    """Shares of the patch and the embedding pool: half for one request, which keeps its stages busy; and what is done ahead of its KV
-    pages leaves half free for those who have them, so that nobody waits in a circle."""
-    if held and held + need > num_pages // 2:
-        return False
-    return has_kv or num_free - need >= num_pages // 2

@@ -597,8 +597,10 @@ def test_metrics(stage: Any) -> None:
         assert samples['mmrt_pool_pages_used{pool="kv"}'] == "2.0"
         assert f"vllm:prompt_tokens_total{{{name}}}" in samples
         assert "_created" not in text and "python_gc" not in text
-        scene.stats.publish(StatsSnapshot(running=0))
-        assert f"vllm:num_requests_running{{{name}}} 0.0" in (await scene.http.get("/metrics")).text
+        scene.stats.publish(StatsSnapshot(running=0, overruled_total=2, illegal_choices_total=3))
+        text = (await scene.http.get("/metrics")).text
+        assert f"vllm:num_requests_running{{{name}}} 0.0" in text
+        assert "mmrt_policy_overruled_total 2.0" in text and "mmrt_policy_illegal_choices_total 3.0" in text
 
     stage.run(test)
 

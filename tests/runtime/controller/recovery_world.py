@@ -95,12 +95,13 @@ class Process:
 
 
 class World:
-    def __init__(self, rng: random.Random, place: Path, crowded: bool, faults: bool = True) -> None:
+    def __init__(self, rng: random.Random, place: Path, crowded: bool, faults: bool = True, policy: str = "unified") -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
         self.limits = Limits(
+            policy=policy,
             num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
             max_context=64,
             kv_page_tokens=4,
@@ -265,6 +266,8 @@ class World:
                 for pool in self.controller.state.pools.values():
                     pool.check()
                 self.check_media_pages()
+                totals = self.controller.state.totals
+                assert self.limits.policy != "unified" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
 
     def check_media_pages(self) -> None:

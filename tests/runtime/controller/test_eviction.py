@@ -5,7 +5,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.lifecycle import reset_media
-from mmrt.runtime.controller.planner import _evict_younger
+from mmrt.runtime.controller.planner import _evict_later
 from mmrt.runtime.controller.scheduling.types import SegmentStage
 from mmrt.runtime.controller.state import owner
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -76,6 +76,6 @@ def test_younger_rows_keep_their_pages_where_all_of_them_would_not_do(need: int)
     driver.state.allocate("patch", old, 3)
     driver.state.allocate("patch", young, 3)
     assert pool.num_free == 2
-    _evict_younger(driver.state, old, "patch", need)
+    _evict_later(driver.state, old, "patch", need)
     assert pool.num_owned(owner(young)) == (0 if need == 5 else 3)
     assert driver.state.totals.evicted == (1 if need == 5 else 0)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 
 from mmrt.runtime.bus.messages import MediaItem, RequestSpec, Sampling
 from mmrt.runtime.config import MAX_STEP_TOKENS
-from mmrt.runtime.controller.scheduling import unified
 from mmrt.runtime.controller.scheduling.admission import (
     Holder,
     Load,
@@ -27,6 +26,8 @@ from mmrt.runtime.controller.scheduling.budgets import (
     steer_share,
     update,
 )
+from mmrt.runtime.controller.scheduling.legality import check
+from mmrt.runtime.controller.scheduling.policy import UNIFIED
 from mmrt.runtime.controller.scheduling.types import (
     Limits,
     MemberView,
@@ -109,7 +110,9 @@ def views(draw: st.DrawFn) -> View:
 @settings(deadline=None)
 @given(views(), st.integers(1, 60), st.integers(1, 60), st.booleans())
 def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: int, exclusive: bool) -> None:
-    step = unified.plan(view, StepLimits(tau, alpha, exclusive), 0.0)
+    limits = StepLimits(tau, alpha, exclusive)
+    step, _ = UNIFIED.plan(view, limits, None)
+    assert check(view, limits, step) == (step, 0)
     by_key = {request.key: request for request in view.requests}
     # prefill: US9, RS4, nothing twice
     assert sum(chunk.end - chunk.start for chunk in step.prefill) <= tau
@@ -159,7 +162,7 @@ def plan(*requests: RequestView, tau: int = 16, alpha: int = 16, exclusive: bool
         "video_credit": 2, "encoder_credit": 2, "prefill_credit": 2,
         "num_patch_pages": 8, "num_free_patch_pages": 8, "num_embedding_pages": 8, "num_free_embedding_pages": 8,
     }  # fmt: skip
-    return unified.plan(View(requests, **(values | view)), StepLimits(tau, alpha, exclusive), 0.0)  # type: ignore[arg-type]
+    return UNIFIED.plan(View(requests, **(values | view)), StepLimits(tau, alpha, exclusive), None)[0]  # type: ignore[arg-type]
 
 
 def test_partial_prefills_come_first() -> None:
@@ -321,17 +324,17 @@ def test_who_is_short_of_kv_pages_keeps_the_row_that_it_could_have() -> None:
 
 
 holders = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(1, 5)), unique_by=lambda h: h[0], max_size=8).map(
-    lambda hs: [Holder(arrival, arrival, media, pages) for arrival, media, pages in hs]
+    lambda hs: [Holder(arrival, (arrival,), media, pages) for arrival, media, pages in hs]
 )
 
 
 @settings(deadline=None)
 @given(holders, st.integers(0, 20), st.integers(0, 12))
-def test_victims_are_younger_text_first_and_enough_or_none(found: list[Holder], arrival: int, need: int) -> None:
-    victims = choose_victims(found, arrival, need)
+def test_victims_are_later_text_first_and_enough_or_none(found: list[Holder], arrival: int, need: int) -> None:
+    victims = choose_victims(found, (arrival,), need)
     chosen = [next(h for h in found if h.key == key) for key in victims]
-    assert all(holder.arrival > arrival for holder in chosen)
-    younger = [holder for holder in found if holder.arrival > arrival]
+    assert all(holder.rank > (arrival,) for holder in chosen)
+    younger = [holder for holder in found if holder.rank > (arrival,)]
     if sum(holder.num_pages for holder in younger) < need:
         assert not chosen
         return
@@ -340,7 +343,7 @@ def test_victims_are_younger_text_first_and_enough_or_none(found: list[Holder], 
     spared = [holder for holder in younger if holder not in chosen]
     for victim in chosen:
         assert not any(h.media < victim.media for h in spared), "media was taken before text"
-        assert not any(h.media == victim.media and h.arrival > victim.arrival for h in spared), "an older one was taken first"
+        assert not any(h.media == victim.media and h.rank > victim.rank for h in spared), "an earlier one was taken first"
 
 
 def test_pages_ahead_are_two_pages_and_two_seconds() -> None:

@@ -1,0 +1,65 @@
+"""How the core asks the policy, and what it does instead where that fails (pure).
+
+A policy that raises is overruled by ``unified`` for that round, one that cannot rank for good, and one that plans nothing for
+``STARVED_S`` while nobody works and something could run for a round. Illegal choices are dropped. ``Totals`` counts both.
+"""
+
+from .scheduling.legality import check
+from .scheduling.policy import UNIFIED
+from .scheduling.types import StepLimits, StepPlan, View
+from .state import STUCK_S, ControllerState
+
+STARVED_S = 1.0
+
+
+def rank_requests(state: ControllerState) -> None:
+    """Give requests their places in the order of this tick: new ones, or all if ranks change with time.
+
+    A policy that cannot rank a request is not asked for ranks again: rows would be taken to and fro between two orders.
+    """
+    requests = list(state.requests.values() if state.ranking.ages else state.unranked)
+    try:
+        ranks = [tuple(map(float, state.ranking.rank(request, state.now))) for request in requests]
+    except Exception as error:
+        if state.ranking is UNIFIED:
+            raise
+        _overrule(state, f"rank: {error!r}")
+        state.ranking, requests = UNIFIED, list(state.requests.values())
+        ranks = [UNIFIED.rank(request, state.now) for request in requests]
+    for request, rank in zip(requests, ranks, strict=True):
+        request.rank = (*rank, request.arrival)
+    state.unranked.clear()
+
+
+def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
+    """What is sent in this round."""
+    if not view.requests:
+        return StepPlan()
+    try:
+        plan, memory = state.policy.plan(view, limits, state.policy_memory)
+        legal, num_illegal = check(view, limits, plan)
+    except Exception as error:
+        if state.policy is UNIFIED:
+            raise
+        _overrule(state, f"plan: {error!r}")
+        return UNIFIED.plan(view, limits, None)[0]
+    state.policy_memory = memory
+    state.totals.illegal += num_illegal
+    if legal or state.policy is UNIFIED or any(state.now - inflight.begun_s < STUCK_S for inflight in state.plans.values()):
+        state.starved_s = None
+        return legal
+    other, _ = UNIFIED.plan(view, limits, None)
+    if not other:
+        state.starved_s = None
+    elif state.starved_s is None:
+        state.starved_s = state.now
+    elif state.now - state.starved_s >= STARVED_S:
+        _overrule(state, f"nothing was planned for {state.now - state.starved_s:.1f} s")
+        state.starved_s = None
+        return other
+    return legal
+
+
+def _overrule(state: ControllerState, why: str) -> None:
+    state.totals.overruled += 1
+    state.overruled_because = why

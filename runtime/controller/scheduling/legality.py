@@ -1,0 +1,120 @@
+"""What of a plan may be done (pure). A policy can be slow or unfair, never wrong: the core drops what these rules forbid.
+
+Credit is not overdrawn; pages are not given twice and a request keeps to its share of a pool; segments are taken in prompt order,
+chunks follow on what is prefilled and end where media are ready (RS4); batches keep to their limits; a suspect shares no batch.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
+
+from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
+
+Requests = Mapping[int, RequestView]
+
+
+def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int]:
+    """The plan without its illegal choices, and how many these were. Raises whatever a malformed plan leads to."""
+    if not plan:
+        return plan, 0
+    requests = {request.key: request for request in view.requests}
+    analyse = _analyses(plan.analyse, requests, view.video_credit)
+    preprocess = _segments(
+        plan.preprocess,
+        requests,
+        SegmentStage.PENDING,
+        _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages),
+    )[: view.video_credit - len(analyse)]
+    encode = _segments(
+        plan.encode if view.encoder_credit > 0 else (),
+        requests,
+        SegmentStage.PREPROCESSED,
+        _Pool(view.num_embedding_pages, view.num_free_embedding_pages, lambda r: r.embedding_held, lambda s: s.embedding_pages),
+        limits.encode_rows,
+    )
+    prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.prefill_tokens)
+    legal = StepPlan(tuple(analyse), tuple(preprocess), tuple(encode), tuple(prefill))
+    return legal, _num_choices(plan) - _num_choices(legal)
+
+
+def may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
+    """Shares of the patch and the embedding pool: half for one request, which keeps its stages busy; and what is done ahead of its KV
+    pages leaves half free for those who have them, so that nobody waits in a circle."""
+    if held and held + need > num_pages // 2:
+        return False
+    return has_kv or num_free - need >= num_pages // 2
+
+
+def _num_choices(plan: StepPlan) -> int:
+    return len(plan.analyse) + len(plan.preprocess) + len(plan.encode) + len(plan.prefill)
+
+
+def _analyses(choices: Iterable[ItemChoice], requests: Requests, credit: int) -> list[ItemChoice]:
+    known = [choice for choice in dict.fromkeys(choices) if choice.key in requests and choice.item in requests[choice.key].unanalysed]
+    return known[: max(0, credit)]
+
+
+class _Pool:
+    """What is left of a pool while choices are taken from it."""
+
+    def __init__(self, num_pages: int, num_free: int, held: Callable[[RequestView], int], need: Callable[[SegmentView], int]) -> None:
+        self._num_pages, self._num_free, self._held, self._need = num_pages, num_free, held, need
+        self._taken: Counter[int] = Counter()
+
+    def take(self, request: RequestView, segment: SegmentView) -> bool:
+        need, held = self._need(segment), self._held(request) + self._taken[request.key]
+        if need > self._num_free or not may_take(self._num_pages, self._num_free, held, need, request.has_kv):
+            return False
+        self._num_free -= need
+        self._taken[request.key] += need
+        return True
+
+
+def _segments(
+    choices: Iterable[SegmentChoice], requests: Requests, stage: SegmentStage, pool: _Pool, max_rows: int | None = None
+) -> list[SegmentChoice]:
+    """Segments that are at this stage, and for which there are pages also if their request's earlier ones are to have theirs. With
+    ``max_rows`` they are one batch, to which these others belong; a larger segment goes by itself."""
+    legal: list[SegmentChoice] = []
+    reserved: set[SegmentChoice] = set()
+    num_rows, is_closed = 0, False
+    for choice in choices:
+        request = requests.get(choice.key)
+        if request is None or is_closed or choice in legal:
+            continue
+        open_ones = {SegmentChoice(request.key, s.item, s.segment): s for s in request.segments if s.stage <= stage}
+        segment = open_ones.get(choice)
+        if segment is None or segment.stage != stage:
+            continue
+        needed = [place for place in takewhile(choice.__ne__, open_ones) if place not in reserved]
+        if max_rows is not None:
+            if needed or legal and (request.alone or num_rows + segment.num_rows > max_rows or len(legal) >= MAX_PARTS):
+                continue
+            is_closed = request.alone
+        needed += [choice] if choice not in reserved else []
+        if all(pool.take(request, open_ones[place]) for place in needed):
+            reserved.update(needed)
+            legal.append(choice)
+            num_rows += segment.num_rows
+    return legal
+
+
+def _chunks(choices: Iterable[ChunkChoice], requests: Requests, max_tokens: int) -> list[ChunkChoice]:
+    legal: dict[tuple[int, int], ChunkChoice] = {}
+    num_tokens = 0
+    for choice in choices:
+        request = requests.get(choice.key)
+        if request is None or not request.has_kv or request.prefill_in_flight or (choice.key, choice.member) in legal:
+            continue
+        if not 0 <= choice.member < len(request.members):
+            continue
+        member = request.members[choice.member]
+        if choice.start != member.next or not choice.start < choice.end <= member.ready:
+            continue
+        others = {key for key, _ in legal if key != choice.key}
+        if others and (request.alone or any(requests[key].alone for key in others)):
+            continue
+        if num_tokens + choice.end - choice.start <= max_tokens:
+            legal[choice.key, choice.member] = choice
+            num_tokens += choice.end - choice.start
+    return list(legal.values())
