@@ -58,11 +58,6 @@ class PlanBase(Wire, frozen=True):
         return None
 
     @property
-    def units(self) -> int:
-        """How much it is: bytes to analyse, patch or mel rows, or tokens."""
-        raise NotImplementedError
-
-    @property
     def cost(self) -> float | None:
         """What a step over it costs about in proportion to; None where that cannot be told (media: their own time is limited)."""
         return None
@@ -122,6 +117,7 @@ class Analyse(PlanBase, frozen=True):
 
     @property
     def units(self) -> int:
+        """How much it is: bytes to analyse; of other plans patch or mel rows, or tokens."""
         return self.media.num_bytes
 
     def share(self, row: int) -> tuple[int, int]:

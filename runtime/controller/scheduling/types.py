@@ -58,7 +58,7 @@ class Limits:
     rows_per_token: int = 4  # patch rows that one embedding token is made of
     exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)
     resend_s: float = 0.2
-    patience_s: float = 0.5  # how long the oldest request waits for pages before younger ones lose theirs
+    patience_s: float = 0.5  # how long the first request waits for pages before later ones lose theirs
     silence_s: float = 15.0  # after which the gateway is told of a request that it has not asked about
     ahead_s: float = 2.0
     ahead_pages: int = 2
