@@ -5,7 +5,7 @@ Every process of a run reads it. A new stage is one more record: nothing else li
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -149,7 +149,7 @@ def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
     return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
 
 
-class InstanceId(NamedTuple):
+class InstanceId(msgspec.Struct, frozen=True):
     """One of the actors of a stage. Its name is "encoder" for the first, which mostly is the only one, then "encoder.1" and so on."""
 
     stage: str
