@@ -5,7 +5,6 @@ Every process of a run reads it. A new stage is one more record: nothing else li
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import msgspec
@@ -42,76 +41,25 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # The order numbers the actors in shared memory.
+# fmt: off
 _RECORDS = (
     Stage(name="memory", module="memory", stop_rank=3, restart_rank=0, is_essential=True, imports="torch"),
-    Stage(
-        name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio", cpu_weight=1000
-    ),
-    Stage(
-        name="gateway",
-        module="gateway.serve",
-        stop_rank=0,
-        restart_rank=3,
-        listens=True,
-        inputs=("deltas",),
-        output="media",
-        loop="asyncio",
-        cpu_weight=500,
-    ),
-    Stage(
-        name="video",
-        module="video.worker",
-        stop_rank=1,
-        restart_rank=1,
-        takes_plans=True,
-        inputs=("media",),
-        output="patch",
-        imports="torch",
-        nice=8,
-        cpu_weight=15,
-        step_limit_s=30.0,
-    ),
-    Stage(
-        name="encoder",
-        letter="E",
-        module="encoder",
-        stop_rank=1,
-        restart_rank=1,
-        takes_plans=True,
-        inputs=("patch",),
-        output="embedding",
-        imports="towers",
-        nice=5,
-        cpu_weight=30,
-        step_limit_s=300.0,
-    ),
-    Stage(
-        name="prefill",
-        letter="P",
-        module="prefill",
-        stop_rank=1,
-        restart_rank=1,
-        takes_plans=True,
-        inputs=("embedding",),
-        output="kv",
-        imports="torch",
-        nice=5,
-        step_limit_s=300.0,
-    ),
-    Stage(
-        name="decode",
-        letter="D",
-        module="decode.loop",
-        stop_rank=1,
-        restart_rank=1,
-        inputs=("kv",),
-        output="tokens",
-        imports="torch",
-        cpu_weight=1000,
-        step_limit_s=120.0,
-    ),
-    Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1, inputs=("tokens",), output="deltas", cpu_weight=500),
+    Stage(name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio",
+          cpu_weight=1000),
+    Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
+          inputs=("deltas",), output="media", cpu_weight=500),
+    Stage(name="video", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
+          inputs=("media",), output="patch", nice=8, cpu_weight=15, step_limit_s=30.0),
+    Stage(name="encoder", letter="E", module="encoder", stop_rank=1, restart_rank=1, takes_plans=True, imports="towers",
+          inputs=("patch",), output="embedding", nice=5, cpu_weight=30, step_limit_s=300.0),
+    Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
+          inputs=("embedding",), output="kv", nice=5, step_limit_s=300.0),
+    Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports="torch",
+          inputs=("kv",), output="tokens", cpu_weight=1000, step_limit_s=120.0),
+    Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1,
+          inputs=("tokens",), output="deltas", cpu_weight=500),
 )
+# fmt: on
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _RECORDS}
 ACTORS = tuple(STAGES)
 SUPERVISOR = "supervisor"
@@ -150,8 +98,7 @@ def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
     return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class InstanceId:
+class InstanceId(msgspec.Struct, frozen=True):
     """One of the actors of a stage. Its name is "encoder" for the first, which mostly is the only one, then "encoder.1" and so on."""
 
     stage: str

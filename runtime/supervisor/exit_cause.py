@@ -13,7 +13,7 @@ def conclude(run: Path, actor: SupervisedActor, instance: Instance, words: Mappi
 
     ``words``: the status words of each of its roles, as far as they are its own.
     """
-    status, pid = instance.exit_status, instance.process.pid
+    status, pid = instance.process.exit_status, instance.process.pid
     roles = actor.spec.roles
     suspects = instance.suspects or crashed_in(roles, instance.tail)
     note = ExitNote(pid, status, instance.killed_because.startswith("hang"), instance.is_debugger)

@@ -128,14 +128,8 @@ class Instance:
         """The last lines that it has printed."""
         return [] if self.pump is None else list(self.pump.tail)
 
-    @property
-    def exit_status(self) -> int:
-        """Of a process that has ended: its exit status, or minus the signal."""
-        assert self.process.returncode is not None, "it runs"
-        return self.process.returncode
-
     def describe_exit(self) -> str:
-        text = describe_exit(self.exit_status)
+        text = describe_exit(self.process.exit_status)
         return f"{text} ({self.killed_because})" if self.killed_because else text
 
 
@@ -222,7 +216,7 @@ class SupervisedActor:
             if self.current is not None or instance.is_debugger:
                 self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
             else:
-                await self._recover(lifetime_s=lifetime_s, status=instance.exit_status, cause=instance.cause)
+                await self._recover(lifetime_s=lifetime_s, status=instance.process.exit_status, cause=instance.cause)
         if self.state != "failed":
             self.set_state("stopped")
 

@@ -78,14 +78,18 @@ class Process:
         except TimeoutError:
             return None
 
-    async def stop(self, grace_s: float, first: int = TERMINATE) -> int:
-        """Send ``first``, and SIGKILL after ``grace_s``. Returns the exit status."""
+    @property
+    def exit_status(self) -> int:
+        """Of a process that has ended: its exit status, or minus the signal."""
+        assert self.returncode is not None, "it runs"
+        return self.returncode
+
+    async def stop(self, grace_s: float, first: int = TERMINATE) -> None:
+        """Send ``first``, and SIGKILL after ``grace_s``; wait for the end."""
         self.signal(signal.Signals(first))
-        if (status := await self.wait(grace_s)) is None:
+        if await self.wait(grace_s) is None:
             self.signal(signal.SIGKILL)
-            status = await self.wait()
-        assert status is not None
-        return status
+            await self.wait()
 
 
 class ForeignProcess(Process):

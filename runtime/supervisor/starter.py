@@ -90,8 +90,8 @@ class Starter:
                 self._children = [child for child in self._children if child.alive]
                 for child in self._children:
                     zygote.guard(child)
-                status = await zygote.process.wait()
-                assert status is not None
+                await zygote.process.wait()
+                status = zygote.process.exit_status
                 pump.finish()
                 zygote.close()
                 lifetime_s = zygote.process.lifetime_s

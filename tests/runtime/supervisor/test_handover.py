@@ -143,7 +143,7 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
         pid = 1
         started_s = 0.0
         alive = False
-        returncode = 0
+        returncode = exit_status = 0
 
         async def wait(self) -> int:
             return 0
