@@ -89,4 +89,4 @@ class Commands:
         self._loans.add(debugging)
         debugging.add_done_callback(self._loans.discard)
         fds = self._starter.listen_fds(actor.spec)
-        return WithDescriptors(DebugReply(self._starter.environment(actor.spec), len(fds)), fds)
+        return WithDescriptors(DebugReply(self._starter.environment(actor.spec)), fds)
