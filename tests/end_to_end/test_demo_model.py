@@ -146,6 +146,7 @@ def test_its_answers_to_held_out_questions(held_out: Path) -> None:
     assert sum(said.is_right for said in found.answers) >= 0.9 * len(found.answers)
 
 
+@pytest.mark.slow
 def test_a_shared_process_and_restarts_change_none_of_its_answers(held_out: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     run = ["--layout", "EPD", "--restart", "prefill,video,detokenizer", "--samples", "2", "--no-transformers"]
