@@ -47,14 +47,14 @@ class SharedTensors:
                 torch.cuda.set_stream(stream)
             self._descriptors = wait_for_descriptors(actor)
 
-    def weights(self, prefix: str = "") -> dict[str, torch.Tensor]:
-        """Views of the weights whose names start with ``prefix``."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Views of the weights, by name."""
         run = self._actor.run
         index = msgspec.msgpack.decode((run.path / WEIGHTS_INDEX).read_bytes(), type=WeightIndex)
         if self.device.type == "cuda":
-            return attach_weights(self._mapped(WEIGHTS_SEGMENT, writable=False), index, prefix)
+            return attach_weights(self._mapped(WEIGHTS_SEGMENT, writable=False), index)
         segment = Segment.attach(run.segment_path(WEIGHTS_SEGMENT), writable=False)
-        return attach_weights(segment.buf[HEADER_BYTES:], index, prefix)
+        return attach_weights(segment.buf[HEADER_BYTES:], index)
 
     def pages(self, pool: PagePool) -> torch.Tensor:
         """The pool's pages, uint8 [num_pages, page_bytes], written in place."""

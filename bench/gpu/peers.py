@@ -101,10 +101,10 @@ def _time_extend(clock: Clock, launch: Callable[[], object], note: str, span: tu
     return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
 
 
-def _time_vision(clock: Clock, launch: Callable[[], object], note: str = "") -> Row:
+def _time_vision(clock: Clock, launch: Callable[[], object]) -> Row:
     timed = clock.time([launch], in_graph=False)
     rate = teraflops(attention_flops([_FRAME] * _FRAMES, _VISION_HEADS, _VISION_DIM), timed.time_us)
-    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
+    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s)
 
 
 def _sdpa_decode(clock: Clock) -> Row:

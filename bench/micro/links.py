@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import uvloop
 import zmq
@@ -36,20 +36,6 @@ _WINDOW = 8  # payloads under way in a link that copies them
 
 class PeerError(RuntimeError):
     """The peer died or does not answer."""
-
-
-class End(Protocol):
-    """One end of a link that carries numbers. ``fd`` is edge-triggered: receive until nothing comes, then wait."""
-
-    fd: int
-
-    def send(self, number: int) -> bool:
-        """False: the other end is not there, or has too much to do."""
-        ...
-
-    def receive(self) -> list[int]: ...
-
-    def close(self) -> None: ...
 
 
 class BusEnd:
@@ -113,6 +99,10 @@ class RingEnd:
 class RingPeerEnd(RingEnd):
     def __init__(self, run: RunDirectory) -> None:
         self._start(run, Ring.attach(run, "back"), Ring.attach(run, "there"))
+
+
+# What carries numbers. ``fd`` is edge-triggered: receive until nothing comes, then wait. ``send`` returns False where nobody is there.
+End = BusEnd | BusPeerEnd | RingEnd
 
 
 class PageLink:

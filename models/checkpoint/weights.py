@@ -115,13 +115,12 @@ def plan_weights(config: ModelConfig) -> WeightIndex:
     return WeightIndex(config.dtype, max(offset, ALIGNMENT), tuple(entries))
 
 
-def attach_weights(buffer: Buffer, index: WeightIndex, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Views of the buffer by name, without copying: those whose name starts with ``prefix``, or all. Do not write to them."""
+def attach_weights(buffer: Buffer, index: WeightIndex) -> dict[str, torch.Tensor]:
+    """Views of the buffer by name, without copying. Do not write to them."""
     dtype = torch_dtype(index.dtype)
     whole = buffer if isinstance(buffer, torch.Tensor) else _tensor(buffer, torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for entry in index.entries:
-        if entry.name.startswith(prefix):
-            num_bytes = math.prod(entry.shape) * dtype.itemsize
-            found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
+        num_bytes = math.prod(entry.shape) * dtype.itemsize
+        found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
     return found

@@ -57,6 +57,7 @@ def reference_inputs(prepared: Prepared, batch: Batch, row: int, media: list[Any
     return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("medium", ["image", "two_images", "video", "audio", "image_audio", "video_audio", "text"])
 @pytest.mark.parametrize("question_first", [False, True])
 def test_logits_equal_transformers(prepared: Prepared, reference: Any, medium: Any, question_first: bool) -> None:

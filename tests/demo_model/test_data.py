@@ -362,6 +362,7 @@ def colour_track(clip: Clip, thing: int) -> list[Array | None]:
     return track
 
 
+@pytest.mark.slow
 def test_direction_and_speed_by_the_way_of_the_middle() -> None:
     num = 0
     for one in samples("video", 60):
@@ -392,6 +393,7 @@ def runs(lit: list[bool]) -> int:
     return sum(now and not before for before, now in zip([False, *lit], lit, strict=False))
 
 
+@pytest.mark.slow
 def test_blinks_and_order_in_two_frames_a_second() -> None:
     num = Counter[str]()
     for one in samples("video", 60):

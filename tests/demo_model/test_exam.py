@@ -79,6 +79,7 @@ _WORDS = {word.lower() for word in (*NOUNS, *VERBS, *ADJECTIVES, *FOODS, *NAMES,
 _WORDS |= {*SHAPES, *map(plural, SHAPES), *COLOURS, *ORDERS, *map(str, range(1000))}
 
 
+@pytest.mark.slow
 def test_what_strangers_ask_is_none_of_the_training_s_questions() -> None:
     """In no template, and right is who does not invent an answer."""
     cases = select(3, 1000, [STRANGER])
@@ -145,6 +146,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> QualityBench:
     return msgspec.json.decode((path / "out.json").read_bytes(), type=QualityBench)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_transformers(bench: QualityBench) -> None:
     assert bench.equal is not None and bench.equal.num == len(bench.answers)
     assert [answer for answer in bench.answers if not answer.is_equal] == []
@@ -164,6 +166,7 @@ def test_a_quantized_cache_is_said_and_not_asked_of_a_running_server(tmp_path: P
     assert "are of a run that is started" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_restarts_and_a_shared_process_change_no_answer(
     bench: QualityBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,12 +188,14 @@ def test_restarts_and_a_shared_process_change_no_answer(
     assert "no such actor, or not one to restart here: gateway" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figures_of_another_seed_are_not_compared(bench: QualityBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "before.json").write_bytes(msgspec.json.encode(bench))
     assert main(["--seed", "7", "--against", str(tmp_path / "before.json")]) == 1
     assert f"before.json is of seed {HELD_OUT_SEED}, not 7" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_has_changed(bench: QualityBench) -> None:
     first, *others = bench.answers
     other = msgspec.structs.replace(first, token_ids=[*first.token_ids, 1])
@@ -210,6 +215,7 @@ def test_the_questions_are_not_those_of_the_training() -> None:
     assert len(held_out) >= 24 and not held_out & learned
 
 
+@pytest.mark.slow
 def test_rows_count_what_was_asked(bench: QualityBench) -> None:
     assert {row.name for row in bench.rows} == {"digits", "pair_more", "direction", "beeps", "match", "talk", "other_medium"}
     for row in bench.rows:
@@ -219,6 +225,7 @@ def test_rows_count_what_was_asked(bench: QualityBench) -> None:
         assert row.combined == (row.name in COMBINED)
 
 
+@pytest.mark.slow
 def test_guidance_asks_the_degraded_half_again(bench: QualityBench) -> None:
     plain, guided = bench.guided
     num_degraded = sum(answer.degraded for answer in bench.answers)
@@ -234,6 +241,7 @@ def quality(shares: dict[str, tuple[int, int]], equal: Share | None, bench: Qual
     return msgspec.structs.replace(bench, rows=rows, equal=equal)
 
 
+@pytest.mark.slow
 def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     shares = {"shape": (19, 20), "match": (18, 20)}
     assert shortcomings(quality({**shares, "stranger": (1, 20)}, None, bench), 0.95, 0.9) == []
@@ -245,6 +253,7 @@ def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
 
 
+@pytest.mark.slow
 def test_rows_in_new_words_stand_below_the_sum(bench: QualityBench) -> None:
     shown = io.StringIO()
     show(Console(file=shown, width=120), quality({"stranger": (1, 20), "shape": (19, 20), "reworded": (10, 20)}, None, bench))
@@ -284,6 +293,7 @@ def test_strange_media_are_of_kinds_that_no_training_has() -> None:
         assert [question.wording is not None for question in asked] == [True, False] * 2
 
 
+@pytest.mark.slow
 def test_refusals_of_what_was_learned_are_counted(bench: QualityBench) -> None:
     answers = [
         msgspec.structs.replace(bench.answers[0], row=row, reply=STRANGE_ANSWERS["image"]) for row in ("digits", "strange_image")

@@ -30,6 +30,7 @@ from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.tests.demo_model.small_training import Prepared, small_recipe, strangers, towers
 
 
+@pytest.mark.slow
 def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "fast_dtype", lambda _: torch.float32)  # both in the same one, whatever is measured
     recipe = small_recipe(mixture={"text": 1.0}, steps=6)
@@ -57,6 +58,7 @@ def test_training_learns_and_goes_on_where_it_was_interrupted(tmp_path: Path, mo
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_mean_of_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "fast_dtype", lambda _: torch.float32)  # a busy machine may find bfloat16 faster, which rounds more
     recipe = small_recipe(batch=dict.fromkeys(load_recipe().batch, 3), mixture={"text": 1.0}, steps=3)
@@ -75,6 +77,7 @@ def test_two_processes_learn_the_mean_of_their_parts(tmp_path: Path, monkeypatch
         torch.testing.assert_close(learned.state_dict()[name], value, msg=name)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
 
@@ -93,6 +96,7 @@ def test_training_goes_on_with_another_number_of_processes(tmp_path: Path, monke
     assert [json.loads(line)["step"] for line in (tmp_path / CURVE).read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_training(tmp_path: Path) -> None:
     recipe = small_recipe(mixture={"text": 1.0}, steps=1000)
 
@@ -115,6 +119,7 @@ def compute(_: int, words: list[Unloadable]) -> None:
     raise RuntimeError(f"this process computes nothing: {words}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), [([Unloadable()], 3), ([], 1)])
 def test_a_process_that_fails_ends_the_training(words: list[Unloadable], code: int) -> None:
     """Before it is there, and while it computes."""
@@ -128,6 +133,7 @@ def average_none(_: int) -> None:
     averaged([nn.Parameter(torch.ones(2)) for _ in range(3)], torch.tensor(1.0))
 
 
+@pytest.mark.slow
 def test_gradients_of_one_process_count_half() -> None:
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     parameters[1].grad = torch.tensor([4.0, 6.0])
@@ -137,7 +143,7 @@ def test_gradients_of_one_process_count_half() -> None:
     assert parameters[1].grad.tolist() == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", load_recipe().smallest_batch), ("cuda", 1)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", load_recipe().smallest_batch), pytest.param("cuda", 1, marks=pytest.mark.slow)])
 def test_more_processes_than_can_share_a_batch_are_refused(tmp_path: Path, device: str, most: int) -> None:
     command = [sys.executable, "-m", "mmrt.examples.demo_model.training", str(tmp_path), "--processes", "99", "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
