@@ -227,7 +227,7 @@ def test_where_the_kernel_refuses_one_line_says_so_and_the_rest_holds(tmp_path: 
     code = f"""
 import errno, logging, os, platform, sys
 from pathlib import Path
-from mmrt.actors import sandbox
+from mmrt.actors.video import sandbox
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 platform.machine = lambda: "pdp11"
 def refuse(*paths): raise OSError(errno.EOPNOTSUPP, "no Landlock")
