@@ -84,7 +84,7 @@ def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
 def _check_ids(path: Path, config: ModelConfig) -> None:
     ids = [("eos_token_id", token) for token in config.eos_token_ids]
     ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
-    if config.audio is not None:
+    if config.audio_start_token_id != -1:
         ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
     for name, token in ids:
         if not 0 <= token < config.language.vocab_size:
