@@ -23,7 +23,7 @@ from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway.prompt import PromptBuilder
 from mmrt.actors.gateway.validation import Limits
 from mmrt.actors.host.actor import Actor
-from mmrt.models.architecture import AudioConfig, LanguageConfig, ModelConfig, VisionConfig
+from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import (
@@ -102,8 +102,8 @@ def model() -> ModelConfig:
         dtype="float32",
         max_context=MAX_CONTEXT,
         eos_token_ids=(1,),
-        vision=cast(VisionConfig, object()),
-        audio=cast(AudioConfig, object()),
+        vision_rules=VisionRules(),
+        audio_rules=AudioRules(),
         image_token_id=2,
         video_token_id=3,
         audio_token_id=4,
