@@ -19,12 +19,11 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
         return plan, 0
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
-    preprocess = _segments(
-        plan.preprocess,
-        requests,
-        SegmentStage.PENDING,
-        _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages),
-    )[: view.video_credit - len(analyse)]
+    # Requests without KV pages take theirs first: the order in which video gets its plans says nothing of who leaves how many free.
+    ahead_first = sorted(plan.preprocess, key=lambda choice: choice.key in requests and requests[choice.key].has_kv)
+    patches = _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages)
+    granted = _segments(ahead_first, requests, SegmentStage.PENDING, patches)
+    preprocess = [choice for choice in dict.fromkeys(plan.preprocess) if choice in granted][: view.video_credit - len(analyse)]
     encode = _segments(
         plan.encode if view.encoder_credit > 0 else (),
         requests,
