@@ -122,7 +122,7 @@ def take_over(actor: Actor) -> dict[str, Descriptor]:
             return fetch_descriptors(actor.run.path / name, FETCH_S)
         except MissingError:
             continue
-    raise UserError(f"memory died, and with it went weights and pages on {actor.config.model.device}: the run has to be started anew")
+    raise UserError(f"memory died; its weights and pages on {actor.config.model.device} are lost: start the run again")
 
 
 class DeviceStore:

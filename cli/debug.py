@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         no_pdb: Annotated[bool, typer.Option("--no-pdb", help="Do not stop at first: only breakpoint() and exceptions do.")] = False,
         run: RunName = None,
     ) -> None:
-        """Be an actor of the run, in this terminal, under pdb.
+        """Run an actor of this run in your terminal, under pdb.
 
         Everything else waits for it. It stops before the actor begins: set breakpoints (b actors/decode/loop.py:80) and continue (c).
         When it ends, however it ends, the supervised process takes over.

@@ -51,12 +51,12 @@ def register(app: typer.Typer) -> None:
         count: Annotated[int, typer.Option("--count", "-n", metavar="N", help=f"How many to capture, at most {NUM_KEPT}.")] = 1,
         out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where the captured plan goes.")] = None,
         wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for plans to capture.")] = 60.0,
-        model: Annotated[Path | None, typer.Option("--model", "-m", metavar="DIR", help="Another place of the checkpoint.")] = None,
-        repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Do it so often; for its time.")] = 1,
+        model: Annotated[Path | None, typer.Option("--model", "-m", metavar="DIR", help="The checkpoint, if it has moved.")] = None,
+        repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Run it N times and report the time.")] = 1,
         pdb: Annotated[bool, typer.Option("--pdb", help="Step through it; at an exception look around where it was raised.")] = False,
         run: RunName = None,
     ) -> None:
-        """Do a captured plan again, alone, and compare. Exit status: 1 if what comes out is not what came out in the run."""
+        """Run a captured plan again, alone, and compare. Exit status 1: the output differs from the run's."""
         if sum(choice is not None for choice in (plan, last, capture)) != 1:
             raise typer.BadParameter("give one of PLAN, --last ACTOR, --capture ACTOR")
         for value, limit, option in ((count, NUM_KEPT, "--count"), (repeat, MAX_REPEAT, "--repeat")):

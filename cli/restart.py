@@ -31,9 +31,9 @@ def register(app: typer.Typer) -> None:
         everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,
         run: RunName = None,
     ) -> None:
-        """Load actors' code anew without losing a request.
+        """Restart actors with the code on disk; no request is lost.
 
-        If a new process does not come up, the old one keeps serving and the exit status is 1; --all goes no further then.
+        If a new process does not come up, the old one keeps serving and the exit status is 1; --all then stops.
         """
         path, names = run_path(run), check_names(actors or [], everything)
         failed = False

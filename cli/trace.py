@@ -21,7 +21,9 @@ LATEST = "latest"
 def register(app: typer.Typer) -> None:
     @app.command()
     def trace(
-        last: Annotated[float | None, typer.Option("--last", metavar="SECONDS", help="Only so much; default all there is.")] = None,
+        last: Annotated[
+            float | None, typer.Option("--last", metavar="SECONDS", help="Only the last SECONDS; default: everything recorded.")
+        ] = None,
         out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; - is standard output.")] = Path(
             "mmrt-trace.json"
         ),

@@ -125,7 +125,7 @@ else:
 
 
 class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    restart_limit: Positive = 5  # starts of one actor that die young within restart_window_s before it is failed
+    restart_limit: Positive = 5  # failures within restart_window_s of running time before the run goes on without the actor
     restart_window_s: Seconds = 30.0
     backoff_s: Seconds = 0.1  # doubled per failure, up to backoff_max_s
     backoff_max_s: Seconds = 5.0

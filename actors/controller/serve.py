@@ -197,7 +197,7 @@ class Serving:
     def _look_for_outages(self, now: float) -> None:
         outages = self._outages.changed(now)
         if outages is not None:
-            log.warning("broken: %s", "; ".join(f"{outage.actor}: {outage.reason}" for outage in outages) or "nobody any more")
+            log.warning("broken: %s", "; ".join(f"{outage.actor}: {outage.reason}" for outage in outages) or "no actor any more")
             self._controller.set_outages(outages)
             self._stats_at_s = now
 

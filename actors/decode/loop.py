@@ -70,20 +70,20 @@ class Decoding:
         self._status: ActorStatus = actor.status
         worst_s = actor.status.step_cost_ns / 1e9
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s)
-        self._probation = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
+        self._trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
 
     def run(self) -> None:
         """Step until told to end; wait for messages while there is nothing to step."""
         self._give_up_guilty()
-        self._status.set_crashes(self._probation.crashes)
-        self._running.hold(self._probation.held)
+        self._status.set_crashes(self._trials.crashes)
+        self._running.hold(self._trials.held)
         while not self._actor.ending:
             self._take_messages()
             self._scan_when_due()
             if not self._running.rows:
                 self._actor.wait(IDLE_S)
                 continue
-            if self._probation.suspects:
+            if self._trials.suspects:
                 self._try_one()
             if not self._advance(self._running.step):
                 self._actor.wait(PAUSED_S)
@@ -112,15 +112,15 @@ class Decoding:
 
     def _give_up_guilty(self) -> None:
         """End the row that two generations have died of."""
-        if (guilty := self._probation.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
+        if (guilty := self._trials.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
             return
-        log.error("row %d has ended this process twice and is given up", guilty[0])
+        log.error("row %d crashed decode twice; its request fails", guilty[0])
         self._table.set_end(*guilty, EndCode.ERROR)
         self._publish([(*guilty, EndCode.ERROR)])
 
     def _try_one(self) -> None:
         """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
-        trials = self._probation
+        trials = self._trials
         self._settle()
         trials.suspects = [at for at in trials.suspects if self._is_open(*at)]
         for place in trials.suspects:
@@ -147,7 +147,7 @@ class Decoding:
             raise  # this process ends: a new one has what this one has come to hold
         except Exception as error:
             raise_if_fatal(error)
-            log.exception("a step over %d rows failed: each on its own", len(self._running.rows))
+            log.exception("a step over %d rows failed; retrying each row alone", len(self._running.rows))
             return self._running.step_apart()
 
     def _record(self, began_ns: int, outcome: Outcome, num_members: int) -> None:

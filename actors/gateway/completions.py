@@ -180,7 +180,7 @@ class Completions:
             raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
         packing = http.headers.get("Content-Encoding", "identity")
         if packing.lower() != "identity":
-            raise RequestError(f"Content-Encoding is {packing[:100]!r}, expected a body that is not packed", status=415)
+            raise RequestError(f"Content-Encoding is {packing[:100]!r}, compressed request bodies are not supported", status=415)
         length = http.content_length
         if length is not None and length > self._max_body_bytes:
             raise self._too_large(length)

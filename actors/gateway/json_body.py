@@ -59,7 +59,7 @@ def _check_size(body: bytes | bytearray, limits: BodyLimits) -> None:
         num_bytes += len(window)
         num_elements += window.count(b",") + window.count(b"[") + window.count(b"{")
         if num_bytes > limits.text_bytes:
-            raise RequestError(f"the body has more than {limits.text_bytes} bytes of text, which is all but base64")
+            raise RequestError(f"the body has more than {limits.text_bytes} bytes of text outside base64")
         if num_elements > limits.elements:
             raise RequestError(f"the body has more than {limits.elements} elements")
 

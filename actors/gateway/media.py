@@ -87,7 +87,7 @@ class MediaIntake:
             taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else "it takes text only"
             raise refuse(path, f"the model does not take {kind}: {taken}")
         if role != "user":
-            raise refuse(path, f"media may stand in messages of role user only, this one's role is {show(role)}")
+            raise refuse(path, f"only user messages can hold media; this message's role is {show(role)}")
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
         inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))

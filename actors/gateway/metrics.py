@@ -47,7 +47,7 @@ class Metrics:
             return Counter(f"mmrt_{name}", help, labels, registry=own)
 
         self._http_requests = counter("http_requests", "Answered HTTP requests.", "handler", "method", "status")
-        self._requests = counter("requests", "Requests for work that are over, but for those refused.", "finished_reason")
+        self._requests = counter("requests", "Finished requests, by reason; refused ones excluded.", "finished_reason")
         self._rejections = counter("admission_rejections", "Requests for work that were refused, by HTTP status.", "reason")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got text, of aborted ones too.")
         self._generation_tokens = counter("generation_tokens", "Completion tokens, of aborted requests too.")

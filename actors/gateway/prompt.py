@@ -82,15 +82,15 @@ class PromptBuilder:
             ids = text
         self._check_length(len(ids), field)
         if {*self._placeholders.values()} & {*ids}:
-            raise RequestError(f"{field}: has placeholders of media, which go to /v1/chat/completions", param=field)
+            raise RequestError(f"{field}: media placeholders are not allowed in a prompt; use /v1/chat/completions", param=field)
         return ids
 
     def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
         """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""
         if num_tokens >= self._max_context:
             raise RequestError(
-                f"{field}: the prompt has {qualifier}{num_tokens} tokens, the context has {self._max_context} and the answer"
-                " needs at least one of them",
+                f"{field}: the prompt has {qualifier}{num_tokens} tokens; the context of {self._max_context} must leave room for"
+                " one token of the answer",
                 param=field,
             )
 

@@ -172,7 +172,7 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
     fields, generation = _read_generation(body, limits)
     prompt = _read_prompt(fields.take_required("prompt"))
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
-        raise refuse("negative_prompt", "is required for guidance: without a chat template it is all that the companion has")
+        raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
     _refuse_others(fields)
     return TextRequest(generation, prompt)
 

@@ -29,14 +29,14 @@ def open_device(model: ModelSection) -> torch.device:
         raise ConfigError(f"no CUDA device for model.device = {model.device!r}: torch {torch.__version__} finds none")
     number = torch.device(model.device).index or 0
     if number >= torch.cuda.device_count():
-        raise ConfigError(f"model.device = {model.device!r} is beyond the {torch.cuda.device_count()} devices that there are")
+        raise ConfigError(f"model.device = {model.device!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices")
     try:
         import cuda.bindings.driver  # noqa: F401
     except ImportError:
         raise ConfigError(f"model.device = {model.device!r} needs cuda-bindings: pip install 'mmrt[cuda]'") from None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")) or not _PYTHON_H.is_file():
         what = f"a C compiler and {_PYTHON_H}"
-        raise ConfigError(f"model.device = {model.device!r} needs {what}, with which Triton builds what launches kernels")
+        raise ConfigError(f"model.device = {model.device!r} needs {what} to build Triton's kernel launchers")
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     torch.cuda.init()  # type: ignore[no-untyped-call]

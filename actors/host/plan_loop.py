@@ -106,7 +106,7 @@ class _Loop:
             elif done := results.get(message.plan_id):
                 actor.send(done)
             elif actor.death is not None and message.plan_id == actor.death.step and actor.death.crashed:
-                log.error("plan %x is not begun: the generation before %s in it", message.plan_id, actor.death.reason)
+                log.error("plan %x is skipped: the previous process %s in it", message.plan_id, actor.death.reason)
                 results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died())
                 actor.send(results[message.plan_id])
             elif not self._holds(message.plan_id):

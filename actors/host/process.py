@@ -120,7 +120,7 @@ def _passing_by(advice: str) -> Callable[..., None]:
         place = frame.f_code.co_filename, frame.f_lineno
         if place not in places:
             places.add(place)
-            log.warning("breakpoint() at %s:%d is passed by: %s", *place, advice)
+            log.warning("ignored breakpoint() at %s:%d: %s", *place, advice)
 
     return hook
 

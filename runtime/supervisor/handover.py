@@ -72,7 +72,7 @@ async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> N
     if not await _reaches(debugger, debugger.ready):
         if actor.candidate is debugger:
             actor.candidate = None
-        actor.say(f"is not debugged after all: pid {pid} has gone")
+        actor.say(f"debugger (pid {pid}) exited before taking over")
         return
     await _end_predecessor(actor, debugger)
     if await _reaches(debugger, debugger.active):

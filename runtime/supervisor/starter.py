@@ -194,7 +194,7 @@ class Starter:
     def _kill_stranger(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
-        self._host.on_message("supervisor", f"has killed process {pid}, which nobody had asked for")
+        self._host.on_message("supervisor", f"killed orphan process {pid}")
 
     def _remember(self, process: Process) -> None:
         self._children = [child for child in self._children if child.alive] + [process]

@@ -220,7 +220,7 @@ def test_a_breakpoint_in_the_source(own: Server, source: Path, expected: list[in
         assert own.mmrt("restart", "decode").returncode == 0
         assert own.chat(PROMPT, **LONG)[1] == expected
         log = own.mmrt("logs", "decode").stdout
-        assert log.count(f"running_set.py:{at + 2} is passed by: mmrt debug decode stops there") == 1, "once, and nothing else happens"
+        assert log.count(f"running_set.py:{at + 2}: mmrt debug decode stops there") == 1, "once, and nothing else happens"
         terminal = debug("decode", "--no-pdb")
         assert "breakpoint() and exceptions stop it" in terminal.expect("ends it.")
         wait_for(own, "decode", "debugged")

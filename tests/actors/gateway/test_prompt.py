@@ -110,7 +110,7 @@ def test_written_placeholders_stay_text(prompts: PromptBuilder, tokenizer: Token
 
 
 def test_a_prompt_that_is_too_long(prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens, the context has 2048") as caught:
+    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens; the context of 2048") as caught:
         build(prompts, [{"role": "user", "content": "a 7 " * 1500}])
     assert (caught.value.status, caught.value.param) == (400, "messages")
     monkeypatch.setattr(Tokenizer, "encode_pieces", None)  # hopeless ones are not even tokenized

@@ -212,7 +212,7 @@ def test_one_guest_at_a_time_and_no_restart_meanwhile(up: "ToyRun", debugger: Gu
 def test_a_guest_that_leaves_at_its_first_prompt_changes_nothing(up: "ToyRun", debugger: Guest) -> None:
     before = up.pid("decode")
     debugger.end()
-    up.wait_for("message", lambda event: event["text"] == f"decode is not debugged after all: pid {debugger.pid} has gone")
+    up.wait_for("message", lambda event: event["text"] == f"decode debugger (pid {debugger.pid}) exited before taking over")
     assert up.pid("decode") == before
     assert up.restart("decode").ok
 

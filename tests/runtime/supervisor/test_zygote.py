@@ -197,12 +197,12 @@ def test_what_a_zygote_forks_and_dies_before_it_says_so_is_killed_first(forking:
     forking.forget()
     os.kill(forking.pid("decode"), signal.SIGKILL)
     forking.wait_for("message", lambda event: "the zygote died: starts without it" in event["text"])
-    forking.wait_for("message", lambda event: "which nobody had asked for" in event["text"])
+    forking.wait_for("message", lambda event: "killed orphan process" in event["text"])
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
     order = [event.get("text") or event.get("state", "") for event in forking.events]
-    killed = next(number for number, text in enumerate(order) if "which nobody had asked for" in text)
+    killed = next(number for number, text in enumerate(order) if "killed orphan process" in text)
     assert killed < order.index("starting")
-    assert sum("which nobody had asked for" in event.get("text", "") for event in forking.events) == 1
+    assert sum("killed orphan process" in event.get("text", "") for event in forking.events) == 1
     forking.call(DownRequest())
     assert forking.end() == 0
     forking.assert_nothing_left()
