@@ -1,6 +1,6 @@
-"""What the controller puts into its flight recorder: all that it decides.
+"""The controller's records in its flight recorder: everything it decides.
 
-The records are made of the effects that it performs, where they are performed: the pure machine knows nothing of them.
+The records are made where effects are performed, so the pure machine knows nothing of them.
 """
 
 import time
@@ -28,7 +28,7 @@ class ControllerFlight:
         self._counters: dict[tuple[int, int], tuple[int, int, int, int]] = {}
 
     def message(self, message: ToController) -> None:
-        """A message has come, before it is handled."""
+        """Record that a message arrived; called before it is handled."""
         if isinstance(message, PlanDone):
             if message.plan_id in self._state.plans:
                 self._flight.event(Kind.ACKNOWLEDGED, message.plan_id)
@@ -38,7 +38,7 @@ class ControllerFlight:
                 self._flight.event(Kind.FILLED, message.key)
 
     def effect(self, effect: Effect) -> None:
-        """An effect was performed."""
+        """Record an effect that was performed."""
         if isinstance(effect, Send):
             return
         if isinstance(effect, WritePlan):
@@ -51,17 +51,17 @@ class ControllerFlight:
                 self._row(effect, request)
 
     def unsent(self, actor: str) -> None:
-        """A message to this actor did not leave."""
+        """Record that a message to this actor was not sent."""
         self._flight.event(Kind.UNSENT, 0, ACTORS.index(actor))
 
     def tick(self, began_ns: int, num_effects: int) -> None:
-        """A tick is over, its effects included."""
+        """Record the end of a tick, effects included."""
         duration_ns = time.monotonic_ns() - began_ns
         if num_effects or duration_ns > _SLOW_TICK_NS:
             self._flight.record(Kind.TICK, began_ns, duration_ns, 0, num_effects)
 
     def counters(self, stats: StatsSnapshot) -> None:
-        """Use of pools, queues and budgets, where they are not what they were."""
+        """Record the use of pools, queues and budgets where it has changed."""
         for index, name in enumerate(POOLS):
             self._count(Kind.POOL, 0, index, stats.pools[name].used, stats.pools[name].pages)
         self._count(Kind.QUEUES, stats.plans, stats.waiting, stats.preparing, stats.running)

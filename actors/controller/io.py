@@ -1,4 +1,4 @@
-"""The shared memory that the controller writes, and its effects done in order."""
+"""Shared memory that the controller writes, and its effects, performed in order."""
 
 from collections.abc import Callable, Iterable
 
@@ -45,7 +45,7 @@ class ControllerIO:
             pool.close()
 
     def progress(self, watched: Iterable[tuple[int, int]]) -> list[Progress]:
-        """decode's words of these rows. The end is read before the count, which is then final."""
+        """Read decode's words for these rows. The end is read before the count, which is then final."""
         table = self.table
         progress = []
         for row, generation in watched:
@@ -54,7 +54,7 @@ class ControllerIO:
         return progress
 
     def perform(self, effect: Effect) -> None:
-        """Do one effect on memory."""
+        """Perform one effect on memory."""
         table = self.table
         match effect:
             case SetPageGenerations(pool, run):
@@ -85,7 +85,7 @@ class ControllerIO:
                 raise AssertionError(f"{type(effect).__name__} is no effect on memory")
 
     def snapshot(self, journal: JournalState, actors: dict[str, int]) -> RunSnapshot:
-        """Everything that the last controller left."""
+        """Return everything that the previous controller left."""
         table = self.table
         rows = []
         for row in range(table.num_rows):
@@ -109,7 +109,7 @@ def perform_all(
     send: Callable[[str, int, ToActor], object],
     record: Callable[[Effect], object] = lambda _: None,
 ) -> None:
-    """Do effects in order: what a message refers to is in memory before it goes out. ``record`` is told of each that was done."""
+    """Perform effects in order: memory is written before a message refers to it. ``record`` is called after each effect."""
     for effect in effects:
         if isinstance(effect, Send):
             send(effect.actor, effect.generation, effect.message)

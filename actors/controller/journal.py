@@ -1,10 +1,10 @@
-"""The controller's append-only file: what is nowhere else, that is request specs, failures and ends (controller process).
+"""The controller's append-only file of what is stored nowhere else: request specs, failures and ends (controller process).
 
-Every record has its length and a checksum and goes out in one ``write`` before anything that follows from it is done, so the
-order of effects is kept even by kill -9; a half-written last record was never acted upon and is cut off when the file is
-opened. No fsync: the file lives in the run directory, on tmpfs, and shares the run's fate. When ended requests make up most of
-a large file it is written anew beside itself and renamed, so its size is bounded by what is alive. Room for failures and ends is
-reserved ahead: on a file system that has become full requests are refused, and those that are there still come to their ends.
+Every record has a length and a checksum and goes out in one ``write`` before anything that follows from it is done, so even
+kill -9 keeps the order of effects. A half-written last record was never acted upon; opening the file cuts it off. There is no
+fsync: the file lies in the run directory, on tmpfs, and ends with the run. When ended requests make up most of a large file, it
+is rewritten beside itself and renamed, so live requests bound its size. Room for failures and ends is reserved ahead: when the
+file system is full, new requests are refused and admitted ones still come to their ends.
 
 File: 8 bytes of magic, then records of (length u32, crc32 u32, MessagePack).
 """
@@ -56,7 +56,7 @@ class Journal:
 
     @classmethod
     def open(cls, directory: Path, compact_bytes: int = 1 << 20) -> tuple[Self, JournalState]:
-        """Open or make ``directory``/journal, cut off a torn tail, and say what is in it.
+        """Open or make ``directory``/journal, cut off a torn tail, and return its contents.
 
         From ``compact_bytes`` on the file is compacted whenever that halves it.
         """
@@ -72,9 +72,9 @@ class Journal:
         return self._size
 
     def append(self, record: JournalRecord) -> None:
-        """Write a record; it is in the file when this returns. Raises OSError when the file system is full, with nothing added.
+        """Write a record; it is in the file on return. Raises OSError, with nothing added, when the file system is full.
 
-        A Submitted finds it full while there is still room for the ends of all others.
+        A Submitted record raises while there is still room for the ends of all other requests.
         """
         data = _frame(record)
         if isinstance(record, Submitted):
@@ -93,14 +93,14 @@ class Journal:
             self._compact()
 
     def _reserve_bytes(self, num_more: int = 0) -> int:
-        """For the failures and ends of all that live, and of so many more requests."""
+        """Bytes to reserve for the failures and ends of all live requests and of ``num_more`` others."""
         return RESERVE_BYTES + _FAREWELL_BYTES * (len(self._spans) + num_more)
 
     def close(self) -> None:
         os.close(self._fd)
 
     def _load(self) -> JournalState:
-        """Read every whole record; the end of the last one is where the file is cut."""
+        """Read every whole record and cut the file after the last one."""
         state = JournalState()
         data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
         if not data.startswith(_MAGIC):
@@ -167,7 +167,7 @@ class Journal:
 
 
 def read_journal(directory: Path) -> JournalState:
-    """What the journal of a run says now, for those who only look: nothing is opened for writing, nothing is cut off."""
+    """Read the journal of a run for observers: nothing is opened for writing, nothing is cut off."""
     state = JournalState()
     try:
         data = (directory / JOURNAL_NAME).read_bytes()
@@ -183,9 +183,9 @@ def read_journal(directory: Path) -> JournalState:
 
 
 def _reserve(fd: int, size: int, reserve: int) -> int:
-    """Have room for ``size`` bytes and ``reserve`` more set aside, in a file that stays as long as it is. Returns how much there is.
+    """Reserve ``size`` bytes and ``reserve`` more without changing the file's length. Returns how much there is.
 
-    Raises OSError (ENOSPC) if there is no such room. Where the file system cannot promise any, none is needed.
+    Raises OSError (ENOSPC) if there is no such room. Where the file system cannot reserve any, none is needed.
     """
     wanted = -(-(size + reserve) // _STEP_BYTES) * _STEP_BYTES
     libc = ctypes.CDLL(None, use_errno=True)

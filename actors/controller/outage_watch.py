@@ -1,4 +1,4 @@
-"""How the controller learns which actors are broken: from the supervisor's table, or, where nobody supervises, by their absence."""
+"""Tells the controller which actors are broken: by the supervisor's table or, in a run without one, by their absence."""
 
 import time
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _LOOK_S = 1.0
 
 
 class OutageWatch:
-    """``changed`` says what is broken whenever that is something else than before."""
+    """``changed`` returns the outages whenever they differ from before."""
 
     def __init__(self, run: RunDirectory, absence_s: float) -> None:
-        """``absence_s``: how long nobody may act as an actor until it counts as broken, in a run without a supervisor."""
+        """``absence_s``: in a run without a supervisor, an actor counts as broken when no process has held its role for so long."""
         self._run = run
         self._absence_s = absence_s
         self._table: OutageTable | None = None
@@ -31,7 +31,7 @@ class OutageWatch:
         self._absent: tuple[str, ...] = ()
 
     def changed(self, now_s: float) -> Sequence[Outage] | None:
-        """All outages, if there are others than at the last call; else None."""
+        """Return all outages if they differ from the last call's, else None."""
         if self._table is not None:
             if (version := self._table.version) == self._version:
                 return None

@@ -1,8 +1,8 @@
 """The controller process: the pure machine of ``runtime/controller/machine.py`` against the bus, the tables and the journal.
 
-It decides everything and touches no bulk data. Messages are handed to the machine as they come; one ``tick`` follows each batch of
-them, and one a timer, slow while nothing is outstanding. Effects are done in order: a crash between any two is what
-``runtime/controller/recovery.py`` continues from, also at an orderly restart.
+It decides everything and touches no bulk data. The machine gets messages as they arrive; one ``tick`` follows each batch, and a timer
+adds more, slowly while nothing is outstanding. Effects are performed in order: after a crash between any two of them, or an orderly
+restart, ``runtime/controller/recovery.py`` continues from there.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ async def serve(actor: Actor) -> None:
 
 
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: ControllerIO) -> Limits:
-    """What the machine must know, from the layout of this run's memory, the model and the configuration."""
+    """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
     return Limits(
         policy=config.scheduling.policy,
         num_rows=layout.num_rows,
@@ -109,7 +109,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
 
 
 def active_generations(actors: ActorTable) -> dict[str, int]:
-    """Who was active when we looked; Hello corrects it."""
+    """Return the active generations at the time of the call; Hello corrects them."""
     readings = [actors.read(actor) for actor in actors.actors]
     return {reading.actor: reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
 
@@ -117,7 +117,7 @@ def active_generations(actors: ActorTable) -> dict[str, int]:
 class Serving:
     """The machine in an event loop.
 
-    An exception ends the actor: the machine is ahead of the effects that were not done, and only a recovery puts that right.
+    An exception ends the actor: the machine is ahead of the effects that were not performed, and only a recovery corrects that.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Serving:
             self._perform(self._controller.not_journaled(message.key, "there is no room to take note of the request"))
 
     def _log_failure(self, done: PlanDone) -> None:
-        """Whose plan it was that failed: the actor that logged why knows rows, not what clients call their requests."""
+        """Log which request's plan failed: the actor that logged the cause knows rows, not the clients' request ids."""
         plan = self._controller.state.plans.get(done.plan_id)
         if plan is not None:
             names = ", ".join(sorted({request.spec.request_id for request in plan.requests}))
@@ -206,7 +206,7 @@ class Serving:
         self._on_failure()
 
     def _tick_soon(self) -> None:
-        """One tick after everything that has arrived."""
+        """Schedule one tick after everything that has arrived."""
         if self._soon is None:
             self._soon = self._loop.call_soon(self._tick)
 
@@ -249,7 +249,7 @@ class Serving:
 
 
 def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
-    """What the controller counts now. Its totals go on from those of ``before``, the last one of the controllers before it."""
+    """Return the controller's current counts. Totals continue those of ``before``, the last snapshot of the previous controllers."""
     totals, steering = state.totals, state.steering
     return StatsSnapshot(
         epoch=state.epoch,

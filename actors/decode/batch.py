@@ -1,4 +1,4 @@
-"""The members of the running set as arrays, one element per member or sequence: what a step of decode is computed from.
+"""Members of the running set as arrays, one element per member or sequence: the input of a decode step.
 
 Array suffixes: N members, P members that are pairs (CF3), B = N + P sequences of a step.
 """
@@ -57,7 +57,7 @@ class Batch:
         self.penalties, self.histories = self._penalties(table)
 
     def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
-        """Those of the members that have any, and what these have said so far."""
+        """The penalties of members that have any, and the ids these have generated so far."""
         chosen = [(number, member) for number, member in enumerate(self.members) if member.spec.sampling.has_penalties]
         if not chosen:
             return None, []
@@ -91,18 +91,18 @@ class Batch:
         return inputs
 
     def fits(self, table: SequenceTable, page_tokens: int, ahead: int = 0) -> bool:
-        """Whether every sequence has a page for the token that it feeds next, or the one ``ahead`` further."""
+        """True if every sequence has a page for the token that it feeds next, or for the one ``ahead`` further."""
         tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens - ahead
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
 
     def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
-        """[N] EndCodes: how each member ends with its token of these, NONE where it goes on."""
+        """[N] EndCodes: how each member ends with its token, NONE where it goes on."""
         is_last_N = self.count_N + 1 >= self.max_new_N
         stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
         return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
 
     def advance(self, tokens_N: Ints) -> None:
-        """Every member has got its token; both sequences of a pair feed it next (CF3)."""
+        """Record one more token per member; both sequences of a pair feed it next (CF3)."""
         self.count_N += 1
         self.length_N += 1
         self.companion_length_P += 1

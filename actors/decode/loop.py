@@ -1,8 +1,8 @@
 """The decode actor: continuous batching, one token per sequence and step, CFG combine, sampling, commit.
 
-Its own loop: the controller is not on the token path. A row in phase DECODE belongs to the running set; Admit is only a hint, since
-a new generation finds its members by looking at the table. A token counts from the moment its row's count word says so (commit); what
-was not committed may be computed again, differently or not, without harm.
+It has its own loop: the controller is not on the token path. A row in phase DECODE belongs to the running set; Admit is only a hint,
+since a new generation finds its members in the table. A token counts from the moment its row's count word says so (commit); an
+uncommitted token may be computed again, with the same result or another, without harm.
 """
 
 import gc
@@ -52,7 +52,7 @@ def main(actor: Actor) -> None:
     try:
         Decoding(actor, table, running, Ringer(actor.run, "detokenizer")).run()
     finally:
-        completion.wait()  # a successor takes this process's word that nothing of it is written any more
+        completion.wait()  # a successor relies on this process to write nothing more
 
 
 class Decoding:
@@ -90,7 +90,7 @@ class Decoding:
         self._settle()
 
     def _advance(self, step: Callable[[], Outcome]) -> bool:
-        """Take a step, and tell what came of it. Returns whether anything did."""
+        """Take a step and report its outcome. Returns whether anything happened."""
         self._num_steps += 1
         num_members, began_ns = len(self._running.rows), time.monotonic_ns()
         with self._status.step(self._num_steps, self._limit.limit_s(1)):
@@ -102,7 +102,7 @@ class Decoding:
         return bool(outcome.rows)
 
     def _settle(self) -> None:
-        """Take what was launched ahead to its end, before the members change."""
+        """Finish the step that was launched ahead, before the members change."""
         if self._running.is_ahead:
             self._advance(self._running.settle)
 
@@ -111,7 +111,7 @@ class Decoding:
         self._status.set_step_cost(int(1e9 * self._limit.worst_s))
 
     def _give_up_guilty(self) -> None:
-        """End the row that two generations have died of."""
+        """End the row that has crashed two generations."""
         if (guilty := self._trials.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
             return
         log.error("row %d crashed decode twice; its request fails", guilty[0])
@@ -119,7 +119,7 @@ class Decoding:
         self._publish([(*guilty, EndCode.ERROR)])
 
     def _try_one(self) -> None:
-        """A step for the first suspect that can be stepped, alone; then it is one of the others again."""
+        """Step the first suspect that can be stepped, alone; then it joins the others again."""
         trials = self._trials
         self._settle()
         trials.suspects = [at for at in trials.suspects if self._is_open(*at)]
@@ -135,16 +135,16 @@ class Decoding:
         self._running.hold(trials.held)
 
     def _is_open(self, row: int, generation: int) -> bool:
-        """Whether it may still be in the running set, and has not ended."""
+        """True if the row may still be in the running set and has not ended."""
         theirs, phase = self._table.phase(row)
         return theirs == generation and phase != Phase.FREE and self._table.end(row, generation) == EndCode.NONE
 
     def _try(self, step: Callable[[], Outcome]) -> Outcome:
-        """A step. One sequence that cannot be computed must not end the others, nor this process again and again."""
+        """Take a step. A sequence that cannot be computed must not end the others, nor this process again and again."""
         try:
             return step()
         except MemoryError:
-            raise  # this process ends: a new one has what this one has come to hold
+            raise  # this process ends: a new one gets back the memory that this one holds
         except Exception as error:
             raise_if_fatal(error)
             log.exception("a step over %d rows failed; retrying each row alone", len(self._running.rows))
@@ -169,7 +169,7 @@ class Decoding:
                 self._actor.send(Dropped(self._actor.generation, message.row, message.row_generation, message.ticket))
 
     def _scan_when_due(self) -> None:
-        """Find members that no message told of: after a restart, or when an Admit was lost."""
+        """Find members that no message announced: after a restart, or when an Admit was lost."""
         now_s = time.monotonic()
         if now_s < self._scan_at_s:
             return
@@ -180,7 +180,7 @@ class Decoding:
             self._add(row, generation, now_s)
 
     def _add(self, row: int, generation: int, now_s: float) -> None:
-        """Take a row in. One that cannot be taken in ends: it must not end this process, again and again."""
+        """Add a row. One that cannot be added ends: it must not end this process again and again."""
         try:
             self._running.add(row, generation, now_s)
         except Exception:
@@ -189,7 +189,7 @@ class Decoding:
             self._publish([(row, generation, EndCode.ERROR)])
 
     def _publish(self, ended: list[tuple[int, int, EndCode]]) -> None:
-        """Tell that the table has changed, and which sequences have ended."""
+        """Announce that the table has changed and which sequences have ended."""
         self._bell.ring()
         for row, generation, _ in ended:
             self._actor.send(SequenceEnded(self._actor.generation, row, generation))

@@ -3,9 +3,9 @@
 A CFG pair is one member with two sequences (CF3: both run in the same step or neither); its companions stand behind the conditional
 sequences in the batch. Called by the decode actor only.
 
-Where launching does not wait for the result, on CUDA, a step is prepared but for its ids while the one before is computed, and launched
-as soon as these are here, before they are committed and told. It is launched for the same members only: no id is thrown away but that
-of a row which is taken out meanwhile.
+Where launching does not wait for the result, on CUDA, a step is prepared, except for its ids, while the previous one is computed. It is
+launched as soon as these ids arrive, before they are committed and announced, and only for the same members: the only id ever thrown
+away is that of a row which is removed meanwhile.
 
 Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step did: rows that got a token, and rows that ended as (row, generation, code)."""
+    """The result of a step: rows that got a token, and rows that ended as (row, generation, code)."""
 
     rows: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a step is computed from besides ids: positions and lengths [B], block tables [B, pages], how to sample."""
+    """Input of a step besides ids: positions and lengths [B], block tables [B, pages], sampling parameters."""
 
     positions: Tensor
     lengths: Tensor
@@ -73,7 +73,7 @@ class RunningSet:
         self._page_tokens = page_tokens
         self._members: dict[int, Member] = {}
         self._batch: Batch | None = None
-        self._launched: Tensor | None = None  # what a step over the batch draws: it has been launched, and nothing of it committed
+        self._launched: Tensor | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted
         self._waiting: list[Member] = []
         self._held: set[int] = set()
 
@@ -83,7 +83,7 @@ class RunningSet:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a step has been launched: ``settle`` before the members change."""
+        """True if a step has been launched: ``settle`` before the members change."""
         return self._launched is not None
 
     def hold(self, rows: set[int]) -> None:
@@ -92,15 +92,15 @@ class RunningSet:
         self._held = rows
 
     def expire(self, now_s: float) -> None:
-        """Take out whose deadline has passed (monotonic seconds): the controller, if it is there, ends them."""
+        """Remove rows whose deadline has passed (monotonic seconds). The controller, if it is alive, ends them."""
         for member in list(self._members.values()):
             if 0 < member.spec.deadline_s <= now_s:
                 self.remove(member.row, member.generation)
 
     def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
-        """Take a row in unless it is there already, has ended, is late or is somebody else's by now.
+        """Add a row unless it is a member already, has ended, is late, or has another generation by now.
 
-        It continues after what was committed.
+        It continues after the committed ids.
         """
         member = self._members.get(row)
         if member is not None and member.generation == generation:
@@ -115,21 +115,21 @@ class RunningSet:
             return
         count = self._table.committed(row, generation)
         if (code := self._end_of(row, spec, count)) != EndCode.NONE:
-            self._table.set_end(row, generation, code)  # who committed its last token died before saying so
+            self._table.set_end(row, generation, code)  # the process that committed its last token died before it set the end
             return
         _, delta = family_of(self._config).positions(self._config, spec.num_prompt_tokens, spec.spans)
         self._keep_counts()
         self._members[row] = Member(row, generation, spec, delta, count)
 
     def remove(self, row: int, generation: int) -> None:
-        """Take a row out; nothing happens when this generation of it is not in."""
+        """Remove a row; does nothing if this generation of it is not a member."""
         member = self._members.get(row)
         if member is not None and member.generation == generation:
             self._keep_counts()
             del self._members[row]
 
     def step(self) -> Outcome:
-        """One token for every member that has pages for it; the others wait, pair by pair, until they have."""
+        """Compute one token for every member that has pages for it; the others wait, pair by pair, until they have."""
         if self._launched is None:
             batch = self._current_batch()
             if not batch.members:
@@ -138,11 +138,11 @@ class RunningSet:
         return self._land(may_launch=self._launches_ahead)
 
     def settle(self) -> Outcome:
-        """The end of a step that was launched ahead, if one was."""
+        """Finish the step that was launched ahead, if there is one."""
         return Outcome() if self._launched is None else self._land(may_launch=False)
 
     def step_one(self, row: int, generation: int) -> Outcome | None:
-        """One token for one member, which ends (ERROR) if it cannot be computed. None if it is not there or has no pages now."""
+        """Compute one token for one member, which ends (ERROR) if that fails. None if it is no member or has no pages now."""
         member = self._members.get(row)
         if member is None or member.generation != generation:
             return None
@@ -172,9 +172,9 @@ class RunningSet:
         return member.row, member.generation, EndCode.ERROR
 
     def step_apart(self) -> Outcome:
-        """After ``step`` has raised: each member on its own, so that one that cannot be computed ends (ERROR) without the others.
+        """After ``step`` has raised, step each member alone, so that one that cannot be computed ends (ERROR) without the others.
 
-        Raises: what the last one raised, if there are several and none of them can be computed: then it is not for their sake.
+        Raises: the last member's exception if there are several and all fail: then no single member is the cause.
         """
         outcome = Outcome()
         failed: list[tuple[Member, Exception]] = []
@@ -206,7 +206,7 @@ class RunningSet:
         try:
             self._launched = self._forward(batch, step)
         except Exception:
-            self._completion.wait()  # what has been launched still writes pages, which may be somebody else's soon
+            self._completion.wait()  # launched kernels still write pages, which may soon belong to another row
             raise
 
     def _land(self, *, may_launch: bool) -> Outcome:
@@ -216,7 +216,7 @@ class RunningSet:
         try:
             following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
         finally:
-            tokens_N = launched.cpu().numpy()  # also to know that nothing writes pages any more
+            tokens_N = launched.cpu().numpy()  # also ensures that nothing writes pages any more
         end_N = batch.ends(tokens_N, self._eos)
         batch.advance(tokens_N)
         try:
@@ -233,13 +233,13 @@ class RunningSet:
         return Outcome(batch.row_N.tolist(), ended)
 
     def _end_of(self, row: int, spec: SequenceSpec, count: int) -> EndCode:
-        """How a sequence has ended whose ``count`` ids are committed, NONE if it goes on."""
+        """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""
         if count and not spec.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
             return EndCode.STOP
         return EndCode.LENGTH if count >= spec.max_new_tokens else EndCode.NONE
 
     def _current_batch(self) -> Batch:
-        """The arrays of the members that have pages, built anew only when somebody came, went, ran out or was granted."""
+        """Arrays of the members that have pages; rebuilt only when a member came, left, ran out of pages or was granted some."""
         batch = self._batch
         if batch is not None and self._is_current(batch):
             return batch
@@ -249,7 +249,7 @@ class RunningSet:
         return self._begin([member for member in members if self._has_pages(member)])
 
     def _begin(self, members: list[Member]) -> Batch:
-        """The arrays of these members from now on."""
+        """Use the arrays of these members from now on."""
         self._batch = Batch(members, self._table)
         self._sampler.remember(self._batch.histories)
         return self._batch
@@ -265,7 +265,7 @@ class RunningSet:
         return bool(capacity[0] >= spec.num_prompt_tokens + member.count)
 
     def _keep_counts(self) -> None:
-        """Carry what the arrays counted over to the members, before the arrays are dropped."""
+        """Copy the arrays' counts to the members before the arrays are dropped."""
         assert self._launched is None, "a step is launched over these arrays"
         if self._batch is not None:
             for member, count in zip(self._batch.members, self._batch.count_N.tolist(), strict=True):
@@ -273,7 +273,7 @@ class RunningSet:
             self._batch = None
 
     def _prepare(self, batch: Batch, ahead: int = 0) -> _Step:
-        """The batch's next step, or the one ``ahead`` of it."""
+        """Prepare the batch's next step, or the one ``ahead`` of it."""
         length_B = np.concatenate((batch.length_N, batch.companion_length_P)) + ahead
         position_B = length_B - 1
         position_B[: len(batch.members)] += batch.delta_N
@@ -290,7 +290,7 @@ class RunningSet:
         return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties)
 
     def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
-        """[B, pages of the longest], int64; what lies behind a sequence's own pages is not read."""
+        """[B, pages of the longest], int64; entries behind a sequence's own pages are not read."""
         used = -(-int(length_B.max()) // self._page_tokens)
         tables = self._table.block_table
         return np.concatenate(
