@@ -59,7 +59,10 @@ def _read_avif(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Anima
         track = max(streams_of(container, "video"), key=lambda stream: stream.frames, default=None)
         if track is None or track.frames < 2:
             return None
-        packets = [(packet.duration or 0, packet.size) for packet in demux(container, track, limits, budget)]
+        packets = []
+        for packet in demux(container, track, limits, budget):
+            packets.append((packet.duration or 0, packet.size))
+            check_animation(len(packets), limits)
         durations_ms = [float(1000 * duration * track.time_base) for duration, _ in packets]
         context = track.codec_context
         return Animation("avif", context.width, context.height, durations_ms, [size for _, size in packets])

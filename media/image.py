@@ -125,6 +125,12 @@ def _decode_by_pillow(image: Image.Image) -> Pixels:
         return _pixels(image)
     except MediaError:
         raise
+    except SystemError as error:  # the JPEG 2000 decoder reads from C, which does not look for the reader's exceptions
+        if isinstance(error.__cause__, MediaError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, MemoryError):
+            raise MediaMemoryError from None
+        raise
     except MemoryError:
         raise MediaMemoryError from None
     except BROKEN_IMAGE:

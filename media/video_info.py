@@ -219,7 +219,8 @@ class _Walk:
         out B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
         """
         first = self._keys[0] if self._keys else 0
-        shown = enumerate(zip(self._pts, self._hidden, strict=True))
+        end = self._keys[1] if len(self._keys) > 1 else len(self._pts)  # behind it time may begin anew
+        shown = enumerate(zip(self._pts[:end], self._hidden[:end], strict=True))
         leading = [number for number, (pts, hidden) in shown if number > first and not hidden and _is_before(pts, self._pts[first])]
         tells_order = self.packet_index() is not None or not self._context.has_b_frames
         begins_with_key = self._keys[:1] == [0] and self._num_tried == 1 and first_frame.pict_type == PictureType.I

@@ -55,9 +55,9 @@ _RECORDS = (
     Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
           inputs=("embedding",), output="kv", nice=5, step_limit_s=300.0),
     Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports="torch",
-          inputs=("kv",), output="tokens", cpu_weight=1000, step_limit_s=120.0),
+          inputs=("kv",), cpu_weight=1000, step_limit_s=120.0),
     Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1,
-          inputs=("tokens",), output="deltas", cpu_weight=500),
+          output="deltas", cpu_weight=500),
 )
 # fmt: on
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _RECORDS}

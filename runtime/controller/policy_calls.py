@@ -4,6 +4,8 @@ A policy that raises is overruled by ``unified`` for that round, one that cannot
 ``STARVED_S`` while nobody works and something could run for a round. Illegal choices are dropped. ``Totals`` counts both.
 """
 
+import math
+
 from .scheduling.legality import check
 from .scheduling.policy import UNIFIED
 from .scheduling.types import StepLimits, StepPlan, View
@@ -17,9 +19,11 @@ def rank_requests(state: ControllerState) -> None:
 
     A policy that cannot rank a request is not asked for ranks again: rows would be taken to and fro between two orders.
     """
-    requests = list(state.requests.values() if state.ranking.ages else state.unranked)
     try:
+        requests = list(state.requests.values() if state.ranking.ages else state.unranked)
         ranks = [tuple(map(float, state.ranking.rank(request, state.now))) for request in requests]
+        if any(math.isnan(number) for rank in ranks for number in rank):
+            raise ValueError("a rank is not a number")
     except Exception as error:
         if state.ranking is UNIFIED:
             raise
@@ -34,6 +38,7 @@ def rank_requests(state: ControllerState) -> None:
 def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
     """What is sent in this round."""
     if not view.requests:
+        state.starved_s = None
         return StepPlan()
     try:
         plan, memory = state.policy.plan(view, limits, state.policy_memory)

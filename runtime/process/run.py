@@ -95,7 +95,9 @@ def read_run_info(run: RunDirectory) -> RunInfo:
     try:
         return msgspec.convert(run.info, RunInfo)
     except msgspec.ValidationError as error:
-        raise RunError(f"the run in {run.path} was started by mmrt {run.info.get('version')}, this is {__version__}: {error}") from None
+        raise RunError(
+            f"the run in {run.path} was started by another build of mmrt ({run.info.get('version')}, this is {__version__}): {error}"
+        ) from None
 
 
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:

@@ -133,7 +133,10 @@ def _connect(run: Path, timeout_s: float | None) -> socket.socket:
 def _read(line: bytes, run: Path) -> Reply:
     if not line.endswith(b"\n"):
         raise RunError(f"the supervisor of {run} ended before it answered")
-    reply: Reply = _decode_reply(line)
+    try:
+        reply: Reply = _decode_reply(line)
+    except msgspec.MsgspecError as error:
+        raise RunError(f"the supervisor of {run} runs another version of mmrt: {error}") from None
     if isinstance(reply, ErrorReply):
         raise RunError(reply.message)
     return reply

@@ -42,7 +42,7 @@ class Starter:
         stages: Mapping[str, Sequence[str]],
         listeners: Sequence[socket.socket] = (),
     ) -> None:
-        """``planner`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
+        """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
         self._host = host
         self._run = run
         self._environment = dict(environment)

@@ -1,5 +1,5 @@
-"""The checked entrances: rotation, and attention within frames or within windows. The tower's forward (``models/triton_vision``) calls
-them once per block, in the encoder actor."""
+"""The checked entrances: rotation, and attention within frames or within windows. The tower's forward
+(``models/families/qwen2_5/triton_vision``) calls them once per block, in the encoder actor."""
 
 import torch
 import triton

@@ -4,6 +4,7 @@ Tokens and positions as in transformers' ``qwen2_5_omni``, with ``use_audio_in_v
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,13 +105,12 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    from .towers import build_towers  # torch
-
-    return build_towers(config, weights, device)
+    # By its name: only the process that builds towers depends on them (runtime/supervisor/reload.py).
+    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+    return towers
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    from ..qwen2_5.made_checkpoint import SHAPES
-    from .made_checkpoint import recipe
-
-    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
+    # By its name: no actor depends on it.
+    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
+    return made

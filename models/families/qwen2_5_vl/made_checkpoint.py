@@ -7,6 +7,7 @@ from ..family import CheckpointRecipe
 from ..qwen2_5.made_checkpoint import (
     IMAGE_PROCESSOR,
     PLAIN_TOKENS,
+    SHAPES,
     Dimensions,
     chat_template,
     generation_config,
@@ -19,6 +20,11 @@ SPECIAL_TOKENS = (
     "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
 ).split()
 CHAT_TEMPLATE = chat_template("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def recipes() -> dict[str, CheckpointRecipe]:
+    """By shape."""
+    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
 
 
 def recipe(dimensions: Dimensions) -> CheckpointRecipe:

@@ -6,7 +6,8 @@ chunks follow on what is prefilled and end where media are ready (RS4); batches 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
+from itertools import chain, takewhile
+from operator import index
 
 from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
 
@@ -17,6 +18,8 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
     """The plan without its illegal choices, and how many these were. Raises whatever a malformed plan leads to."""
     if not plan:
         return plan, 0
+    for number in chain.from_iterable((*plan.analyse, *plan.preprocess, *plan.encode, *plan.prefill)):
+        index(number)  # TypeError: a plan is made of whole numbers
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
     # Requests without KV pages take theirs first: the order in which video gets its plans says nothing of who leaves how many free.
@@ -60,12 +63,15 @@ class _Pool:
         self._num_pages, self._num_free, self._held, self._need = num_pages, num_free, held, need
         self._taken: Counter[int] = Counter()
 
-    def take(self, request: RequestView, segment: SegmentView) -> bool:
-        need, held = self._need(segment), self._held(request) + self._taken[request.key]
-        if need > self._num_free or not may_take(self._num_pages, self._num_free, held, need, request.has_kv):
-            return False
-        self._num_free -= need
-        self._taken[request.key] += need
+    def take(self, request: RequestView, segments: Iterable[SegmentView]) -> bool:
+        """Take the pages of all of them, or none."""
+        num_free, held = self._num_free, self._held(request) + self._taken[request.key]
+        for need in map(self._need, segments):
+            if need > num_free or not may_take(self._num_pages, num_free, held, need, request.has_kv):
+                return False
+            num_free, held = num_free - need, held + need
+        self._taken[request.key] += self._num_free - num_free
+        self._num_free = num_free
         return True
 
 
@@ -89,9 +95,9 @@ def _segments(
         if max_rows is not None:
             if needed or legal and (request.alone or num_rows + segment.num_rows > max_rows or len(legal) >= MAX_PARTS):
                 continue
-            is_closed = request.alone
         needed += [choice] if choice not in reserved else []
-        if all(pool.take(request, open_ones[place]) for place in needed):
+        if pool.take(request, [open_ones[place] for place in needed]):
+            is_closed = max_rows is not None and request.alone
             reserved.update(needed)
             legal.append(choice)
             num_rows += segment.num_rows
