@@ -1,7 +1,7 @@
-"""``mmrt up --reload``: edited code is picked up by the actors that import it, each by a hot restart. Runs in the supervisor.
+"""``mmrt up --reload``: actors load edited code by a hot restart. Runs in the supervisor.
 
-Whatever does not come up, be it for a syntax error or an exception at import, leaves the old process serving; what was missed then is
-made up for at the next edit.
+If a new process does not come up, because of a syntax error or an exception at import, the old process goes on serving; the next
+edit retries.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from .source_tree import SourceTree
 
 PACKAGE = "mmrt"
 POLL_S = 0.2
-SETTLE_S = 0.1  # an edit is over when nothing has changed for so long
+SETTLE_S = 0.1  # an edit is over when nothing has changed for this long
 MAX_SETTLE_S = 2.0
-RETRY_S = 0.2  # while somebody else restarts the actor
+RETRY_S = 0.2  # while another restart of the actor is in progress
 SUPERVISOR_ROOTS = (f"{PACKAGE}.runtime.supervisor.supervisor", f"{PACKAGE}.cli.up", f"{PACKAGE}.runtime.supervisor.zygote")
 
 
 def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
-    """The modules that a process of these actors starts from: ``actors/host/process.py`` imports each by its name."""
+    """Return the root modules of a process of these actors: ``actors/host/process.py`` imports each by its name."""
     entry = () if is_forked else (f"{PACKAGE}.cli.main",)
     shared = ("host.shared_process",) if len(names) > 1 else ()
     modules = ("host.process", *shared, *(STAGES[name].module for name in names))
@@ -32,19 +32,19 @@ def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
 
 
 class Reloader:
-    """Watches ``root``, the directory of the package, and restarts ``actors``; ``say`` tells people."""
+    """Watches ``root``, the directory of the package, and restarts ``actors``; ``say`` reports to users."""
 
     def __init__(self, root: Path, actors: Mapping[str, SupervisedActor], say: Callable[[str], None]) -> None:
         self._tree = SourceTree(root, PACKAGE)
         self._actors = actors
         self._say = say
-        self._unread: set[str] = set()  # changed modules that nobody could load yet
+        self._unread: set[str] = set()  # changed modules that could not be loaded yet
         self._outdated: set[str] = set()  # actors whose process is older than the source
-        self._failed: set[str] = set()  # those whose new process did not come up: worth another try at the next edit
+        self._failed: set[str] = set()  # actors whose new process did not come up: retried at the next edit
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         for _ in self._tree.load():
             await asyncio.sleep(0)
         try:
@@ -67,7 +67,7 @@ class Reloader:
             changed |= more
 
     def apply(self, changed: set[str]) -> None:
-        """Restart whoever imports one of the changed modules, unless one of them does not compile."""
+        """Restart actors that import one of the changed modules, unless one of the modules does not compile."""
         self._unread |= changed
         for module in changed:
             self._tree.forget_bytecode(module)
@@ -98,7 +98,7 @@ class Reloader:
                 self._tasks[name] = asyncio.create_task(self._renew(self._actors[name]))
 
     async def _renew(self, actor: SupervisedActor) -> None:
-        """Restart until the process is as new as the source, or has failed, or is in a debugger's hands."""
+        """Restart until the process is as new as the source, or has failed, or a debugger has the role."""
         name = actor.name
         while name in self._outdated and not actor.stopping.is_set():
             self._outdated.discard(name)

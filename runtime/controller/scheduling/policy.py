@@ -23,7 +23,7 @@ class Policy(Protocol):
         ...
 
     def rank(self, request: Candidate, now: float) -> Rank:
-        """Rank any request, waiting or in a row. Ties go in order of arrival. A request that is always passed over starves: use aging."""
+        """Rank a request, waiting or in a row. Ties go in order of arrival. Requests that are always passed over starve: use aging."""
         ...
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
