@@ -60,7 +60,7 @@ class FaultFile:
 
 
 class BusFaults:
-    """The reading end, one per socket. ``outgoing`` and ``incoming`` stand between it and its user."""
+    """The reading end, one per socket. ``outgoing`` and ``incoming`` sit between the socket and its user."""
 
     def __init__(self, path: Path, actor: str) -> None:
         with path.open("rb") as file:

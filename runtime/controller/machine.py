@@ -219,7 +219,7 @@ class Controller:
                 continue
             num_short -= 1
             need = kv_need(state, request)
-            if request is first:  # it does not leave room for the growth of later ones, but for an earlier text that waits
+            if request is first:  # it need not leave room for later ones' growth, only for an earlier waiting text request
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
                     if not is_passed:
                         gate.charge("kv", need)

@@ -236,7 +236,7 @@ class ControllerState:
         self.emit(SetPhase(request.row, phase))
 
     def note_end(self, request: Request, end_code: int) -> None:
-        """Record the row's end: decode appends no more ids."""
+        """Record the row's end: decode appends no further ids."""
         request.end_code = end_code
         self._by_phase = None
         self.touch(request)

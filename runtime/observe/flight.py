@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
     QUEUES = 51  # a waiting, b preparing, c running requests, key plans
     BUDGETS = 52  # a prefill tokens, b encode rows, c ns between tokens as measured
     TICK = 53  # slice. a effects
-    UNSENT = 54  # a message did not leave: nobody there, or a queue full. a index of the actor
+    UNSENT = 54  # a message did not leave: receiver absent, or its queue full. a index of the actor
 
     # gateway
     RECEIVED = 60  # a request was sent to the controller. key request key, a and b its id, c bytes of media

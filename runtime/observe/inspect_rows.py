@@ -57,7 +57,7 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
             spec = decode_sequence_spec(table.read_spec(row, generation))
         except StaleRow:
             spec = None
-        first, second = table.prefilled[row].tolist()  # before the whole of which it is a part, which grows
+        first, second = table.prefilled[row].tolist()  # before the values that bound it, which grow
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
         if table.phase(row) == (generation, phase):

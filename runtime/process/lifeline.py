@@ -1,6 +1,6 @@
 """The lifeline: processes of a run notice the supervisor's death, even by kill -9, and then leave nothing behind.
 
-The supervisor alone holds the write end of one pipe; every actor inherits the read end, whose number stands in
+The supervisor alone holds the write end of one pipe; every actor inherits the read end, whose number is in
 MMRT_LIFELINE_FD. When the supervisor dies for any reason, the kernel closes the write end and the read end becomes readable
 (POLLHUP). Used by ``actors/host/process.py`` in every actor, ``sweep`` by the zygote as guardian. Under systemd there is no lifeline:
 the manager stops what it started.

@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class WithDescriptors(msgspec.Struct, frozen=True):
-    """A reply sent together with open files, of which the supervisor keeps its own descriptors."""
+    """A reply sent together with open files; the supervisor keeps its own descriptors of them."""
 
     reply: Reply
     fds: Sequence[int]

@@ -61,5 +61,5 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever asks for a GPU in the zygote must not initialise CUDA: forks could not use it
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # GPU checks in the zygote must not initialise CUDA: forks could not use it
     }

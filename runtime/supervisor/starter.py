@@ -104,7 +104,7 @@ class Starter:
                     self._host.on_message("zygote", f"is broken: {decision.reason}; actors start without it")
                     self._zygote = None
                 await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
-                async with self._clearing:  # of what the dead one has forked: of two nobody could tell whose it is
+                async with self._clearing:  # of the dead one's forks: with two zygotes they cannot be attributed
                     pass
         finally:
             if self._zygote is not None:
