@@ -33,7 +33,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan in the plan table that names the request's row. ``state``: queued, running since …, or actor absent."""
+    """A plan in the plan table that names the request's row. ``state``: "queued" or "running for … ms"."""
 
     plan_id: int
     what: str
