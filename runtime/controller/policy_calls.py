@@ -1,7 +1,7 @@
-"""How the core asks the policy, and what it does instead where that fails (pure).
+"""Calls of the policy by the core, and the fallback when it fails (pure).
 
-A policy that raises is overruled by ``unified`` for that round, one that cannot rank for good, and one that plans nothing for
-``STARVED_S`` while nobody works and something could run for a round. Illegal choices are dropped. ``Totals`` counts both.
+``unified`` overrules a policy that raises, for that round; one that cannot rank, permanently; and one that plans nothing for
+``STARVED_S`` while all actors are idle and something could run, for a round. Illegal choices are dropped. ``Totals`` counts both.
 """
 
 import math
@@ -15,9 +15,9 @@ STARVED_S = 1.0
 
 
 def rank_requests(state: ControllerState) -> None:
-    """Give requests their places in the order of this tick: new ones, or all if ranks change with time.
+    """Rank the requests for this tick: new ones, or all if ranks change with time.
 
-    A policy that cannot rank a request is not asked for ranks again: rows would be taken to and fro between two orders.
+    A policy that cannot rank a request is not asked for ranks again: otherwise rows would alternate between two orders.
     """
     try:
         requests = list(state.requests.values() if state.ranking.ages else state.unranked)
@@ -36,7 +36,7 @@ def rank_requests(state: ControllerState) -> None:
 
 
 def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
-    """What is sent in this round."""
+    """Return the choices to send in this round."""
     if not view.requests:
         state.starved_s = None
         return StepPlan()
