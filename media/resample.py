@@ -1,6 +1,6 @@
 """Mono sound from one sample rate to another, piece by piece. Called by ``audio``.
 
-swresample does it, by a filter that is longer than its default: aliases and images lie 99 dB and more below the sound (soxr, which
+swresample does it, with a longer filter than its default: aliases and images lie 99 dB and more below the sound (soxr, which
 librosa takes: 130 dB; the default: 9 dB just above half the rate), and up to 0.456 of the lower rate nothing is lost (at 16 kHz:
 7.3 kHz). FFmpeg's soxr engine is not built into PyAV's wheels.
 """

@@ -1,7 +1,7 @@
 """Text to token ids and back: a checkpoint's ``tokenizer.json`` in the ``tokenizers`` library, without torch or transformers.
 
 The gateway encodes prompts with it, the detokenizer decodes with it. Ordinary text gets the ids that transformers' AutoTokenizer
-gives. What a user writes never becomes a control token: ``PromptGuard`` replaces such text by sentinels that nobody can guess
+gives. What a user writes never becomes a control token: ``PromptGuard`` replaces such text by unguessable sentinels
 before the chat template is rendered, and encodes it as the plain characters that it is.
 """
 
@@ -87,7 +87,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def min_tokens(self, num_chars: int) -> int:
-        """A lower bound on how many tokens so many characters make, however they are cut; to refuse hopelessly long prompts."""
+        """A lower bound on the tokens of so many characters, however they are cut; used to refuse far too long prompts."""
         return num_chars // self._longest_token_chars
 
     def _encode_literally(self, content: str) -> list[int]:
