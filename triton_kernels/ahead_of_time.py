@@ -1,8 +1,8 @@
-"""Compiles kernels for GPUs that need not be there, and holds the results against written budgets.
+"""Compiles kernels for GPUs that need not be present, and checks the results against written budgets.
 
     python -m mmrt.triton_kernels.ahead_of_time [--arch 80|90|100 ...] [OP ...]
 
-prints a table and ends with status 1 where a budget is exceeded. An operation is a package beside this module whose module ``variants``
+prints a table and ends with status 1 if a budget is exceeded. An operation is a package beside this module whose module ``variants``
 has ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. Must not run under
 ``TRITON_INTERPRET=1``.
 """
@@ -70,7 +70,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Of one thread: ``registers``, and bytes of ``spills`` and stack. ``features``: wgmma, tcgen05, mma, cp_async, tma, wide_loads."""
+    """Per thread: ``registers``, and bytes of ``spills`` and stack. ``features``: wgmma, tcgen05, mma, cp_async, tma, wide_loads."""
 
     registers: int
     spills: int
@@ -96,12 +96,12 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
 
 
 def check(variant: Variant, capability: int) -> list[str]:
-    """What of the variant's budget for this architecture is violated, in words. Raises: KeyError where it has none."""
+    """The violations of the variant's budget for this architecture, in words. Raises: KeyError where it has none."""
     return violations(compile_variant(variant, capability), variant.budgets[capability])
 
 
 def violations(compiled: Compiled, budget: Budget) -> list[str]:
-    """What of ``budget`` is violated, in words."""
+    """The violations of ``budget``, in words."""
     found = []
     if compiled.spills:
         found.append(f"{compiled.spills} bytes of stack and spills per thread (0 allowed)")

@@ -1,5 +1,5 @@
-"""The checked entrances: rotation, and attention within frames or within windows. The tower's forward (``models/triton_vision``) calls
-them once per block, in the encoder actor."""
+"""The checked wrappers: rotation, and attention within frames or windows. The tower's forward
+(``models/families/qwen2_5/triton_vision``) calls them once per block, in the encoder actor."""
 
 import torch
 import triton
@@ -56,7 +56,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Turn element j of every head with j + D / 2 by the token's angle j, in place: x cos + rotate_half(x) sin in float32, rounded once
     (RoPE: Su et al., 2021).
 
-    ``q``, ``k`` [T, H, D] as in ``attend``, apart in memory. ``cos``, ``sin`` float32 [T, D / 2], contiguous. Raises: ValueError.
+    ``q``, ``k`` [T, H, D] as in ``attend``, not overlapping. ``cos``, ``sin`` float32 [T, D / 2], contiguous. Raises: ValueError.
     """
     num_tokens, num_heads, head_dim = _check_heads(q=q, k=k)
     for name, tensor in (("cos", cos), ("sin", sin)):
