@@ -1,4 +1,4 @@
-"""Where the figures of a bench go: tables on the terminal, JSON to a file or to standard output; and what it is doing meanwhile.
+"""Output of a bench: tables on the terminal, JSON to a file or to standard output; and progress meanwhile.
 
 Called by every ``main`` here.
 """

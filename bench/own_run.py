@@ -85,7 +85,7 @@ class OwnRun:
         return self.command("down", "--drain", "0")[0]
 
     def report(self) -> RunReport:
-        """What ``mmrt status --json`` says. Raises: OwnRunError."""
+        """The output of ``mmrt status --json``. Raises: OwnRunError."""
         printed = self.command("status", "--json")[1]
         try:
             return _decode_report(printed)

@@ -1,4 +1,4 @@
-"""``mmrt bench restart``: what clients notice when an actor is restarted, killed, or its code is edited, under live streams.
+"""``mmrt bench restart``: effects on clients of an actor's restart, kill or code edit, under live streams.
 
 Starts a run of its own. Every trial does one thing to one actor while several text streams flow, and takes the longest time that any
 of them was silent; for the gateway, whose connections its death costs, the longest time that a new connection waits for its answer.

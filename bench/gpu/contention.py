@@ -1,4 +1,4 @@
-"""Section ``contention``: how much phases slow each other, over decode batches and over budgets of prefill and of encoding (US10).
+"""Section ``contention``: mutual slowdown of phases, over decode batches and over budgets of prefill and of encoding (US10).
 
 The axes of Fig. 6 of the published measurements, on streams of one process, of which ``sharing`` has one point; encoding beside
 prefill; and a decode step beside a process of its own that encodes, with which it takes turns unless the multi-process service runs.

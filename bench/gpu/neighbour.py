@@ -1,4 +1,4 @@
-"""Encodes pictures until its input ends or it is killed: what ``contention`` has a decode step run beside, in a process of its own."""
+"""A process that encodes pictures beside a decode step of ``contention``, until its input ends or it is killed."""
 
 import select
 import sys

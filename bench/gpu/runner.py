@@ -1,4 +1,4 @@
-"""Starts sections as processes of their own, one behind the other, and reads what they write. Called by ``__main__``."""
+"""Starts each section in its own process, one after another, and reads its rows. Called by ``__main__``."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _LEAST_S = 20.0  # below which a section is not started
 
 @dataclass(slots=True)
 class Written:
-    """What a section has written: its rows, and the last case that it began: number (-1: none), name, and whether it may fail."""
+    """Output of a section: its rows, and the last case that it began: number (-1: none), name, and whether it may fail."""
 
     rows: list[Row] = field(default_factory=list)
     begun: int = -1

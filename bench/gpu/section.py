@@ -136,7 +136,7 @@ def _check(check: Check, synchronize: Synchronize) -> Row:
 
 
 def _free_memory() -> bool:
-    """Whether the device still answers, and no capture failed: torch leaves its stream the current one, and its pool in use."""
+    """True if the device still answers, and no capture failed: torch leaves its stream the current one, and its pool in use."""
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

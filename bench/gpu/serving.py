@@ -1,4 +1,4 @@
-"""What the sections of ``serve`` drive: checkpoints, made once, and a run that stays up while sections need the same one."""
+"""Runs for the sections of ``serve``: checkpoints, made once, and a run that stays up while sections need the same one."""
 
 import argparse
 import os

@@ -47,7 +47,7 @@ class MediaBenchError(Exception):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared: the median of each way, and the figure that the target is for."""
+    """One comparison: the median of each way, and the figure that the target is for."""
 
     name: str
     medians: dict[str, Trial]

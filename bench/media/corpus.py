@@ -57,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """Tells everything: where a file of this name is there, it is the one."""
+        """Name that contains every field: an existing file of this name is the right one."""
         words = [f"{self.number:03}", self.codec, f"{self.width}x{self.height}", f"{self.seconds:.1f}s", f"{float(self.rate):.4g}fps"]
         words += [f"gop{self.gop}{'open' if self.is_open else ''}", f"b{self.b_frames}"]
         words += [word for word in ("varying" if self.is_varying else "", f"cut-{self.cut}" if self.cut else "") if word]
@@ -180,6 +180,6 @@ def _repeated(unit: list[Any], recipe: Recipe, period: int) -> Iterator[tuple[An
 
 
 def _cut_at(unit: list[Any], cut: str) -> int:
-    """How many packets are missing: the first key frame ("mid"), or all before the second one ("open")."""
+    """The number of missing packets: the first key frame ("mid"), or all before the second one ("open")."""
     keys = [index for index, packet in enumerate(unit) if packet.is_keyframe]
     return {"": 0, "mid": 1, "open": keys[min(1, len(keys) - 1)]}[cut]

@@ -1,8 +1,8 @@
-"""``mmrt bench media --corpus``: sampled decoding of every video of a corpus beside PyAV and torchcodec, and whether frames are right.
+"""``mmrt bench media --corpus``: sampled decoding of every video of a corpus beside PyAV and torchcodec, with a check of the frames.
 
 All ways take turns in this process, file by file, each with all processors, from opening the file to the last frame scaled to
-224 x 224. Right is what plain PyAV gives that decodes the whole file in sequence on one thread: the number of frames, and every wanted
-frame bit by bit, as it is decoded. Called by ``media``.
+224 x 224. The reference is plain PyAV, which decodes the whole file in sequence on one thread: the number of frames, and every wanted
+frame bit by bit. Called by ``bench/media/command``.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def _told(tell: Tell, recipe: Recipe, path: Path, ways: list[str], rounds: int, 
 
 
 def why_absent(peer: str) -> str:
-    """Why the peer cannot be tried, "" if it can: torchcodec may be installed without what it loads."""
+    """The reason why the peer cannot be tried, "" if it can: torchcodec may be installed without its libraries."""
     try:
         importlib.import_module({"pyav": "av", "torchcodec": "torchcodec.decoders"}[peer])
     except ModuleNotFoundError:
@@ -134,7 +134,7 @@ def _sequential(path: Path) -> list[bytes]:
 
 
 def _sampled(path: Path, num_wanted: int) -> tuple[int, dict[int, bytes]]:
-    """How many frames mmrt finds, and a digest of each wanted one by its number."""
+    """The number of frames that mmrt finds, and a digest of each wanted one by its number."""
 
     def convert(frame: Any, _: Any) -> Output:
         return np.frombuffer(_digest(frame), np.uint8)

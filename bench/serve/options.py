@@ -24,7 +24,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. ``rate`` None and ``trace`` None: ``concurrency`` at a time. ``model`` "" is the server's first."""
+    """The options. ``rate`` None and ``trace`` None: ``concurrency`` at a time. ``model`` "" is the server's first."""
 
     url: str
     api_key: str
