@@ -167,7 +167,7 @@ class Drive:
             self.tell(actor, Hello(actor, 1, 1, True))
 
     def settle(self) -> None:
-        """Submit everything, and let those who prepare get as far as memory for their media allows."""
+        """Submit all requests, and let the preparing ones proceed as far as memory for their media allows."""
         for _ in range(self.running):
             self.submit(is_picture=False)
         while self.num_decoding < self.running:

@@ -137,8 +137,8 @@ def _children_by_parent() -> dict[int, list[int]]:
 def memory_of(pid: int) -> tuple[int, int]:
     """(proportional set size, private dirty) of a process in bytes; zeros if it is gone.
 
-    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although nobody else
-    would need a copy of it: private dirty is counted over private mappings alone.
+    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although no other
+    process would need a copy of it: private dirty is counted over private mappings alone.
     """
     proportional = private = 0
     is_shared = False

@@ -159,7 +159,7 @@ async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespac
 
 
 class _Trials:
-    """One run, and what is done to it. Whether an actor serves is seen in its status words, which costs the run nothing."""
+    """One run and the trials on it. An actor's status words show that it serves, at no cost to the run."""
 
     def __init__(self, run: Path, table: ActorTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams) -> None:
         self._run = run
@@ -218,7 +218,7 @@ class _Trials:
                 async with self._session.get(f"{self._url}/health", headers={"Connection": "close"}) as response:
                     await response.read()
             except aiohttp.ClientConnectorError:
-                raise  # refused: somebody always listens
+                raise  # refused: a process always listens
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 continue  # accepted by the gateway that died; time goes on for the next try
             longest_s = max(longest_s, time.monotonic() - start_s)

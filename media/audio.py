@@ -65,7 +65,7 @@ def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, bu
 
 
 def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[Any]]]:
-    """Frames that follow each other without a gap, and when the first of them sounds, in seconds; None if that is not known."""
+    """Frames that follow each other without a gap, and the start time of the first, in seconds; None if that is not known."""
     starts_s: list[float | None] = []
     end_s = -math.inf  # as the frames' samples say: many small gaps add up
 
@@ -84,7 +84,7 @@ def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[A
 
 
 def _start_s(streams: Sequence[Any]) -> float | None:
-    """When the first of the streams begins, by its own clock; None if that is not known."""
+    """Start time of the first stream, by its own clock; None if unknown."""
     stream = streams[0] if streams else None
     return float(stream.start_time * stream.time_base) if stream is not None and stream.start_time is not None else None
 

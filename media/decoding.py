@@ -146,7 +146,7 @@ class DecodingPool:
         return None
 
     def cancel(self, request: Request) -> None:
-        """End a request at whatever point it is. When this returns no engine works on it, and its reader is used no more."""
+        """End a request at any point. When this returns no engine works on it, and its reader is used no more."""
         with self._lock:
             dropped = self._dispatch.cancel(request)
             job = self._jobs.get(request)

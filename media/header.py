@@ -49,7 +49,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """From the frame header, behind whatever segments come before it."""
+    """Size from the frame header, after any segments before it."""
     at = 2
     for _ in range(_MAX_SEGMENTS):
         at = data.find(b"\xff", at)

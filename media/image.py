@@ -44,7 +44,7 @@ JpegDecoder = Callable[[bytes, int, int], Pixels | None]
 """(a file, width, height) -> its pixels, not turned upright; None for a file that this decoder does not take, or of another size."""
 
 _FORMATS = (
-    JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO), of which the first counts
+    JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO): the first is taken
     PngImagePlugin.PngImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,

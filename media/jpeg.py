@@ -8,7 +8,7 @@ import numpy as np
 from .errors import MediaError
 from .limits import MediaLimits, TimeBudget
 
-_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that has a length behind it, or ends the picture
+_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that is followed by a length, or ends the picture
 _END = b"\xff\xd9"
 
 

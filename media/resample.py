@@ -24,7 +24,7 @@ _MAX_PHASE_BITS = 10  # of the filter; a ratio of rates that takes more phases i
 def resampled(pieces: Iterable[Waveform], rate: int, target: int) -> Waveform:
     """Pieces float32 [*] of a sound at ``rate`` Hz -> float32 [ceil(num_samples * target / rate)] at ``target`` Hz, as librosa counts.
 
-    However the sound is cut, the result is the same. Before it and behind it is silence. Raises: BrokenData.
+    However the sound is cut, the result is the same. Silence precedes and follows it. Raises: BrokenData.
     """
     if rate == target:
         return np.concatenate([np.zeros(0, dtype=np.float32), *pieces])

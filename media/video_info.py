@@ -198,7 +198,7 @@ class _Walk:
 
     @property
     def _are_fields_apart(self) -> bool:
-        """Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets. One of them may have no time stamp."""
+        """True if fields are coded apart: where FFmpeg cuts H.264 itself, they are two packets. One of them may have no time stamp."""
         return True in self._is_field and (None in self._pts or bool(self._frame is not None and self._frame.interlaced_frame))
 
     def _num_shown(self, num_packets: int) -> int:
@@ -208,7 +208,7 @@ class _Walk:
 
     @property
     def num_frames(self) -> int:
-        """Frames that the decoder delivers, as far as is known."""
+        """Known number of frames that the decoder delivers."""
         return self._num_shown(len(self._pts)) - self._num_undelivered
 
     def num_doubtful(self, first_frame: Any) -> int | None:

@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 90, 100)
 
-# What a kernel was written for and a small change loses silently, as it stands in PTX.
+# Features that a kernel was written for and that a small change loses silently, as named in PTX.
 _FEATURES = {
     "wgmma": r"wgmma\.mma_async",
     "tcgen05": r"tcgen05\.mma",
@@ -80,7 +80,7 @@ class Compiled:
 
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:
-    """Compile for compute capability 80, 90 or 100. Raises: whatever Triton's compiler or ptxas raises."""
+    """Compile for compute capability 80, 90 or 100. Raises: any error of Triton's compiler or ptxas."""
     names = variant.kernel.arg_names
     types = {name: "constexpr" if name in variant.constants else variant.types[name] for name in names}
     aligned = {(i,): _ALIGNED for i, name in enumerate(names) if types[name].startswith("*") or name in variant.divisible}

@@ -20,7 +20,7 @@ from .run_view import RunView, children, what_is
 
 SUPERVISOR = "supervisor"
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
-# What a process opens when it first needs it; a count may differ by that much between two lives of one actor.
+# Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
 _AFTER_DEATHS = frozenset(f"{actor}.exit" for actor in ACTORS)  # what the supervisor notes of the last death of each
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work

@@ -50,7 +50,7 @@ def _run(options: ChaosOptions, home: Path) -> bool:
     except OSError as error:
         note = f"no ENOSPC in this storm, since this system lets us have no file system of our own: {error}"
         path = RunDirectory.default_path().parent / f"chaos-{home.name.rpartition('-')[2]}"
-    # numpy and the client start threads, after which a namespace can no longer be entered
+    # numpy and the client start threads, after which no namespace can be entered
     from .report import show
     from .storm import Storm
 
@@ -90,7 +90,7 @@ def _model(options: ChaosOptions, home: Path) -> Path:
 
 
 def _clean_up(home: Path, out: Path | None, has_failed: bool) -> None:
-    """Remove the file system, but keep the logs of a failed storm."""
+    """Remove the storm's directory, but keep the logs of a failed storm."""
     logs = home / "state"
     if has_failed and any(logs.rglob("*.log")):
         if out is None:

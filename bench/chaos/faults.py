@@ -33,7 +33,7 @@ MEANINGS: dict[Kind, str] = {
     "late": "many of the process's messages come late and out of order, for a while",
     "restart": "mmrt restart: a new generation takes over while the old one works",
 }
-# The zygote has no bus and no fault hook; its death by lack of memory would be its kernel's business.
+# The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
 _ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
 _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "pause": (0.05, 1.0),
@@ -53,7 +53,7 @@ class Cell(msgspec.Struct, frozen=True, order=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with everything that is random about it. ``delay_s`` from the sight of the phase, ``length_s`` of what lasts."""
+    """A cell with all its random values. ``delay_s`` after the phase is seen, ``length_s`` of a lasting fault."""
 
     seed: int
     index: int

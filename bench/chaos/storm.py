@@ -29,7 +29,7 @@ from .truth import TruthTeller, ask
 
 ENOSPC_SPARE_BYTES = 4 << 20
 _REQUEST_TIMEOUT_S = 240.0
-_PHASE_S = 4.0  # to wait for a phase; after that the fault hits whatever there is
+_PHASE_S = 4.0  # to wait for a phase; after that the fault hits in any phase
 _LOOK_S = 0.002
 _SETTLE_S = 20.0
 

@@ -92,7 +92,7 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
         if trouble.fault.second == "gateway":
             return True
         if cell.target == "gateway" and cell.kind == "restart" and (outcome.status == 503 or not outcome.id):
-            # What the drain was too short for, and what met the end of an idle connection: HTTP/1.1 cannot tell its client in time.
+            # Cut by a short drain, or sent as an idle connection closed: HTTP/1.1 cannot tell its client in time.
             return True
         if cell.phase == "drain":
             if outcome.status == 503 or (outcome.began_s >= trouble.began_s and not outcome.id):

@@ -11,7 +11,7 @@ from .tower import Tower
 
 
 def main() -> int:
-    """Says when it has begun."""
+    """Report the start of the encoding."""
     tower = Tower.make(SHAPE_7B, torch.device("cuda", 0))
     graph = capture([tower.forward])
     print("ready", flush=True)

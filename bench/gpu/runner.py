@@ -31,7 +31,7 @@ def run_section(section: str, command: Sequence[str], file: Path, environment: M
     """All rows of a section until ``end_s`` of the monotonic clock, for whose end there is a row where it did not come to its own.
 
     ``command`` starts its process; the section's name, ``--rows`` and ``--skip`` are added. ``file`` does not exist yet. A process that
-    dies is started again for the cases behind the one it died in.
+    dies is started again for the cases after the one it died in.
     """
     skip, lost, written = 0, list[Row](), Written()
     for _ in range(_MOST_STARTS):
@@ -71,7 +71,7 @@ def read_rows(file: Path) -> Written:
 
 
 def _wait(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> int | None:
-    """The exit status, or None where the limit was reached. What the process has started, such as compilers, ends with it."""
+    """The exit status, or None where the limit was reached. The process's children, such as compilers, end with it."""
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait(limit_s)

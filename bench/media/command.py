@@ -1,4 +1,4 @@
-"""``mmrt bench media``: decoding video and pictures beside PyAV, OpenCV and torchcodec, as far as they are installed.
+"""``mmrt bench media``: decoding video and pictures beside PyAV, OpenCV and torchcodec, where installed.
 
 Every trial is a process of its own; the ways that are compared take turns, and medians are compared. Clips are made on the spot and
 kept where ``--clips`` says. Tasks: frames sampled at one per second, scaled to 224 x 224; all frames, decoded and dropped, beside half

@@ -37,7 +37,7 @@ _CUT_SHARE = 0.25  # of the files whose codec and container can be cut
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """One video. ``gop`` counts frames; ``cut``: "mid" begins behind a key frame, "open" at one that pictures before it refer to."""
+    """One video. ``gop`` counts frames; ``cut``: "mid" begins after a key frame, "open" at one that earlier pictures refer to."""
 
     number: int
     codec: str
@@ -95,7 +95,7 @@ def _recipe(random: np.random.Generator, number: int, codec: str, seconds: float
 
 
 def make_corpus(directory: Path, wanted: list[Recipe], tell: Tell) -> list[Path]:
-    """The files of the recipes, as many at once as there are processors. Those that are there already are taken as they are."""
+    """The files of the recipes, as many at once as there are processors. Existing files are used as they are."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / recipe.file_name for recipe in wanted]
     missing = [(recipe, path) for recipe, path in zip(wanted, paths, strict=True) if not path.exists()]
@@ -175,7 +175,7 @@ def _repeated(unit: list[Any], recipe: Recipe, period: int) -> Iterator[tuple[An
     for start in range(0, end, period):
         for packet in unit[0 if start else _cut_at(unit, recipe.cut) :]:
             if start + packet.pts >= end:
-                return  # what comes behind it may refer to it
+                return  # later packets may refer to it
             yield packet, start + packet.pts, start + packet.dts
 
 

@@ -62,7 +62,7 @@ class CorpusBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_corpus(console: Console, directory: Path, seed: int, num_files: int, longest_s: float, rounds: int) -> CorpusBench:
-    """Make the corpus, as far as it is not there, and decode it. Raises: OSError."""
+    """Make the missing files of the corpus, and decode it. Raises: OSError."""
     wanted = recipes(seed, num_files, longest_s)
     absent = {peer: why for peer in PEERS if (why := why_absent(peer))}
     ways = ["mmrt", *(peer for peer in PEERS if peer not in absent)]
@@ -99,7 +99,7 @@ def _measure(recipe: Recipe, path: Path, ways: list[str], rounds: int) -> FileRe
         start_s = time.perf_counter()
         try:
             METHODS[way]([path], num_wanted)
-        except Exception as error:  # whatever a library says of a file is a result
+        except Exception as error:  # any error of a library is a result
             failures[way] = f"{type(error).__name__}: {error}"
         times[way].append(time.perf_counter() - start_s)
     right = _sequential(path)
@@ -177,7 +177,7 @@ def show_corpus(console: Console, bench: CorpusBench) -> None:
 
 
 def _rows(bench: CorpusBench, peer: str, codec: str) -> list[list[str]]:
-    """How often mmrt is as fast as the peer on files of the codec, "" for all; no row where nothing was compared."""
+    """Row of deciles of mmrt's speed relative to the peer on files of the codec, "" for all; no row without a comparison."""
     files = [file for file in bench.files if codec in ("", file.codec) and {"mmrt", peer} <= file.seconds.keys()]
     ratios = [file.seconds[peer] / file.seconds["mmrt"] for file in files]
     if not ratios:

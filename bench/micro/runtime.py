@@ -2,7 +2,7 @@
 
 Starts a run with the null model through the command line and lets many text streams run: tokens per second through decode,
 detokenizer and gateway, tokens per chunk, the host cost of a decode step, and who used the processors. One measurement per step
-time: with 0 decode runs as fast as it can and its consumers are the limit; with a real one the host cost of a step stands alone.
+time: with 0 decode runs as fast as it can and its consumers are the limit; with a real one the host cost of a step is isolated.
 """
 
 import argparse

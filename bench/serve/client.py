@@ -62,7 +62,7 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 class EventParser:
-    """Server-sent events out of bytes that may be cut anywhere: LF and CRLF, comments, data over several lines."""
+    """Server-sent events from bytes that may be cut anywhere: LF and CRLF, comments, data over several lines."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -207,7 +207,7 @@ async def _read_events(response: aiohttp.ClientResponse, reader: StreamReader) -
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read to the end of the response, so that the connection can serve again; whatever happens here, the stream was complete."""
+    """Read to the end of the response, so that the connection can serve again; errors are ignored: the stream was complete."""
     try:
         async with asyncio.timeout(_EOF_GRACE_S):
             await response.content.read()

@@ -144,7 +144,7 @@ def times_alone(run: StallRun) -> list[float]:
 
 
 def times_with_fresh(run: StallRun) -> list[float]:
-    """Those that end in the second phase: one that began before the first fresh request came is counted here."""
+    """Times between tokens that end in the second phase: one that began before the first fresh request came is counted here."""
     return [end_s - start_s for start_s, end_s in _spans(run.streams) if run.with_fresh[0] < end_s <= run.with_fresh[1]]
 
 

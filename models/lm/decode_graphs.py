@@ -55,7 +55,7 @@ class StepInputs:
         )
 
     def fill(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> None:
-        """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows behind them become padding.
+        """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows after them become padding.
 
         Never waits: the previous step's data have arrived, since its sampled ids have. Only table rows with new pages are
         sent: each once in a page's worth of steps.

@@ -13,7 +13,7 @@ from .triton_attention import TritonAttention
 
 
 class TritonOperations:
-    """``Operations``; each is one launch. What the kernels cannot do (head sizes, alignment) raises ValueError in the first forward."""
+    """``Operations``; each is one launch. Unsupported head sizes and alignments raise ValueError in the first forward."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""

@@ -32,7 +32,7 @@ def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
             rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
             towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
     if config.audio_rules is not None:
-        frames = 4  # of which the tower makes one token
+        frames = 4  # one token of the tower
         towers.encode([TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0))])
 
 

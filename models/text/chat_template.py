@@ -115,7 +115,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %} … {% endgeneration %}`` marks what the model said, for training; here its body is simply rendered."""
+    """``{% generation %} … {% endgeneration %}`` marks the model's answer, for training; here its body is just rendered."""
 
     tags = {"generation"}
 
