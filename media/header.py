@@ -1,12 +1,12 @@
-"""How many pixels a picture has by the beginning of its file, and about what decoding it costs. Nothing is decoded here.
+"""Pixel count of a picture, read from the beginning of its file, and the approximate cost of decoding it. Nothing is decoded here.
 
 Called by the gateway, which is no sandbox: each format is a few fixed offsets or a walk of bounded length. ``image`` decodes, and
-refuses pictures that are larger than they were said to be here.
+refuses pictures larger than stated here.
 """
 
 import re
 
-UNKNOWN_PIXELS = 1 << 24  # what a picture may have whose file does not say its size where it is looked for
+UNKNOWN_PIXELS = 1 << 24  # assumed where the size is not found
 
 _MAX_SEGMENTS = 4096  # walked in a JPEG: one of 32 MiB has some 500 if they are full
 _MAX_BOXES_BYTES = 1 << 16  # in which an AVIF's or HEIC's sizes stand
@@ -24,7 +24,7 @@ def num_pixels(data: bytes) -> int:
 
 
 def decoding_work(data: bytes) -> int:
-    """What decoding the picture costs about, in pixels of one that is decoded in a single pass."""
+    """Approximate cost of decoding the picture, in pixels of one that is decoded in a single pass."""
     passes = 1
     if data.startswith(b"\xff\xd8\xff"):
         passes += data.count(b"\xff\xda") // _SCANS_PER_PASS
@@ -56,7 +56,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """From the frame header, behind whatever segments come before it."""
+    """Size from the frame header, after any segments before it."""
     at = 2
     for _ in range(_MAX_SEGMENTS):
         at = data.find(b"\xff", at)

@@ -45,7 +45,7 @@ class TemplateLimit(jinja2.TemplateError):
 
 
 class Deadline:
-    """One render's. Called at each step. Raises: TemplateLimit."""
+    """The deadline of one render. Called at each step. Raises: TemplateLimit."""
 
     def __init__(self) -> None:
         self._end_s = time.thread_time() + MAX_RENDER_S
@@ -67,7 +67,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """What a template, macro or block makes of its pieces."""
+        """Join the pieces of a template, macro or block."""
         return "".join(_bounded(parts, "the text"))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:

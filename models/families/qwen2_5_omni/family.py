@@ -55,14 +55,14 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 
 def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
-    """Seconds per temporal patch follow the rate asked for, not ``sampled_fps``: so does transformers' processor."""
+    """Seconds per temporal patch follow the requested rate, not ``sampled_fps``, as in transformers' processor."""
     rules = media.vision_rules(config, "video")
     grid = media.video_grid(rules, num_frames, height, width)
     return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
 def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
-    """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; what is longer goes on alone.
+    """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; the longer of the two goes on alone.
 
     A temporal patch belongs to the chunk of the time at which it begins. That is where transformers' processor cuts as long as a
     patch takes no longer than a chunk; longer ones (less than one frame per second) it cuts in two, and here they stay whole.

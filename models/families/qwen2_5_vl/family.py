@@ -44,7 +44,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 
 def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
-    """Seconds per temporal patch follow the rate at which frames were really sampled."""
+    """Seconds per temporal patch follow the actual sampling rate of the frames."""
     rules = media.vision_rules(config, "video")
     grid = media.video_grid(rules, num_frames, height, width)
     return media.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)

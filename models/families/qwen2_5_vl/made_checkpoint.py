@@ -1,4 +1,4 @@
-"""What ``mmrt model make`` writes of a Qwen2.5-VL checkpoint besides weights."""
+"""The files of a Qwen2.5-VL checkpoint that ``mmrt model make`` writes besides weights."""
 
 from collections.abc import Mapping
 from typing import Any
