@@ -1,8 +1,8 @@
-"""``mmrt bench accuracy``: how far reduced precision is from float32, beside transformers in the same precision.
+"""``mmrt bench accuracy``: the distance of reduced precision from float32, compared with transformers in the same precision.
 
 Random text is forced through several computations of one checkpoint: transformers in float32 (the reference), transformers in the
-reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache. A flip is another argmax than
-the reference's.
+reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache. A flip is an argmax that
+differs from the reference's.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor
 
 
 def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: str) -> Tensor:
-    """float32 [S, T, V]: what transformers says before each token behind the prompt."""
+    """float32 [S, T, V]: transformers' logits before each token after the prompt."""
     from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5OmniThinkerForConditionalGeneration
 
     kind = AutoConfig.from_pretrained(checkpoint).model_type
@@ -121,7 +121,7 @@ def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: s
 
 
 def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: int) -> Tensor:
-    """The same from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
+    """As ``transformers_logits``, from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
     buffers: list[memoryview] = []
 
     def allocate(num_bytes: int) -> memoryview:

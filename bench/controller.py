@@ -1,9 +1,9 @@
-"""``mmrt bench controller``: what a tick of the controller costs.
+"""``mmrt bench controller``: the cost of a controller tick.
 
 The machine of ``runtime/controller`` alone, without tables and sockets, is brought to a state with so many requests running, preparing
 and waiting, and kept there: in every turn each running row has one more token, one of the actors finishes a plan, and for every
-request that ends a new one comes. A tick is what the controller does once it has taken note of the messages: what it decides, when it
-looks again, and which rows it wants to see then. ``plan`` is the policy alone, over the whole state, as if every actor were idle.
+request that ends a new one comes. A tick is the controller's work after it has recorded the messages: it decides, and chooses when it
+looks again and at which rows. ``plan`` is the policy alone, over the whole state, as if every actor were idle.
 """
 
 import argparse
@@ -167,7 +167,7 @@ class Drive:
             self.tell(actor, Hello(actor, 1, 1, True))
 
     def settle(self) -> None:
-        """Submit everything, and let those who prepare get as far as memory for their media allows."""
+        """Submit all requests, and let the preparing ones proceed as far as memory for their media allows."""
         for _ in range(self.running):
             self.submit(is_picture=False)
         while self.num_decoding < self.running:
@@ -236,7 +236,7 @@ class Drive:
         self.tell(actor, PlanDone(actor, 1, plan_id, 0.1, Analysed(_PICTURE) if is_analysis else Done()))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        """Answer what others would answer, at once."""
+        """Give the answers of the other actors at once."""
         for effect in effects:
             if isinstance(effect, BeginRow):
                 self.committed[effect.row] = self.end_codes[effect.row] = 0

@@ -1,4 +1,4 @@
-"""Where the figures of a bench go: tables on the terminal, JSON to a file or to standard output; and what it is doing meanwhile.
+"""Output of a bench: tables on the terminal, JSON to a file or to standard output; and progress meanwhile.
 
 Called by every ``main`` here.
 """
@@ -36,7 +36,7 @@ def write_json(json: Path | None, figures: msgspec.Struct) -> None:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Tell]:
-    """What shows what is being done: in one line that changes on a terminal; else the first words at once, and more now and then."""
+    """Show progress: on a terminal in one line that changes; else the first message at once, and later ones now and then."""
     if console.is_terminal:
         with console.status("") as status:
             yield status.update

@@ -85,7 +85,7 @@ class OwnRun:
         return self.command("down", "--drain", "0")[0]
 
     def report(self) -> RunReport:
-        """What ``mmrt status --json`` says. Raises: OwnRunError."""
+        """The output of ``mmrt status --json``. Raises: OwnRunError."""
         printed = self.command("status", "--json")[1]
         try:
             return _decode_report(printed)
@@ -137,8 +137,8 @@ def _children_by_parent() -> dict[int, list[int]]:
 def memory_of(pid: int) -> tuple[int, int]:
     """(proportional set size, private dirty) of a process in bytes; zeros if it is gone.
 
-    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although nobody else
-    would need a copy of it: private dirty is counted over private mappings alone.
+    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although no other
+    process would need a copy of it: private dirty is counted over private mappings alone.
     """
     proportional = private = 0
     is_shared = False

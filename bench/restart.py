@@ -1,4 +1,4 @@
-"""``mmrt bench restart``: what clients notice when an actor is restarted, killed, or its code is edited, under live streams.
+"""``mmrt bench restart``: effects on clients of an actor's restart, kill or code edit, under live streams.
 
 Starts a run of its own. Every trial does one thing to one actor while several text streams flow, and takes the longest time that any
 of them was silent; for the gateway, whose connections its death costs, the longest time that a new connection waits for its answer.
@@ -159,7 +159,7 @@ async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespac
 
 
 class _Trials:
-    """One run, and what is done to it. Whether an actor serves is seen in its status words, which costs the run nothing."""
+    """One run and the trials on it. An actor's status words show that it serves, at no cost to the run."""
 
     def __init__(self, run: Path, table: ActorTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams) -> None:
         self._run = run
@@ -218,7 +218,7 @@ class _Trials:
                 async with self._session.get(f"{self._url}/health", headers={"Connection": "close"}) as response:
                     await response.read()
             except aiohttp.ClientConnectorError:
-                raise  # refused: somebody always listens
+                raise  # refused: a process always listens
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 continue  # accepted by the gateway that died; time goes on for the next try
             longest_s = max(longest_s, time.monotonic() - start_s)

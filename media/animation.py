@@ -1,6 +1,6 @@
-"""Animated WebP and AVIF as videos: Pillow decodes them, by libwebp and libavif. (FFmpeg decodes no WebP, and no alpha of AVIF.)
+"""Animated WebP and AVIF as videos: Pillow decodes them with libwebp and libavif. (FFmpeg decodes no WebP, and no alpha of AVIF.)
 
-Frames, times and sizes of WebP stand in the heads of the file's chunks (developers.google.com/speed/webp/docs/riff_container), those of
+Frames, times and sizes of a WebP are in the headers of its chunks (developers.google.com/speed/webp/docs/riff_container), those of
 AVIF in its tables. A frame changes a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture
 is transparent it is laid on white, as a still is. Loops are not repeated. Called by ``video_info``, ``packets`` and ``engines``.
 """
@@ -25,11 +25,11 @@ CODECS = {"webp": WebPImagePlugin.WebPImageFile.format, "avif": AvifImagePlugin.
 """What ``VideoInfo.codec`` says of an animation, and Pillow's name for its format."""
 
 _ANIMATED = 0x02  # among the flags of VP8X
-_TOO_SHORT_MS, _INSTEAD_MS = 10, 100  # what browsers make of frames that nobody could see
+_TOO_SHORT_MS, _INSTEAD_MS = 10, 100  # browsers show frames too short to see for this long
 
 
 class Animation(NamedTuple):
-    """What the file says. The lists have an entry for each frame."""
+    """The facts that the file states. The lists have an entry for each frame."""
 
     codec: str
     width: int
@@ -59,7 +59,10 @@ def _read_avif(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> Anima
         track = max(streams_of(container, "video"), key=lambda stream: stream.frames, default=None)
         if track is None or track.frames < 2:
             return None
-        packets = [(packet.duration or 0, packet.size) for packet in demux(container, track, limits, budget)]
+        packets = []
+        for packet in demux(container, track, limits, budget):
+            packets.append((packet.duration or 0, packet.size))
+            check_animation(len(packets), limits)
         durations_ms = [float(1000 * duration * track.time_base) for duration, _ in packets]
         context = track.codec_context
         return Animation("avif", context.width, context.height, durations_ms, [size for _, size in packets])

@@ -24,10 +24,10 @@ _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its
 def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
     """The sound of a file as float32 [num_samples], mono at ``sample_rate``, full scale ±1.
 
-    It is that of the first sound track. Channels are averaged here: swresample's own downmix gains √2 on stereo (measured). A broken
+    The first sound track is decoded. Channels are averaged here: swresample's own downmix gains √2 on stereo (measured). A broken
     packet is left out.
 
-    Raises: MediaError, 422 for what holds no sound, is broken or has no samples, 400 for limits.
+    Raises: MediaError, 422 for a file without sound or samples, or a broken one, 400 for limits.
     """
     with closing(open_container(reader, "audio", limits, budget)) as container:
         frames = _decoded(container, pick_stream(container, "audio"), "audio", limits, budget)
@@ -35,10 +35,10 @@ def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: 
 
 
 def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
-    """The sound of a video, as ``decode_audio``, from the time of the video's first frame on.
+    """The sound of a video, as ``decode_audio``, starting at the time of the video's first frame.
 
-    What sounds before that is cut off; silence stands in front of sound that begins later, and where the file's times leave a gap.
-    They are those that the container gives, edit lists and the delay of the sound's codec included. Sound that overlaps stays whole.
+    Earlier sound is cut off. Silence fills the time before sound that begins later, and any gap in the file's times.
+    Times are the container's, including edit lists and the codec's delay. Overlapping sound is kept whole.
 
     Raises: MediaError as ``decode_audio``; 422 for a video without sound.
     """
@@ -65,7 +65,7 @@ def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, bu
 
 
 def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[Any]]]:
-    """Frames that follow each other without a gap, and when the first of them sounds, in seconds; None if that is not known."""
+    """Frames that follow each other without a gap, and the start time of the first, in seconds; None if that is not known."""
     starts_s: list[float | None] = []
     end_s = -math.inf  # as the frames' samples say: many small gaps add up
 
@@ -84,7 +84,7 @@ def _stretches(frames: Iterator[Any]) -> Iterator[tuple[float | None, Iterator[A
 
 
 def _start_s(streams: Sequence[Any]) -> float | None:
-    """When the first of the streams begins, by its own clock; None if that is not known."""
+    """Start time of the first stream, by its own clock; None if unknown."""
     stream = streams[0] if streams else None
     return float(stream.start_time * stream.time_base) if stream is not None and stream.start_time is not None else None
 

@@ -35,7 +35,7 @@ _AUDIO_CODECS = frozenset(
 )
 # FFmpeg tries the decoders of all streams already when it opens a file that is probed.
 _TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name in av.codecs_available if name.startswith("pcm_")}))
-# How files of these formats begin, and the codecs of which head and packets say all that we ask. H.264 in Matroska may be that of an
+# First bytes of these formats, and the codecs whose head and packets say all that we ask. H.264 in Matroska may be that of an
 # AVI, without time stamps for frames that are out of order.
 _MOV_OR_MATROSKA = re.compile(rb".{4}(ftyp|moov|mdat|wide|free)|\x1aE\xdf\xa3", re.DOTALL)
 _WEB_CODECS = frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d"))
@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 
 class BrokenData(Exception):
-    """What FFmpeg was given is not what it should be."""
+    """FFmpeg was given invalid data."""
 
 
 def ffmpeg(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,7 +78,7 @@ def open_video(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> tuple
     """An open container, which the caller closes, and its video stream.
 
     FFmpeg probes a file that it opens, in case its head does not say what is in it: it decodes a picture or more (13 ms for H.264 at
-    720p, 26 ms for VP9). Files that do say it are spared that.
+    720p, 26 ms for VP9). Files whose head is sufficient are not probed.
 
     Raises: MediaError as ``open_container`` and ``pick_stream`` do.
     """
@@ -111,7 +111,7 @@ def open_container(
 ) -> Any:
     """An open PyAV container over the reader's bytes; the caller closes it. ``is_probed``: FFmpeg may try decoders to learn more.
 
-    Raises: MediaError, 422 when it is empty, of another kind, of a format that is not on the list, or broken, 400 for limits.
+    Raises: MediaError, 422 for a file that is empty, broken, or of a kind or format not on the list, 400 for limits.
     """
     guarded = GuardedReader(reader, budget)
     if guarded.num_bytes == 0:

@@ -1,9 +1,9 @@
 """Decoding videos on all engines at once: ``analyse_bitstream``, ``add_decoding_request``, ``get_decoding_output`` (FC10). For the
 video actor.
 
-One thread per engine. All that is decided, ``dispatch`` decides, under one lock, which is never held while anything is demuxed, decoded
-or converted. One video is decoded by all engines together (FC1); frames come in order as they become ready, and are bit for bit those
-that a single engine gives.
+One thread per engine. ``dispatch`` makes all decisions under one lock, which is never held while anything is demuxed, decoded
+or converted. One video is decoded by all engines together (FC1); frames come in order as they become ready, and match
+a single engine's bit for bit.
 """
 
 import itertools
@@ -29,7 +29,7 @@ DECODER_BYTES = 2 << 30
 
 
 def analyse_bitstream(reader: Reader, limits: MediaLimits | None = None, budget: TimeBudget = UNLIMITED) -> Bitstream:
-    """What is in a video, found by demuxing it and decoding one frame. The engines use the reader until its requests have ended.
+    """Analyse a video: demux it and decode one frame. The engines use the reader until its requests have ended.
 
     Raises: MediaError, 422 for files that are not videos or hold no frame, 400 for limits.
     """
@@ -38,7 +38,7 @@ def analyse_bitstream(reader: Reader, limits: MediaLimits | None = None, budget:
 
 
 class DecodingPool:
-    """Engines, a thread for each from the first request on, and the requests. All methods may be called by any thread.
+    """The engines, each with a thread from the first request on, and the requests. Any thread may call any method.
 
     A segment holds about ``packets_per_segment`` packets, or one group of pictures if that is more: short, so that the first frames
     come soon and the engines end together. A request keeps at most ``max_bytes_ahead`` bytes of frames for its taker, and one frame
@@ -68,7 +68,7 @@ class DecodingPool:
         self._threads: list[threading.Thread] = []
 
     def max_bytes(self, info: VideoInfo) -> int:
-        """About what a request for such a video takes at most: frames for its taker, and decoders."""
+        """Approximate most memory of a request for such a video: frames for its taker, and decoders."""
         return self._max_bytes_ahead + self._max_running(info, choose_kind(info, self._kinds)) * decoder_bytes(info)
 
     def _max_running(self, info: VideoInfo, kind: str) -> int:
@@ -112,7 +112,7 @@ class DecodingPool:
         return request
 
     def _start(self) -> None:
-        """A thread for every engine that has none. Raises: MemoryError if none is to be had: it lacks its stack."""
+        """Start a thread for every engine that has none. Raises: MemoryError if there is no memory for a thread's stack."""
         for engine in self._engines[len(self._threads) :]:
             thread = threading.Thread(target=self._serve, args=(engine,), name=f"decode {len(self._threads)}", daemon=True)
             try:
@@ -126,10 +126,10 @@ class DecodingPool:
 
         A frame that the decoder does not deliver (broken data) is replaced by the one before it, or by the first that follows.
 
-        The end of a request releases it; one that fails or is not taken to its end is to be cancelled.
+        A request is released at its end; cancel one that fails or is not taken to its end.
 
-        Raises: MediaError (422) if nothing at all can be decoded, 400 for limits, of which the time is one even while all engines
-        decode other videos; ValueError once cancelled; TimeoutError.
+        Raises: MediaError (422) if nothing at all can be decoded, 400 for limits, including time spent
+        while all engines decode other videos; ValueError once cancelled; TimeoutError.
         """
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
         with self._lock:
@@ -146,7 +146,7 @@ class DecodingPool:
         return None
 
     def cancel(self, request: Request) -> None:
-        """End a request at whatever point it is. When this returns no engine works on it, and its reader is used no more."""
+        """End a request at any point. When this returns no engine works on it, and its reader is used no more."""
         with self._lock:
             dropped = self._dispatch.cancel(request)
             job = self._jobs.get(request)
@@ -175,12 +175,12 @@ class DecodingPool:
             engine.close()
 
     def _serve(self, engine: Engine) -> None:
-        """The life of an engine's thread."""
+        """Run an engine's thread."""
         while self._serve_next(engine):
             pass
 
     def _serve_next(self, engine: Engine) -> bool:
-        """Wait for a segment and do what can be done of it; nothing is held between two. Returns False once the pool closes."""
+        """Wait for a segment and decode what is possible of it; nothing is held between two. Returns False once the pool closes."""
         with self._lock:
             run = self._next_run(engine)
             if run is None:
@@ -189,7 +189,7 @@ class DecodingPool:
             outputs = self._parked.pop(run, None)
         try:
             self._advance(engine, job, run, outputs if outputs is not None else job.outputs(engine, run.segment))
-        except Exception as error:  # whatever it is, the taker gets it, and this thread lives on
+        except Exception as error:  # the taker gets any error, and this thread continues
             with self._lock:
                 dropped = self._dispatch.fail(run, error)
             self._release(job, dropped)
@@ -201,7 +201,7 @@ class DecodingPool:
         return True
 
     def _next_run(self, engine: Engine) -> Run | None:
-        """Wait for it, with the lock held. None once the pool closes."""
+        """Wait for the next run, with the lock held. None once the pool closes."""
         while not self._is_closing:
             if (run := self._dispatch.next_run(engine.kind)) is not None:
                 return run
@@ -209,7 +209,7 @@ class DecodingPool:
         return None
 
     def _advance(self, engine: Engine, job: Job, run: Run, outputs: Outputs) -> None:
-        """Decode a segment until it is done, parked or dropped. Raises: what decoding it raises, if no other engine can do better."""
+        """Decode a segment until it is done, parked or dropped. Raises: the decoder's error, if no other engine can do better."""
         is_parked = False
         try:
             for position, frame in outputs:
@@ -249,7 +249,7 @@ class DecodingPool:
         self._release(job, dropped)
 
     def _release(self, job: Job, dropped: Sequence[Run]) -> None:
-        """Let go of what dropped runs hold. Those that are running find no more packets, and end."""
+        """Release the resources of dropped runs. Running ones find no more packets, and end."""
         with self._lock:
             parked = [outputs for run in dropped if (outputs := self._parked.pop(run, None)) is not None]
         for outputs in parked:

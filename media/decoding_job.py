@@ -1,4 +1,4 @@
-"""How the segments of one request are cut and decoded. Called by ``decoding``, from the threads of all engines."""
+"""Cutting and decoding the segments of one request. Called by ``decoding``, from the threads of all engines."""
 
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
@@ -14,7 +14,7 @@ Outputs = Generator[tuple[int, Output], None, None]
 
 
 class Job:
-    """What engines need to know of a request: how its segments are decoded. Its methods may be called by any thread."""
+    """The decoding of a request's segments, as engines need it. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Job:
 
     @property
     def bitstream(self) -> Bitstream:
-        """What is decoded."""
+        """The video to decode."""
         return self._bitstream
 
     def plan(self, start: int, num_engines: int) -> list[Segment]:
@@ -48,7 +48,7 @@ class Job:
         return self._with_cursor(share_engines(segments, num_engines), index)
 
     def plan_from_first_key(self, start: int) -> list[Segment]:
-        """The same for a file whose later key frames are none to start from: one segment from its beginning, on one thread."""
+        """As ``plan``, for a file with no usable later key frame: one segment from its beginning, on one thread."""
         index = self._bitstream.info.index
         assert index is not None
         index = replace(index, keys=index.keys[:1])
@@ -66,7 +66,7 @@ class Job:
     def outputs(self, engine: Engine, segment: Segment) -> Outputs:
         """(position, converted frame) of one segment, as it is decoded.
 
-        What a decoder of several threads makes of broken data depends on their number: then one thread does it all again.
+        With broken data a multi-threaded decoder's output depends on its number of threads: one thread then decodes it all again.
         """
         due = segment.start
         num_threads = segment.num_threads if engine.kind == CPU else 1
@@ -104,7 +104,7 @@ class Job:
                 decoder.close()
 
     def _decoder(self, engine: Engine, num_threads: int) -> Decoder:
-        """One that was used before, or a new one, in the place of one if it needs more threads."""
+        """A used decoder, or a new one; a used one that has too few threads is replaced."""
         try:
             decoder = self._idle[engine.kind].pop()
         except IndexError:
@@ -115,12 +115,12 @@ class Job:
         return engine.open(self._bitstream, num_threads)
 
     def forget(self, segment: Segment) -> None:
-        """No more packets for this segment, and no more memory for those that wait."""
+        """Give this segment no more packets, and free those that wait."""
         for group in segment.groups:
             self._cursors[segment].forget(group)
 
     def close(self) -> None:
-        """Give up the decoders. Nothing runs any more."""
+        """Close the decoders. Call it once nothing runs any more."""
         for idle in self._idle.values():
             while idle:
                 idle.pop().close()

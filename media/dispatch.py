@@ -1,16 +1,16 @@
-"""Which segment an engine decodes next, and what the taker of a request gets: the decisions of ``decoding``, without its threads.
+"""The decisions of ``decoding``, without its threads: the next segment of an engine and the next frame of a request's taker.
 
-Stall-free scheduling (FC7, Algorithm 2; FC9): the segments of all requests stand in one queue, and an engine that becomes free is given
+Stall-free scheduling (FC7, Algorithm 2; FC9): the segments of all requests are in one queue, and an engine that becomes free gets
 the next one at once. The current request goes first, so that its frames are complete soonest and few requests hold memory: the oldest
-of those whose takers wait, then the oldest of all. One that nobody waits for also makes way in the middle of a segment, or a long video
-would keep the frames of another from its taker for as long as it takes to decode. Two things of the printed algorithm are otherwise
-here. Its test ``num_nvdec_in_use <= N`` starts a decode while N are under way, N + 1 in all: an off-by-one; here a segment starts only
+of those whose takers wait, then the oldest of all. A request with no waiting taker also makes way within a segment; otherwise a
+long video would delay another's frames for its whole decoding time. Two things differ from the printed algorithm.
+Its test ``num_nvdec_in_use <= N`` starts a decode while N are under way, N + 1 in all: an off-by-one; here a segment starts only
 when one of the N engines asks for it. And a segment that finds all engines busy waits in the ``else`` of that test, after which the
 loop goes on with the *next* one and it is never decoded; here it stays in the queue.
 
 Frames are held until they are taken, and memory for one is only there once it has been decoded (FC8). A request may be ahead of its
 taker by ``max_ahead`` segments and ``max_bytes_ahead`` bytes. Over that, a segment is *parked*: its decoder keeps its state, the engine
-does something else, and any engine of the kind goes on with it later. So nothing ever waits for a taker that does not come. The segment
+does something else, and any engine of the kind goes on with it later. So nothing ever waits for an absent taker. The segment
 that the taker needs next may always go on when the taker has nothing left to take, so there is no deadlock, either. No more than
 ``max_running`` engines decode a request at once, and it has no more decoders than that: while a segment is parked no other is begun.
 
@@ -32,11 +32,11 @@ class State(Enum):
     RUNNING = auto()
     PARKED = auto()
     DONE = auto()
-    DROPPED = auto()  # its request is cancelled, has failed, or is decoded otherwise from here on
+    DROPPED = auto()  # its request is cancelled, has failed, or was planned again from here on
 
 
 class Absent(Enum):
-    """Why there is no frame."""
+    """The reason that there is no frame."""
 
     PENDING = auto()  # not decoded yet
     ENDED = auto()
@@ -49,10 +49,10 @@ class Request:
     repeats: Sequence[int]
     kind: str  # of the engines that decode it
     max_running: int  # of these engines at once
-    runs: list["Run"] = field(default_factory=list)  # that are not wholly taken, in order
-    next_position: int = 0  # what the taker gets next
-    last: Output | None = None  # that it got
-    num_repeats: int = 0  # that it still gets of that one
+    runs: list["Run"] = field(default_factory=list)  # not yet taken in full, in order
+    next_position: int = 0  # the taker's next position
+    last: Output | None = None  # the taker's last frame
+    num_repeats: int = 0  # repeats of ``last`` still to come
     num_bytes: int = 0  # of frames not taken
     num_running: int = 0
     is_awaited: bool = False  # its taker asked for a frame that was not there
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(eq=False)
 class Run:
-    """A segment on its way. ``due`` is the first of its frames that has not been delivered."""
+    """A segment being decoded. ``due`` is the first of its frames that has not been delivered."""
 
     request: Request
     segment: Segment
@@ -72,7 +72,7 @@ class Run:
 
 
 class Dispatch:
-    """The queue. An engine gets a run from ``next_run``, reports what becomes of it, and lets go of it with ``leave``."""
+    """The queue. An engine gets a run from ``next_run``, reports its progress, and releases it with ``leave``."""
 
     def __init__(self, max_ahead: int, max_bytes_ahead: int) -> None:
         if max_ahead < 2:
@@ -83,18 +83,18 @@ class Dispatch:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Those that are not cancelled, oldest first."""
+        """Requests that are not cancelled, oldest first."""
         return tuple(self._requests)
 
     def add(self, segments: Sequence[Segment], repeats: Sequence[int], kind: str, max_running: int) -> Request:
-        """A request at the end of the queue, for at most so many engines of this kind at once."""
+        """Add a request at the end of the queue, for at most so many engines of this kind at once."""
         request = Request(repeats, kind, max_running)
         request.runs = _runs(request, segments)
         self._requests.append(request)
         return request
 
     def next_run(self, kind: str) -> Run | None:
-        """What an idle engine of this kind decodes now: the current request's earliest segment that may go on."""
+        """The run for an idle engine of this kind: the current request's earliest segment that may go on."""
         for request in sorted(self._requests, key=lambda request: not request.is_awaited):
             if request.kind == kind and (run := self._next_of(request)) is not None:
                 run.state = State.RUNNING
@@ -103,7 +103,7 @@ class Dispatch:
         return None
 
     def _makes_way(self, mine: Request) -> bool:
-        """Whether another request has a taker who waits, and no engine."""
+        """True if another request has a waiting taker and no engine."""
         return not mine.is_awaited and any(
             request.is_awaited and request.kind == mine.kind and not request.num_running and self._next_of(request) is not None
             for request in self._requests
@@ -120,9 +120,9 @@ class Dispatch:
         return None
 
     def deliver(self, run: Run, position: int, frame: Output) -> bool:
-        """A running segment's next frame. Returns whether the engine goes on with it; if not, it is parked now, or was dropped.
+        """Deliver a running segment's next frame. Returns True if the engine goes on with it; else it is now parked, or was dropped.
 
-        After its last frame it goes on to finish: parked, it would be out of everybody's sight once that frame is taken.
+        After its last frame it goes on to finish: if parked, nothing would refer to it once that frame is taken.
         """
         if run.state is not State.RUNNING:
             return False
@@ -135,14 +135,14 @@ class Dispatch:
         return run.state is State.RUNNING
 
     def finish(self, run: Run) -> None:
-        """A running segment has delivered all that it will."""
+        """Mark a running segment as having delivered everything."""
         if run.state is State.RUNNING:
             run.state = State.DONE
 
     def replan(self, run: Run, segments: Sequence[Segment], kind: str, max_running: int) -> list[Run]:
-        """These segments take over from this running one, from its first undelivered frame to the end of the request, as in ``add``.
+        """Replace this running segment by these, from its first undelivered frame to the end of the request, as in ``add``.
 
-        Returns the runs that are dropped for them.
+        Returns the dropped runs.
         """
         if run.state is not State.RUNNING:
             return []
@@ -156,15 +156,15 @@ class Dispatch:
         return dropped
 
     def fail(self, run: Run, error: Exception) -> list[Run]:
-        """The request of this running segment cannot be had; its taker gets the error. Returns the dropped runs."""
+        """Fail the request of this running segment; its taker gets the error. Returns the dropped runs."""
         return self._end(run.request, error) if run.state is State.RUNNING else []
 
     def leave(self, run: Run) -> None:
-        """The engine that got this run does nothing for it any more."""
+        """Release this run: its engine has stopped working on it."""
         run.request.num_running -= 1
 
     def cancel(self, request: Request) -> list[Run]:
-        """Nobody takes the request's frames any more. Returns the dropped runs; engines are through with them at ``num_running`` 0."""
+        """Cancel the request. Returns the dropped runs; engines are through with them at ``num_running`` 0."""
         if request not in self._requests:
             return []
         self._requests.remove(request)
@@ -199,7 +199,7 @@ class Dispatch:
 
 
 def is_next(run: Run) -> bool:
-    """Whether what this run has delivered may be what its taker gets next. A taker that has got nothing yet may get any frame."""
+    """True if this run's delivered frame may be its taker's next. A taker that has got nothing yet may get any frame."""
     return run.request.last is None or not run.request.runs or run is run.request.runs[0]
 
 
@@ -221,7 +221,7 @@ def _pop_taken(request: Request) -> None:
 
 
 def _take_distinct(request: Request) -> Output | None:
-    """None if the frame may still come."""
+    """Take the next distinct frame; None if it may still come."""
     head = request.runs[0]
     if head.frames and head.frames[0][0] == request.next_position:
         frame = head.frames.popleft()[1]

@@ -1,4 +1,4 @@
-"""What decodes a segment: the interface of engines, decoding on the processor, and the choice between them.
+"""Engines that decode segments: their interface, decoding on the processor, and the choice between them.
 
 An engine is a slot: a processor core, or one of a GPU's decoding units. It opens decoders, and a decoder is used by one thread at a
 time. Called by ``decoding``; ``nvdec`` implements the interface on a GPU.
@@ -29,7 +29,7 @@ Convert = Callable[[Any, VideoReformatter], Output]
 CPU = "cpu"
 
 _SKIPPING_CODECS = frozenset(("h264", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
-_TRUSTING_CODECS = frozenset(("mpeg4", "h263", "flv"))  # decode from any picture on, and make grey of what they lack
+_TRUSTING_CODECS = frozenset(("mpeg4", "h263", "flv"))  # decode from any picture on, with grey for missing references
 _PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
 _PLAIN_BITS = 12  # of a pixel: 8 bits, 4:2:0
 _PIXELS_FOR_HARDWARE = {"h264": 1280 * 720, "hevc": 0, "vp9": 0, "av1": 0, "libdav1d": 0}
@@ -43,9 +43,7 @@ class EngineError(Exception):
 
 
 class FrameNotDelivered(Exception):
-    """A group did not give all its wanted frames as they should be: its key frame is none to start from (intra refresh), or data are
-    broken.
-    """
+    """A group did not give all its wanted frames intact: decoding cannot start at its key frame (intra refresh), or data are broken."""
 
 
 class Decoder(Protocol):
@@ -62,11 +60,11 @@ class Decoder(Protocol):
         ...
 
     def drain(self) -> list[Any]:
-        """The frames that are still inside."""
+        """The frames still in the decoder."""
         ...
 
     def may_begin(self, frame: Any) -> bool:
-        """Whether this first frame of a group shows that its key frame is one, as the container says: some say so of every frame."""
+        """True if this first frame of a group confirms the container's key-frame flag: some containers flag every frame."""
         ...
 
     def reset(self) -> None:
@@ -83,14 +81,14 @@ class Engine(Protocol):
     def kind(self) -> str: ...
 
     def open(self, bitstream: Bitstream, num_threads: int = 1) -> Decoder:
-        """``num_threads``: slots that the decoder may use, where that is for us to say.
+        """Open a decoder. ``num_threads``: slots that it may use, where we can choose.
 
         Raises: EngineError if it cannot decode this, MediaError if nothing can.
         """
         ...
 
     def close(self) -> None:
-        """Give up what it keeps. Its decoders are closed already."""
+        """Release what the engine keeps. Its decoders are already closed."""
         ...
 
 
@@ -107,7 +105,7 @@ class CpuEngine:
             context = stream.codec_context
             if num_threads > 1:
                 context.thread_type, context.thread_count = "AUTO", num_threads
-                context.options = {**context.options, "err_detect": "explode"}  # what is concealed depends on the threads
+                context.options = {**context.options, "err_detect": "explode"}  # concealment depends on the number of threads
             return CpuDecoder(context)
 
     def close(self) -> None:
@@ -158,8 +156,8 @@ class CpuDecoder:
 
 
 def _can_skip(context: Any) -> bool:
-    """Whether FFmpeg can be told to skip what no other picture needs. In HEVC that is what none of its own sub-layer needs: of several
-    sub-layers higher ones may need it.
+    """True if FFmpeg can skip pictures that no other needs. In HEVC those are unreferenced in their own sub-layer only: with several,
+    higher ones may need them.
     """
     if context.name == "hevc":
         return _num_sub_layers(context.extradata or b"") == 1
@@ -175,17 +173,17 @@ def _num_sub_layers(hevc_head: bytes) -> int:
 
 
 def cpu_engines() -> list[Engine]:
-    """One for each processor that this process may use."""
+    """One engine for each processor that this process may use."""
     return [CpuEngine() for _ in os.sched_getaffinity(0)]
 
 
 def decoder_bytes(info: VideoInfo) -> int:
-    """About what a decoder of this video takes: pictures for reference and those not yet shown."""
+    """Approximate bytes of a decoder of this video: reference pictures and those not yet shown."""
     return _PICTURES_IN_A_DECODER * info.height * info.width * info.bits_per_pixel // 8
 
 
 def choose_kind(info: VideoInfo, kinds: list[str]) -> str:
-    """The kind of engine to decode this on, of those at hand. Files without an index and deep colours are for the processor."""
+    """Choose an available kind of engine for this video. Files without an index and deep colours go to the processor."""
     hardware = [kind for kind in kinds if kind != CPU]
     is_plain = info.index is not None and info.bits_per_pixel == _PLAIN_BITS
     suits_hardware = is_plain and info.height * info.width >= _PIXELS_FOR_HARDWARE.get(info.codec, 1 << 62)
@@ -197,7 +195,7 @@ def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment, mus
 
     Frames that a group from the file's start does not deliver are left out: there is nothing before it to start from.
 
-    Raises: FrameNotDelivered for any other group, and if it ``must_be_whole`` for what is broken, too; EngineError, MediaError.
+    Raises: FrameNotDelivered for any other group, and for broken data if it ``must_be_whole``; EngineError, MediaError.
     """
     for group in segment.groups:
         may_lack = group.first == 0 and not must_be_whole
@@ -224,7 +222,7 @@ def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment, mus
 
 
 def decode_in_sequence(decoder: Decoder, cursor: PacketCursor, segment: Segment, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
-    """The same for a file without an index, whose frames are counted as they come out. ``wanted`` are their indices."""
+    """As ``decode_segment``, for a file without an index: frames are counted as they come out. ``wanted`` are their indices."""
     (group,) = segment.groups
     positions = {wanted[position]: position for position in range(group.start, group.stop)}
     for num_out, frame in enumerate(_frames(decoder, cursor.packets(group))):
@@ -245,7 +243,7 @@ def _frames(decoder: Decoder, packets: Iterator[tuple[Any, bool]]) -> Iterator[A
 def upright_rgb(limits: MediaLimits) -> Convert:
     """RGB uint8 [height, width, 3], turned and mirrored as the file asks.
 
-    Raises: MediaError for sizes beyond the limits and formats of no use.
+    Raises: MediaError for sizes beyond the limits and unusable formats.
     """
 
     def convert(frame: Any, reformatter: VideoReformatter) -> Output:

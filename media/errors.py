@@ -1,4 +1,4 @@
-"""What can be wrong with a medium."""
+"""Errors of media."""
 
 
 class MediaError(ValueError):
@@ -18,7 +18,7 @@ class OutOfTime(MediaError):
 
 
 class MediaMemoryError(MediaError, MemoryError):
-    """A decoder got no memory: the medium asks for too much, or this process has too little left, which the caller can tell."""
+    """A decoder got no memory: the medium asks for too much, or this process has too little left; the caller can tell which."""
 
     def __init__(self) -> None:
         super().__init__("decoding takes more memory than there is", 400)

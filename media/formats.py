@@ -1,4 +1,4 @@
-"""Recognising a file by its first bytes: to say what was sent instead, and to keep it from decoders that take it for another kind."""
+"""Recognising a file by its first bytes: to name it in errors, and to keep it from decoders that would take it for another kind."""
 
 from .errors import MediaError
 from .limits import Reader
@@ -53,7 +53,7 @@ _UNSUPPORTED = frozenset((_HEIC, *(name for _, name in _UNSUPPORTED_SIGNATURES))
 
 
 def describe(reader: Reader) -> str:
-    """What the bytes look like, with an article: 'a PNG image', 'text', 'data of an unknown format'. Leaves the reader at 0."""
+    """Describe the bytes, with an article: 'a PNG image', 'text', 'data of an unknown format'. Leaves the reader at 0."""
     reader.seek(0)
     head = reader.read(64) or b""
     reader.seek(0)

@@ -1,16 +1,19 @@
-"""How many pixels a picture has by the beginning of its file, and about what decoding it costs. Nothing is decoded here.
+"""Pixel count of a picture, read from the beginning of its file, and the approximate cost of decoding it. Nothing is decoded here.
 
 Called by the gateway, which is no sandbox: each format is a few fixed offsets or a walk of bounded length. ``image`` decodes, and
-refuses pictures that are larger than they were said to be here.
+refuses pictures larger than stated here.
 """
 
 import re
 
-UNKNOWN_PIXELS = 1 << 24  # what a picture may have whose file does not say its size where it is looked for
+UNKNOWN_PIXELS = 1 << 24  # assumed where the size is not found
 
 _MAX_SEGMENTS = 4096  # walked in a JPEG: one of 32 MiB has some 500 if they are full
 _MAX_BOXES_BYTES = 1 << 16  # in which an AVIF's or HEIC's sizes stand
 _PORTABLE = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)++(\d{1,9})(?:\s|#[^\n]*\n)++(\d{1,9})\s")  # PBM, PGM and PPM, with comments
+_JPEG_2000 = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
+_JPEG_2000_PASSES = 16  # up to 0.4 us for each pixel (measured)
+_MAX_WORK = 1 << 62  # what a message holds
 _SCANS_PER_PASS = 4  # scans of a JPEG that cost about as much as a pass over all its pixels
 
 
@@ -21,9 +24,13 @@ def num_pixels(data: bytes) -> int:
 
 
 def decoding_work(data: bytes) -> int:
-    """What decoding the picture costs about, in pixels of one that is decoded in a single pass."""
-    passes = 1 + data.count(b"\xff\xda") // _SCANS_PER_PASS if data.startswith(b"\xff\xd8\xff") else 1
-    return passes * num_pixels(data)
+    """Approximate cost of decoding the picture, in pixels of one that is decoded in a single pass."""
+    passes = 1
+    if data.startswith(b"\xff\xd8\xff"):
+        passes += data.count(b"\xff\xda") // _SCANS_PER_PASS
+    elif data.startswith(_JPEG_2000):
+        passes = _JPEG_2000_PASSES
+    return min(passes * num_pixels(data), _MAX_WORK)
 
 
 def _size(data: bytes) -> tuple[int, int] | None:
@@ -41,7 +48,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
         num_bytes = 2 if int.from_bytes(head[14:18], "little") == 12 else 4
         width, height = (int.from_bytes(head[at : at + num_bytes], "little", signed=num_bytes == 4) for at in (18, 18 + num_bytes))
         return abs(width), abs(height)
-    if head.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
+    if head.startswith(_JPEG_2000):
         return _jpeg_2000_size(data[:_MAX_BOXES_BYTES])
     if found := _PORTABLE.match(data[:_MAX_BOXES_BYTES]):
         return int(found[1]), int(found[2])
@@ -49,7 +56,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """From the frame header, behind whatever segments come before it."""
+    """Size from the frame header, after any segments before it."""
     at = 2
     for _ in range(_MAX_SEGMENTS):
         at = data.find(b"\xff", at)

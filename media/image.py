@@ -4,8 +4,8 @@ The pixel limit is checked on the header, before any pixel is decoded. Sound gre
 hands all bytes to libjpeg-turbo at once: bit for bit what Pillow gives with its blocks and copies, in about half the time. None is
 decoded to a smaller size: libjpeg's scaled transform gives other pixels than a whole picture that is resized, as transformers does it.
 
-EXIF orientation is applied (transformers' ``load_image``), transparency is laid on white (transformers' ``convert_to_rgb``), of an
-animation the first frame counts. Grey images of 16 bits are scaled to 8; Pillow's own conversion, and so transformers', clips them to
+EXIF orientation is applied (transformers' ``load_image``), transparency is laid on white (transformers' ``convert_to_rgb``), and of an
+animation the first frame is taken. Grey images of 16 bits are scaled to 8; Pillow's own conversion, and so transformers', clips them to
 white.
 """
 
@@ -44,7 +44,7 @@ JpegDecoder = Callable[[bytes, int, int], Pixels | None]
 """(a file, width, height) -> its pixels, not turned upright; None for a file that this decoder does not take, or of another size."""
 
 _FORMATS = (
-    JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO), of which the first counts
+    JpegImagePlugin.JpegImageFile.format,  # also JPEGs of several pictures (MPO): the first is taken
     PngImagePlugin.PngImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,
@@ -53,7 +53,7 @@ _FORMATS = (
     Jpeg2KImagePlugin.Jpeg2KImageFile.format,
     PpmImagePlugin.PpmImageFile.format,
 )
-_UNSIGNED_FORMATS = (TgaImagePlugin.TgaImageFile.format,)  # files that begin with nothing of their own
+_UNSIGNED_FORMATS = (TgaImagePlugin.TgaImageFile.format,)  # files without a signature
 _ACCEPTED = "JPEG, PNG, WebP, GIF, BMP, AVIF, JPEG 2000, PPM, TGA, ICO"
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # other items have the other cores
 BROKEN_IMAGE = (
@@ -93,7 +93,7 @@ def decode_image(
 ) -> Pixels:
     """RGB [height, width, 3], upright. ``jpeg_decoder`` is tried on JPEGs before simplejpeg is (see ``nvjpg``).
 
-    Raises: MediaError, 422 for what is not an image, is broken or cut off, 400 for pixels, aspect ratio or time over the limit.
+    Raises: MediaError, 422 for a file that is not an image, is broken or cut off, 400 for pixels, aspect ratio or time over the limit.
     """
     guarded = GuardedReader(reader, budget)
     if guarded.num_bytes == 0:
@@ -112,7 +112,7 @@ def decode_image(
             raise refuse(reader, "image", _ACCEPTED) from None
         with image:
             _check_size(*image.size, limits)
-            # Pillow's errors are taken for the file's, ours never: they are of the same kinds.
+            # Pillow's errors count as the file's, ours never do: both are of the same types.
             pixels = _decode_jpeg(guarded, image, limits, budget, jpeg_decoder) if image.format in ("JPEG", "MPO") else None
             if pixels is None:
                 pixels = _decode_by_pillow(image)
@@ -125,6 +125,12 @@ def _decode_by_pillow(image: Image.Image) -> Pixels:
         return _pixels(image)
     except MediaError:
         raise
+    except SystemError as error:  # the JPEG 2000 decoder reads from C, which does not look for the reader's exceptions
+        if isinstance(error.__cause__, MediaError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, MemoryError):
+            raise MediaMemoryError from None
+        raise
     except MemoryError:
         raise MediaMemoryError from None
     except BROKEN_IMAGE:
@@ -132,7 +138,7 @@ def _decode_by_pillow(image: Image.Image) -> Pixels:
 
 
 def _opened(reader: GuardedReader, limits: MediaLimits) -> Image.Image:
-    """The image, of whose pixels at most an icon's are decoded yet. Raises: MediaError (400), and what Pillow does."""
+    """Open the image; only an icon's pixels are decoded yet. Raises: MediaError (400), and what Pillow does."""
     found = describe(reader)
     if found == ICON:
         return _largest_of_icon(reader, limits)
@@ -189,7 +195,7 @@ def _simplejpeg(data: bytes, width: int, height: int) -> Pixels | None:
 
 
 def _has_one_scan(image: Image.Image, head: bytes) -> bool:
-    """Whether the first scan, whose header ends ``head``, has all components for good: libjpeg then takes no second one.
+    """True if the first scan, whose header ends ``head``, has all components in full: libjpeg then takes no second one.
 
     Of one component or three: their headers cannot be taken for the end of a longer one's, which four components' could.
     """

@@ -1,4 +1,4 @@
-"""How much work a JPEG asks for: each scan is a pass over its pixels, and may take a few bytes. Used by image and container."""
+"""The decoding work of a JPEG: each scan is a pass over its pixels, and may take a few bytes. Used by image and container."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ import numpy as np
 from .errors import MediaError
 from .limits import MediaLimits, TimeBudget
 
-_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that has a length behind it, or ends the picture
+_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # a marker that is followed by a length, or ends the picture
 _END = b"\xff\xd9"
 
 
@@ -19,7 +19,7 @@ def num_scans(jpeg: bytes) -> int:
 
 
 def end_of_picture(jpeg: bytes, start: int, budget: TimeBudget) -> int:
-    """Where libjpeg stops that reads on from ``start``, behind the header of a scan: a file may hold anything after its picture.
+    """The position where libjpeg stops reading from ``start``, after a scan's header: a file may hold anything after its picture.
 
     Raises: MediaError (400) beyond the time budget.
     """

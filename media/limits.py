@@ -1,4 +1,4 @@
-"""What a medium may cost, and the clock that enforces it. Every reader of untrusted bytes in media/ takes both."""
+"""Limits on the cost of a medium, and the clock that enforces them. Every reader of untrusted bytes in media/ takes both."""
 
 import io
 import time
@@ -23,7 +23,7 @@ class MediaLimits:
     """Limits of one item; passing one is a ``MediaError`` with status 400 that names the value and the limit."""
 
     max_pixels: int = 178_956_970  # of an image
-    said_pixels: int = -1  # of this image, by what was read of its header before (``header``); -1: nobody has
+    said_pixels: int = -1  # of this image, as read from its header before (``header``); -1: not read
     max_frame_pixels: int = 8192 * 4352  # of one video frame: a decoder keeps some twenty
     max_jpeg_scans: int = 100  # of a progressive image: each costs a pass over its pixels and may take a few bytes
     max_aspect: float = 200.0  # longer side over shorter side, as the models' processors refuse it
@@ -37,7 +37,7 @@ class MediaLimits:
 
     @property
     def codec_options(self) -> dict[str, str]:
-        """Of FFmpeg's video decoders. They count a frame's padding too, so what is but a little too large is ours to refuse by name."""
+        """Options of FFmpeg's video decoders. They count a frame's padding too, so we refuse slightly too large frames by name."""
         return {"max_pixels": str(2 * self.max_frame_pixels + (1 << 20))}
 
 

@@ -4,7 +4,7 @@ Values are clamped to the clip's own maximum less 8, so the spectrogram is made 
 of it. Qwen2.5-Omni's processor pads every clip with silence to its full length (``max_s``) and masks what is padded; the model
 sees ceil(samples / hop) frames. Only the silence that those frames' windows reach is made here, which gives the same numbers.
 
-torchaudio has no part in it, on a GPU install either: its spectrum is the same ``torch.stft``, bit for bit, and its mel filters are
+torchaudio is not used, even on a GPU install: its spectrum is the same ``torch.stft``, bit for bit, and its mel filters are
 float32, which puts the result up to 3e-4 off.
 """
 

@@ -1,4 +1,4 @@
-"""MPEG-4 part 2 as it lies in AVI (ISO/IEC 14496-2, 6.2): packed bitstreams, and pictures that are not coded. Called by ``container``
+"""MPEG-4 part 2 as stored in AVI (ISO/IEC 14496-2, 6.2): packed bitstreams, and pictures that are not coded. Called by ``container``
 and ``video_info``.
 """
 
@@ -50,7 +50,7 @@ def num_time_bits(heads: Iterable[bytes]) -> int | None:
 
 
 def is_coded(packet: bytes, num_time_bits: int) -> bool:
-    """Whether it holds a picture that a decoder delivers, and not only the word that the one before it lasts on (N-VOP)."""
+    """True if the packet holds a picture that a decoder delivers, not just a repeat of the one before (N-VOP)."""
     at = packet.find(_PICTURE)
     if at < 0:
         return False

@@ -6,7 +6,7 @@ where libnvcuvid or libnvidia-encode is missing (in containers: NVIDIA_DRIVER_CA
 
 What decoders put out is defined to the bit, so the units give the same pictures as the processor; conversion to RGB is not defined, so
 it is done on the processor here, too, and only for wanted frames: a picture is brought to host memory as the planes that FFmpeg's
-decoder would have made. What would come out otherwise is refused with EngineError, and the processor decodes it: interlaced video (the
+decoder would have made. Video that would differ is refused with EngineError, and the processor decodes it: interlaced video (the
 binding deinterlaces), rotated or mirrored video (PyNvVideoCodec does not say so), more than 8 bits or other chroma than 4:2:0 (PyAV
 cannot tell its converter where such chroma samples lie), sizes that the unit's capabilities exclude. On Hopper that is all of AV1, and
 H.264 beyond 4096 pixels. Formats are taken from PyAV, since PyNvVideoCodec's own demuxer reports 8 bits and 4:2:0 for all of H.264.
@@ -63,7 +63,7 @@ def load() -> Any | None:
 
 
 def nvdec_engines() -> list["NvdecEngine"]:
-    """One for each decoding unit of each visible GPU; none where they cannot be used. The number of units is asked, not assumed."""
+    """One engine for each decoding unit of each visible GPU; none where they cannot be used. The number of units is queried."""
     library = load()
     if library is None or not torch.cuda.is_available():
         return []
@@ -86,7 +86,7 @@ def on_gpu(gpu: int, stream: Any) -> Iterator[None]:
 
 
 class NvdecEngine:
-    """One decoding unit's worth of work: which unit does it is the driver's choice.
+    """One decoding unit's worth of work; the driver chooses the unit.
 
     A session takes some 300 ms to open, so the last one that ended well is kept for the next video of the same format and size.
     """
@@ -124,7 +124,7 @@ class NvdecEngine:
             return _Session(self._library, self._gpu, getattr(self._library.cudaVideoCodec, _CODECS[codec]), width, height)
 
     def keep(self, key: Key, session: "_Session") -> None:
-        """A session that may be used again. Called when a decoder is closed, by any thread."""
+        """Keep a session for reuse. Any thread calls it when it closes a decoder."""
         self._kept = key, session
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class NvdecEngine:
 
 
 class _Stream:
-    """What a session must know of a bitstream, read from its first packets."""
+    """Facts about a bitstream that a session needs, read from its first packets."""
 
     def __init__(self, bitstream: Bitstream) -> None:
         if bitstream.info.index is None:
@@ -235,7 +235,7 @@ def new_stream(gpu: int) -> Any:
 
 
 class NvdecDecoder:
-    """One bitstream on one session. Whatever goes wrong, the session is discarded: a failed one can spoil what comes after."""
+    """One bitstream on one session. On any error the session is discarded: a failed one can spoil later output."""
 
     def __init__(self, engine: NvdecEngine, stream: _Stream, session: _Session) -> None:
         self.reformatter = VideoReformatter()

@@ -6,7 +6,7 @@ which the package's extra ``nvjpeg`` brings.
 
 JPEG leaves the rounding of the inverse transform and the filter of the chroma to decoders, so **pixels may differ from the processor's
 by a few levels of 255**, and a run that uses the units is no longer bit for bit transformers': ``media.gpu_jpegs`` asks for them. The
-units take baseline JPEGs only; whatever else is asked of them, and whatever fails there, the processor decodes.
+units take baseline JPEGs only; the processor decodes everything else, and whatever fails there.
 
 Called by ``image.decode_image``'s users: ``decode_image(reader, limits, budget, nvjpg_decoder())``.
 """
@@ -35,7 +35,7 @@ def load() -> Any | None:
 
 
 def nvjpg_decoder() -> "NvjpgDecoder | None":
-    """One for the units of the current GPU; None where they cannot be used."""
+    """A decoder for the units of the current GPU; None where they cannot be used."""
     library = load()
     if library is None or not torch.cuda.is_available():
         return None
@@ -47,13 +47,13 @@ def nvjpg_decoder() -> "NvjpgDecoder | None":
 
 
 class NvjpgDecoder:
-    """A decoder of the library, for one thread at a time. Which unit does the work is the driver's choice.
+    """A decoder of the library, for one thread at a time. The driver chooses the unit.
 
-    Memory is the library's own, and not torch's: the units pay no heed to streams, and torch might give theirs to others too soon.
+    Memory is the library's own, and not torch's: the units ignore streams, and torch might reuse their memory too soon.
     """
 
     def __init__(self, library: Any, gpu: int, backend: Any) -> None:
-        """``backend`` is a member of the library's BackendKind. Raises: RuntimeError where it is not to be had."""
+        """``backend`` is a member of the library's BackendKind. Raises: RuntimeError where it is unavailable."""
         self._library = library
         self._decoder = library.Decoder(device_id=gpu, backends=[library.Backend(backend)], options=":fancy_upsampling=1")
         self._params = library.DecodeParams(
@@ -61,7 +61,7 @@ class NvjpgDecoder:
         )
 
     def __call__(self, data: bytes, width: int, height: int) -> Pixels | None:
-        """RGB [height, width, 3] on the host; None for what the units do not take, another size, and files that are cut off."""
+        """RGB [height, width, 3] on the host; None for unsupported formats, another size, and truncated files."""
         if not data.rstrip(b"\0").endswith(_END_OF_IMAGE):
             return None  # what is missing would come out grey
         try:

@@ -1,6 +1,4 @@
-"""How the pictures of a video are turned and mirrored to stand upright, which the file says of each. Used by video_info, engines and
-nvdec.
-"""
+"""Turning and mirroring a video's pictures upright, as the file states for each. Used by video_info, engines and nvdec."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +11,7 @@ _NEARLY_ZERO = 0.0175  # of a number of the matrix, against the others: the angl
 
 @dataclass(frozen=True)
 class Orientation:
-    """What makes a stored picture upright: rows and columns are exchanged first, then turned round."""
+    """The operation that makes a stored picture upright: rows and columns are exchanged first, then turned round."""
 
     is_transposed: bool = False
     is_upside_down: bool = False
@@ -32,7 +30,7 @@ AS_STORED = Orientation()
 
 
 def orientation_of(frame: Any) -> Orientation:
-    """That of a PyAV frame. Angles more than a degree off those that edges stand at are not turned.
+    """The orientation of a PyAV frame. Angles more than a degree off a multiple of 90 are not turned.
 
     The display matrix takes (x, y), downwards, of the stored picture to (a x + c y, b x + d y).
     """

@@ -83,9 +83,9 @@ class _SharedReader(io.RawIOBase):
 class PacketCursor:
     """The packets of several groups, demuxed once and forward only, whichever group's engine asks next.
 
-    What it reads on the way to a packet that is asked for is kept for the groups that it belongs to, and for no longer than they are
-    waited for: in memory are only packets of groups under way, and of those that a group under way reaches into (open GOP). All methods
-    may be called by any thread; the packets of one group by one thread at a time.
+    Packets read on the way to a requested one are kept for the groups that they belong to, for as long as those are
+    awaited: memory holds only packets of groups under way, and of those that such a group reaches into (open GOP). Any thread may
+    call any method; one thread at a time may take the packets of a group.
     """
 
     def __init__(self, bitstream: Bitstream, index: PacketIndex | None, groups: Sequence[Group]) -> None:
@@ -98,7 +98,7 @@ class PacketCursor:
         self._next = 0
 
     def packets(self, group: Group) -> Iterator[tuple[Any, bool]]:
-        """(packet, whether its own frame is wanted) in decode order, without those that no wanted frame needs.
+        """(packet, True if its own frame is wanted) in decode order, omitting packets that no wanted frame needs.
 
         Raises: MediaError (400) for limits.
         """
@@ -114,12 +114,12 @@ class PacketCursor:
             yield item
 
     def holds(self, group: Group) -> bool:
-        """Whether the group was not forgotten yet."""
+        """True if the group is not yet forgotten."""
         with self._lock:
             return group in self._held
 
     def forget(self, group: Group) -> None:
-        """Nobody will ask for this group's packets any more. The container is closed with the last group."""
+        """Drop this group's packets. The container is closed with the last group."""
         with self._lock:
             self._held.pop(group, None)
             if not self._held and self._packets is not None:

@@ -1,6 +1,6 @@
 """From RGB frames to the rows that a vision tower reads, bit-equal to transformers' torchvision processors. For the video actor.
 
-Rows stay uint8: the encoder normalises them as ``(row - mean * 255) / (std * 255)`` in float32, which is what transformers computes
+Rows stay uint8: the encoder normalises them as ``(row - mean * 255) / (std * 255)`` in float32, as transformers does
 before it cuts patches, so a row costs a quarter of the memory. (transformers' Pillow image processor, its fallback without
 torchvision, resizes with Pillow's own bicubic and differs by 1–2 levels of 255.)
 
@@ -61,7 +61,7 @@ def video_rows(frames: Iterable[Pixels], height: int, width: int, rules: PatchRu
 
 
 def temporal_rows(planes: Iterable[Pixels], rules: PatchRules) -> Iterator[Pixels]:
-    """The same of frames that have the target size; a last temporal patch that is short of frames repeats the last one."""
+    """As ``video_rows``, for frames that have the target size; an incomplete last temporal patch repeats the last frame."""
     pending: list[Pixels] = []
     for frame in planes:
         pending.append(frame)

@@ -1,6 +1,6 @@
 """Mono sound from one sample rate to another, piece by piece. Called by ``audio``.
 
-swresample does it, by a filter that is longer than its default: aliases and images lie 99 dB and more below the sound (soxr, which
+swresample does it, with a longer filter than its default: aliases and images lie 99 dB and more below the sound (soxr, which
 librosa takes: 130 dB; the default: 9 dB just above half the rate), and up to 0.456 of the lower rate nothing is lost (at 16 kHz:
 7.3 kHz). FFmpeg's soxr engine is not built into PyAV's wheels.
 """
@@ -24,7 +24,7 @@ _MAX_PHASE_BITS = 10  # of the filter; a ratio of rates that takes more phases i
 def resampled(pieces: Iterable[Waveform], rate: int, target: int) -> Waveform:
     """Pieces float32 [*] of a sound at ``rate`` Hz -> float32 [ceil(num_samples * target / rate)] at ``target`` Hz, as librosa counts.
 
-    However the sound is cut, the result is the same. Before it and behind it is silence. Raises: BrokenData.
+    However the sound is cut, the result is the same. Silence precedes and follows it. Raises: BrokenData.
     """
     if rate == target:
         return np.concatenate([np.zeros(0, dtype=np.float32), *pieces])

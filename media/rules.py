@@ -1,10 +1,10 @@
-"""What media functions need to know of a model: protocols that the configuration structs of models/ fit."""
+"""Protocols for the facts of a model that media functions need; the configuration structs of models/ fit them."""
 
 from typing import Protocol
 
 
 class PatchRules(Protocol):
-    """How a vision tower cuts frames: rows of [3, temporal_patch_size, patch_size, patch_size], merge_size² of them per token."""
+    """A vision tower's cutting of frames: rows of [3, temporal_patch_size, patch_size, patch_size], merge_size² of them per token."""
 
     @property
     def patch_size(self) -> int: ...

@@ -1,8 +1,8 @@
-"""Which packets must be decoded for the wanted frames of a video, cut into segments that engines decode at the same time.
+"""The packets needed for the wanted frames of a video, cut into segments that engines decode at the same time.
 
 Pure: functions of the packet index that ``video_info.analyse`` makes. A *group* is a run of packets that is fed to one decoder, from a
-key frame up to the last wanted frame *in decode order*, past the next key frame if need be (open GOP), so that no picture is decoded
-whose frame nobody needs (FC2, FC9). A *segment* is what one engine decodes in one go: the groups of consecutive wanted frames. Called
+key frame up to the last wanted frame *in decode order*, past the next key frame if need be (open GOP), so that no unneeded picture
+is decoded (FC2, FC9). A *segment* is what one engine decodes in one go: the groups of consecutive wanted frames. Called
 by ``decoding``.
 """
 
@@ -51,7 +51,7 @@ class Segment:
 
 
 def share_engines(segments: Sequence[Segment], num_engines: int) -> list[Segment]:
-    """The last ones, too few to keep all engines at work, get the threads of those that would stand idle."""
+    """Give the threads of otherwise idle engines to the last segments, which are too few for all engines."""
     num_last = len(segments) % num_engines
     if not num_last:
         return list(segments)
@@ -81,8 +81,8 @@ class _Frames:
 
 
 def plan_groups(index: PacketIndex, wanted: Sequence[int], start: int = 0) -> list[Group]:
-    """One group for each group of pictures that holds a wanted frame. ``wanted`` ascends without repetition; those before ``start`` are
-    left out.
+    """One group for each group of pictures that holds a wanted frame. ``wanted`` ascends without repetition, and is used from
+    ``start`` on.
 
     Group of pictures k owns the frames shown from its key frame to the next one, wherever their packets lie.
     """
@@ -101,9 +101,9 @@ def plan_segments(
 ) -> list[Segment]:
     """At most ``num_parts`` segments of about as many bytes, in order, that hold every wanted frame from ``start`` on exactly once.
 
-    What decoding a packet costs goes with its bytes. Every segment but the last one holds a multiple of ``temporal_patch_size`` frames
-    (FC5), so that the rows which a vision tower reads are those of a single engine. One that would end within a temporal patch takes
-    the frames that it lacks from the next group. It never gives frames back: the next engine would decode nearly the whole group again
+    A packet's decoding cost is proportional to its bytes. All segments except the last hold a multiple of ``temporal_patch_size``
+    frames (FC5), so that a vision tower reads the same rows as from a single engine. A segment that would end within a temporal patch
+    takes the missing frames from the next group. It never gives frames back: the next engine would decode nearly the whole group again
     for them (FC6: 10T against 3T in the paper's figure).
     """
     costs = np.concatenate(([0], np.cumsum(index.num_bytes)))

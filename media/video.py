@@ -1,4 +1,4 @@
-"""The wanted frames of a video on one engine, for those who have no pool of their own: benches and tests."""
+"""The wanted frames of a video on one engine, for callers without a pool: benches and tests."""
 
 from collections.abc import Iterator, Sequence
 

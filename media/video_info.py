@@ -1,4 +1,4 @@
-"""What is in a video file, found by decoding a single frame of it: frames, rate, size, and the order in which its packets show.
+"""Contents of a video file, found by decoding a single frame of it: frames, rate, size, and the display order of its packets.
 
 ``decoding`` calls ``analyse`` and decodes by what it returns.
 """
@@ -24,7 +24,7 @@ RGBA_BITS = 32
 _MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
 _MAX_FIRST_FRAME_PACKETS = 2000  # that are decoded in search of a frame
 _NUM_PACKETS_MORE = 64  # that are decoded behind those that may give no frame
-_VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is to be seen, and not for others alone to refer to
+_VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is shown, not just a reference
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> Vide
 
 
 class _Walk:
-    """What one pass over the packets collects."""
+    """Facts collected by one pass over the packets."""
 
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
@@ -159,7 +159,7 @@ class _Walk:
         self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
 
     def _is_shown(self, packet: Any) -> bool:
-        """Whether its head says that it holds a picture to be seen."""
+        """True if the packet's head says that it holds a shown picture."""
         if self._is_vp8:
             return bool(bytes(packet)[0] & _VP8_SHOW_FRAME)
         if self._context.name != mpeg4.CODEC:
@@ -198,7 +198,7 @@ class _Walk:
 
     @property
     def _are_fields_apart(self) -> bool:
-        """Where FFmpeg cuts H.264 itself, two fields that are coded apart are two packets. One of them may have no time stamp."""
+        """True if fields are coded apart: where FFmpeg cuts H.264 itself, they are two packets. One of them may have no time stamp."""
         return True in self._is_field and (None in self._pts or bool(self._frame is not None and self._frame.interlaced_frame))
 
     def _num_shown(self, num_packets: int) -> int:
@@ -208,18 +208,19 @@ class _Walk:
 
     @property
     def num_frames(self) -> int:
-        """Frames that the decoder delivers, as far as is known."""
+        """Known number of frames that the decoder delivers."""
         return self._num_shown(len(self._pts)) - self._num_undelivered
 
     def num_doubtful(self, first_frame: Any) -> int | None:
-        """How many packets hold pictures that may give no frame, at least; None if all give one.
+        """The least number of packets whose pictures may give no frame; None if all give one.
 
-        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. What the decoder does
-        then differs: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave
+        A picture before the first key frame, in decode order or in time, may lack pictures that it refers to. Decoders
+        then differ: H.264 waits for a point of recovery, HEVC leaves out skipped leading pictures (RASL), MPEG-2 and MPEG-4 leave
         out B-frames, and MPEG-4 makes grey of the others. What the container calls a key frame need not be one.
         """
         first = self._keys[0] if self._keys else 0
-        shown = enumerate(zip(self._pts, self._hidden, strict=True))
+        end = self._keys[1] if len(self._keys) > 1 else len(self._pts)  # behind it time may begin anew
+        shown = enumerate(zip(self._pts[:end], self._hidden[:end], strict=True))
         leading = [number for number, (pts, hidden) in shown if number > first and not hidden and _is_before(pts, self._pts[first])]
         tells_order = self.packet_index() is not None or not self._context.has_b_frames
         begins_with_key = self._keys[:1] == [0] and self._num_tried == 1 and first_frame.pict_type == PictureType.I
@@ -273,7 +274,7 @@ def _is_before(pts: int | None, other: int | None) -> bool:
 
 
 def _max_field_ticks(stream: Any) -> float:
-    """How long a packet of a single field may last, in units of the time base; 0 where there are none, or their time is not known."""
+    """The longest duration of a single-field packet, in units of the time base; 0 where there are none, or their time is not known."""
     rate = stream.codec_context.framerate or stream.guessed_rate or stream.average_rate
     if stream.codec_context.name != "h264" or not rate or not stream.time_base:
         return 0.0

@@ -1,6 +1,6 @@
-"""What a model is, as plain numbers: dimensions, token ids and media rules.
+"""The description of a model as plain numbers: dimensions, token ids and media rules.
 
-Made by ``families`` out of a checkpoint's JSON files, read by every actor. No torch, no transformers; msgspec can encode it all.
+``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch, no transformers; msgspec can encode it all.
 """
 
 from typing import Literal
@@ -35,7 +35,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower, as Qwen2.5's. A family whose tower has more says so in a subclass."""
+    """A vision tower, as Qwen2.5's. A family whose tower has more fields adds them in a subclass."""
 
     depth: int
     hidden_size: int
@@ -68,7 +68,7 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How pixels become patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
+    """Rules from pixels to patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
 
     patch_size: int = 14
     temporal_patch_size: int = 2
@@ -91,7 +91,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How sound becomes mel rows, as in the checkpoint's feature extractor (Whisper's)."""
+    """Rules for turning sound into mel rows, as in the checkpoint's feature extractor (Whisper's)."""
 
     sample_rate: int = 16000
     n_fft: int = 400
@@ -122,7 +122,7 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts where a request does not say; fields as in ``messages.Sampling``."""
+    """Defaults for a request's unset sampling fields; fields as in ``messages.Sampling``."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -131,7 +131,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run must know about its model."""
+    """All facts about the model that a run needs."""
 
     family: str
     language: LanguageConfig
@@ -147,7 +147,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     image_token_id: int = -1
     video_token_id: int = -1
     audio_token_id: int = -1
-    audio_start_token_id: int = -1  # stand around the tokens of a video with its sound track
+    audio_start_token_id: int = -1  # start and end enclose the tokens of a video with its sound track
     audio_end_token_id: int = -1
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
     seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns

@@ -18,7 +18,7 @@ from .errors import CheckpointError
 from .families.registry import FAMILIES, family_name, family_named
 
 DEFAULT_MAX_CONTEXT = 32768
-NULL_TYPE = "mmrt_null"  # for benches: users are not told of it
+NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
 def load_model_config(
@@ -56,7 +56,7 @@ def load_model_config(
 
 
 def tower_modules(path: Path) -> tuple[str, ...]:
-    """Modules of others that the towers of a checkpoint's model import; none where config.json does not tell: loading it complains."""
+    """Third-party modules that the towers of a checkpoint's model import; none if config.json is unusable: loading reports that."""
     try:
         name = family_name(CheckpointFiles(path).required("config.json").text("model_type"))
     except CheckpointError:
@@ -65,8 +65,7 @@ def tower_modules(path: Path) -> tuple[str, ...]:
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
-    """What generation_config.json recommends. Without sampling by its word (``do_sample``) answers are greedy; its penalty counts then,
-    too."""
+    """The defaults of generation_config.json. Answers are greedy unless it sets ``do_sample``; its penalty applies in either case."""
     found = files.optional("generation_config.json")
     if found is None:
         return SamplingDefaults()

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint directory, or with a medium that a model is asked to look at."""
+"""Errors of checkpoint directories, and of media that a model cannot take."""
 
 
 class CheckpointError(ValueError):

@@ -1,6 +1,6 @@
 """The configuration of a run: one frozen struct per component, nested in ``RuntimeConfig``, loaded from one TOML file.
 
-Unknown keys are refused by name with a suggestion, wrong values with the limit that they break. Used by the command line, the
+Unknown keys are refused by name with a suggestion, wrong values with the limit that they violate. Used by the command line, the
 supervisor and every actor; imports only the standard library and msgspec.
 """
 
@@ -72,7 +72,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def decodes_on_gpu(self) -> bool:
-        """Whether the video process opens a GPU, in a run on CUDA."""
+        """True if the video process opens a GPU, in a run on CUDA."""
         return self.gpu_decoding or self.gpu_jpegs
 
 
@@ -100,7 +100,7 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
-    """The struct of [actors]: the layout, and a section for each stage that computes with torch, with the stage's defaults."""
+    """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
     fields: list[tuple[str, type, Any]] = [("layout", str, LAYOUTS[0])]
     for name in torch_actors(stages):
         defaults = [("threads", Threads, stages[name].threads), ("nice", Nice, stages[name].nice)]
@@ -114,7 +114,7 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
 if TYPE_CHECKING:
 
     class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
-        """``layout``: which of encoder, prefill and decode share a process. Besides it a section for each stage."""
+        """``layout``: which of encoder, prefill and decode share a process. The other fields are the sections of stages."""
 
         layout: str = LAYOUTS[0]
 
@@ -146,7 +146,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     supervisor: SupervisorSection = SupervisorSection()
 
     def step_limit_s(self, actor: str) -> float:
-        """How long one step of an actor may take before its watchdog kills it; 0 for those that have no long steps."""
+        """Return the seconds that one step of an actor may take before its watchdog kills it; 0 for actors without long steps."""
         stage = STAGES[actor]
         return stage.step_limit_s + (self.media.item_timeout_s if "media" in stage.inputs else 0.0)
 
@@ -155,12 +155,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return section
 
     def process_of(self, actor: str) -> str:
-        """What the process is called that the actor lives in."""
+        """Return the name of the process that the actor runs in."""
         return process_in(self.actors.layout, actor)
 
     @property
     def processes(self) -> dict[str, tuple[str, ...]]:
-        """Every process of a run: what it is called, and the actors that live in it."""
+        """Return the actors of each process of a run, by process name."""
         found: dict[str, tuple[str, ...]] = {}
         for actor in STAGES:
             process = self.process_of(actor)
@@ -169,7 +169,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:
-    """The configuration in the TOML file at ``path``; the defaults when it is None. Raises ConfigError naming file and key."""
+    """Load the configuration from the TOML file at ``path``; the defaults if it is None. Raises ConfigError naming file and key."""
     if path is None:
         return RuntimeConfig()
     try:
@@ -185,7 +185,7 @@ def load_config(path: Path | None = None) -> RuntimeConfig:
 
 
 def parse_config(text: str) -> RuntimeConfig:
-    """The configuration in TOML ``text``. Raises ConfigError."""
+    """Parse the configuration from TOML ``text``. Raises ConfigError."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -194,7 +194,7 @@ def parse_config(text: str) -> RuntimeConfig:
 
 
 def convert_config(data: dict[str, Any]) -> RuntimeConfig:
-    """The configuration in plain data, such as ``to_data`` makes and run.json holds. Raises ConfigError."""
+    """Convert plain data, as ``to_data`` makes and run.json holds, to a configuration. Raises ConfigError."""
     _refuse_unknown(data, RuntimeConfig, "")
     try:
         config = msgspec.convert(data, RuntimeConfig)
@@ -213,13 +213,13 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
 
 
 def to_data(config: RuntimeConfig) -> dict[str, Any]:
-    """Plain data, for run.json. ``convert_config`` is the inverse."""
+    """Convert a configuration to plain data, for run.json. ``convert_config`` is the inverse."""
     data: dict[str, Any] = msgspec.to_builtins(config)
     return data
 
 
 def to_toml(config: RuntimeConfig) -> str:
-    """The whole configuration, defaults included, as TOML that ``parse_config`` reads back to an equal one."""
+    """Return the whole configuration, with defaults, as TOML that ``parse_config`` reads back to an equal one."""
     return "\n".join(_toml_table(to_data(config), "")).lstrip("\n") + "\n"
 
 
@@ -261,7 +261,7 @@ def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: s
 
 
 def _elsewhere(key: str) -> str:
-    """A hint for a key that stands in the wrong table: where it belongs."""
+    """Return a hint for a key in the wrong table: the table that it belongs to."""
     for section in msgspec.structs.fields(RuntimeConfig):
         if any(field.name == key for field in msgspec.structs.fields(section.type)):
             return f"it belongs to [{section.name}]; "
@@ -284,7 +284,7 @@ def _explain(message: str, data: dict[str, Any]) -> str:
 
 
 def _choices(path: str) -> tuple[str, ...]:
-    """The words that a Literal field takes."""
+    """Return the values that a Literal field takes."""
     kind: Any = RuntimeConfig
     for key in path.split("."):
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)

@@ -1,4 +1,4 @@
-"""The environment variables that mmrt reads, in one place: nothing else looks at os.environ."""
+"""The environment variables that mmrt reads: no other module reads os.environ."""
 
 import os
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ import msgspec
 
 from .errors import ConfigError
 
-CHILD_LISTEN_FD = 4  # where a gateway finds the supervisor's listening sockets: this descriptor and those that follow
+CHILD_LISTEN_FD = 4  # first of the supervisor's listening sockets in a gateway; the others follow
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 MPS_PIPE = Path("/tmp/nvidia-mps")
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process finds in its environment. ``read_environment`` makes it; nothing else looks at os.environ."""
+    """The settings from this process's environment. Made by ``read_environment``; no other code reads os.environ."""
 
     run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
     config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
@@ -29,7 +29,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read the variables above. Raises ConfigError when a number is none."""
+    """Read the variables above. Raises ConfigError for a malformed number."""
     environ = os.environ if environ is None else environ
 
     def path(name: str) -> Path | None:
@@ -62,7 +62,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def _listen_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None) -> tuple[int, ...]:
-    """Descriptors of inherited listening sockets; systemd's count only for the process that it has started (sd_listen_fds)."""
+    """Descriptors of inherited listening sockets; systemd's count only in the process that it started (sd_listen_fds)."""
     if from_supervisor:
         return tuple(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor))
     if from_systemd and systemd_pid == os.getpid():

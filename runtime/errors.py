@@ -1,7 +1,7 @@
-"""Every exception type that mmrt raises on purpose. Messages name the value and the limit.
+"""Every exception type that mmrt raises deliberately. Messages name the value and the limit.
 
-``UserError`` is somebody's bad input: the command line prints it without a traceback and exits with ``exit_code``.
-``RequestError`` is one request's bad input: it becomes an HTTP error (or an SSE error frame) and harms nobody else.
+``UserError`` is bad input from the user: the command line prints it without a traceback and exits with ``exit_code``.
+``RequestError`` is bad input of one request: it becomes an HTTP error (or an SSE error frame) and affects no other request.
 """
 
 
@@ -22,7 +22,7 @@ class RunError(UserError):
 
 
 class RequestError(ValueError):
-    """A request that is refused or failed. ``status`` is the HTTP code, ``param`` the field at fault."""
+    """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field."""
 
     def __init__(
         self,

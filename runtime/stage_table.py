@@ -1,4 +1,4 @@
-"""What the stages of a run are: one record for each, and the lists and orders that follow from the records.
+"""The stages of a run: one record for each, and the lists and orders derived from the records.
 
 Every process of a run reads it. A new stage is one more record: nothing else lists stages.
 """
@@ -13,34 +13,34 @@ from .errors import ConfigError
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: the actor that does it, and how that actor is configured, started and stopped."""
+    """One stage: its actor, and how that actor is configured, started and stopped."""
 
-    name: str  # of the actor, too
+    name: str  # also the actor's
     module: str  # below mmrt.actors; has ``main``
-    stop_rank: int  # a run ends the lowest first: what feeds others; what others write into comes last
-    restart_rank: int  # a rolling restart begins with the lowest: who understands a new message precedes who sends it
+    stop_rank: int  # a run stops the lowest first: producers before the consumers that they write to
+    restart_rank: int  # a rolling restart begins with the lowest: receivers of a new message before its senders
     letter: str = ""  # in layouts (TI1): it computes the model, on the model's device, and may share a process with others that do
     inputs: tuple[str, ...] = ()  # pools and rings that it reads
-    output: str = ""  # the one that it fills
+    output: str = ""  # the pool or ring that it fills
     takes_plans: bool = False  # the controller gives it plans
     loop: Literal["plain", "asyncio"] = "plain"
     imports: Literal["base", "torch", "towers"] = "base"  # what the zygote must have imported before it can be forked
     threads: int = 1  # unless configured
-    nice: int = 0  # unless configured; decoding goes first
+    nice: int = 0  # unless configured; decode has priority
     cpu_weight: int = 100  # under systemd, whose default is 100: between services it counts instead of niceness
     step_limit_s: float = (
-        0.0  # of one step, until the watchdog kills it; besides the time of an item for who reads media. 0: no long steps
+        0.0  # of one step, until the watchdog kills it; actors that read media also get the time of an item. 0: no long steps
     )
     listens: bool = False  # clients connect to it: it inherits their sockets and drains before it ends
-    is_essential: bool = False  # a run ends with it: nothing that it holds can be waited for
+    is_essential: bool = False  # the run ends with it: its data cannot be recovered
 
     @property
     def imports_torch(self) -> bool:
-        """It computes with torch. Its threads and niceness can be configured."""
+        """True if the stage computes with torch. Its threads and niceness can be configured."""
         return self.imports != "base"
 
 
-# The order numbers the actors in shared memory.
+# The order gives the actors' numbers in shared memory.
 # fmt: off
 _RECORDS = (
     Stage(name="memory", module="memory", stop_rank=3, restart_rank=0, is_essential=True, imports="torch"),
@@ -55,24 +55,24 @@ _RECORDS = (
     Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
           inputs=("embedding",), output="kv", nice=5, step_limit_s=300.0),
     Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports="torch",
-          inputs=("kv",), output="tokens", cpu_weight=1000, step_limit_s=120.0),
+          inputs=("kv",), cpu_weight=1000, step_limit_s=120.0),
     Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1,
-          inputs=("tokens",), output="deltas", cpu_weight=500),
+          output="deltas", cpu_weight=500),
 )
 # fmt: on
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _RECORDS}
 ACTORS = tuple(STAGES)
 SUPERVISOR = "supervisor"
-RECORDERS = (*ACTORS, SUPERVISOR)  # who has a flight recorder
+RECORDERS = (*ACTORS, SUPERVISOR)  # owners of flight recorders
 
 
 def workers(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
-    """The stages that are given plans."""
+    """Return the stages that are given plans."""
     return tuple(name for name, stage in stages.items() if stage.takes_plans)
 
 
 def torch_actors(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
-    """The stages that compute with torch."""
+    """Return the stages that compute with torch."""
     return tuple(name for name, stage in stages.items() if stage.imports_torch)
 
 
@@ -80,26 +80,26 @@ WORKERS = workers()
 
 
 def restart_order(stages: Mapping[str, Stage] = STAGES) -> list[str]:
-    """All stages in the order of a rolling restart."""
+    """Return all stages in the order of a rolling restart."""
     return sorted(stages, key=lambda name: stages[name].restart_rank)
 
 
 def starts_after(name: str, stages: Mapping[str, Stage] = STAGES) -> list[str]:
-    """The stages that are to be up before this one where a service manager stops services in reverse of their start.
+    """Return the stages to start before this one, for a service manager that stops services in reverse order of their start.
 
-    Those that are given plans delay nobody: text is served without them.
+    Stages that are given plans delay no other stage: text is served without them.
     """
     rank = stages[name].stop_rank
     return [other for other, stage in stages.items() if stage.stop_rank > rank and not stage.takes_plans]
 
 
 def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
-    """The pools that lie where the model is computed."""
+    """Return the pools on the model's device."""
     return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
 
 
 class InstanceId(msgspec.Struct, frozen=True):
-    """One of the actors of a stage. Its name is "encoder" for the first, which mostly is the only one, then "encoder.1" and so on."""
+    """One of the actors of a stage. The first, usually the only one, is named "encoder", the next "encoder.1" and so on."""
 
     stage: str
     index: int = 0
@@ -109,7 +109,7 @@ class InstanceId(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, stages: Mapping[str, Stage] = STAGES) -> Self:
-        """The instance of this name, the inverse of ``str``. Raises ConfigError."""
+        """Return the instance of this name, the inverse of ``str``. Raises ConfigError."""
         stage, dot, number = text.partition(".")
         if stage not in stages:
             raise ConfigError(f"{text!r}: no stage {stage!r}, there are {', '.join(stages)}")
@@ -127,7 +127,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the process is called: as the last of its stages."""
+        """The process's name: that of the last of its stages."""
         return self.stages[-1]
 
 
@@ -136,7 +136,7 @@ _PART = re.compile(r"([1-9][0-9]{0,2})?([A-Z]+)(?:@([a-z0-9:*]+))?")
 
 
 def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[ProcessSpec, ...]:
-    """The processes of a layout such as "E+PD": ``[count]STAGES[@device]``, joined by "+". Raises ConfigError."""
+    """Parse a layout into processes, such as "E+PD": ``[count]STAGES[@device]``, joined by "+". Raises ConfigError."""
     names = {stage.letter: name for name, stage in stages.items() if stage.letter}
     processes = []
     for part in text.split("+"):
@@ -151,7 +151,7 @@ def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[Proce
 
 
 def _groupings(letters: str) -> Iterator[list[str]]:
-    """Every way to divide the letters into groups, in which they stay in order."""
+    """Yield every way to divide the letters into groups that keep their order."""
     if not letters:
         yield []
         return
@@ -163,7 +163,7 @@ def _groupings(letters: str) -> Iterator[list[str]]:
 
 
 def layouts(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
-    """The layouts that a run can have: every stage once, where the model is, alone in its process or with others."""
+    """Return the layouts that a run can have: every stage once, on the model's device, alone in its process or with others."""
     return tuple(map("+".join, _groupings("".join(stage.letter for stage in stages.values()))))
 
 
@@ -171,7 +171,7 @@ LAYOUTS = layouts()
 
 
 def check_layout(text: str) -> None:
-    """Raises ConfigError for what is no layout, or none that a run can have."""
+    """Check a layout. Raises ConfigError if it is malformed or not one that a run can have."""
     for process in parse_layout(text):
         if process.count > 1:
             raise ConfigError(f"{process.count} processes of {' and '.join(process.stages)}: a run has one of each stage")
@@ -182,5 +182,5 @@ def check_layout(text: str) -> None:
 
 
 def process_in(layout: str, actor: str) -> str:
-    """What the process is called that the actor lives in."""
+    """Return the name of the process that the actor runs in."""
     return next((process.name for process in parse_layout(layout) if actor in process.stages), actor)

@@ -1,8 +1,8 @@
-"""Compiles kernels for GPUs that need not be there, and holds the results against written budgets.
+"""Compiles kernels for GPUs that need not be present, and checks the results against written budgets.
 
     python -m mmrt.triton_kernels.ahead_of_time [--arch 80|90|100 ...] [OP ...]
 
-prints a table and ends with status 1 where a budget is exceeded. An operation is a package beside this module whose module ``variants``
+prints a table and ends with status 1 if a budget is exceeded. An operation is a package beside this module whose module ``variants``
 has ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. Must not run under
 ``TRITON_INTERPRET=1``.
 """
@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 90, 100)
 
-# What a kernel was written for and a small change loses silently, as it stands in PTX.
+# Features that a kernel was written for and that a small change loses silently, as named in PTX.
 _FEATURES = {
     "wgmma": r"wgmma\.mma_async",
     "tcgen05": r"tcgen05\.mma",
@@ -70,7 +70,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Of one thread: ``registers``, and bytes of ``spills`` and stack. ``features``: wgmma, tcgen05, mma, cp_async, tma, wide_loads."""
+    """Per thread: ``registers``, and bytes of ``spills`` and stack. ``features``: wgmma, tcgen05, mma, cp_async, tma, wide_loads."""
 
     registers: int
     spills: int
@@ -80,7 +80,7 @@ class Compiled:
 
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:
-    """Compile for compute capability 80, 90 or 100. Raises: whatever Triton's compiler or ptxas raises."""
+    """Compile for compute capability 80, 90 or 100. Raises: any error of Triton's compiler or ptxas."""
     names = variant.kernel.arg_names
     types = {name: "constexpr" if name in variant.constants else variant.types[name] for name in names}
     aligned = {(i,): _ALIGNED for i, name in enumerate(names) if types[name].startswith("*") or name in variant.divisible}
@@ -96,12 +96,12 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
 
 
 def check(variant: Variant, capability: int) -> list[str]:
-    """What of the variant's budget for this architecture is violated, in words. Raises: KeyError where it has none."""
+    """The violations of the variant's budget for this architecture, in words. Raises: KeyError where it has none."""
     return violations(compile_variant(variant, capability), variant.budgets[capability])
 
 
 def violations(compiled: Compiled, budget: Budget) -> list[str]:
-    """What of ``budget`` is violated, in words."""
+    """The violations of ``budget``, in words."""
     found = []
     if compiled.spills:
         found.append(f"{compiled.spills} bytes of stack and spills per thread (0 allowed)")

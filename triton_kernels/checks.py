@@ -1,4 +1,4 @@
-"""What wrappers ask of a tensor before a kernel trusts it. A refusal names the value and the limit."""
+"""Checks of tensors that wrappers make before a launch. A refusal names the value and the limit."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,7 +10,7 @@ ALIGNMENT = 16  # bytes of a wide load; and the multiple of strides, in elements
 
 
 def check_tensor(name: str, tensor: Tensor, shape: Sequence[int | None], dtypes: Collection[torch.dtype], device: torch.device) -> None:
-    """``shape``: None allows any size. Raises: ValueError."""
+    """Check dtype, device and shape; None in ``shape`` allows any size. Raises: ValueError."""
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, not on {device} as the others")
     if tensor.dtype not in dtypes:
@@ -35,8 +35,8 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def check_aligned(name: str, tensor: Tensor) -> None:
-    """The last axis dense, the others in multiples of 16 elements, the start at a multiple of 16 bytes: otherwise a kernel would lose
-    its wide and asynchronous loads. Raises: ValueError."""
+    """Check that the last axis is dense, other strides are multiples of 16 elements, and the start is a multiple of 16 bytes:
+    otherwise a kernel would lose its wide and asynchronous loads. Raises: ValueError."""
     if tensor.stride(-1) != 1:
         raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1")
     for axis in range(tensor.dim() - 1):

@@ -1,5 +1,5 @@
-"""How a kernel is launched: what each operation's ``config`` returns for a shape. Pure; tables ship with the package, nothing is tuned
-while serving."""
+"""Launch parameters of a kernel, which each operation's ``config`` returns for a shape. Pure; tables ship with the package, nothing is
+tuned while serving."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Launch:
 
 
 def architecture(device: torch.device) -> int:
-    """Compute capability without its dot, where a table depends on it. The interpreter runs what is for sm_90."""
+    """Compute capability without its dot, for tables that depend on it. The interpreter uses the values for sm_90."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)

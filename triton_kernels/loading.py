@@ -6,9 +6,9 @@ from triton.compiler import CompiledKernel
 
 
 def load_one_at_a_time() -> None:
-    """Let a kernel that two threads launch at once for the first time be loaded by one, before either launches it.
+    """Make one thread load a kernel that two threads launch at once for the first time, before either launches it.
 
-    Triton 3.6 and 3.7 note how to launch it before they have loaded it; the other thread then launches nothing that is there.
+    Triton 3.6 and 3.7 record how to launch it before they have loaded it; the other thread then launches an unloaded kernel.
     """
     lock, find_launcher = threading.Lock(), CompiledKernel.run.fget
 

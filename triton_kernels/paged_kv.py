@@ -25,7 +25,7 @@ class PagedKV(NamedTuple):
     v_scales: Tensor | None = None
 
     def check(self, q: Tensor) -> None:
-        """That the kernels can read this with queries like ``q`` [.., num_heads, head_dim]. Raises: ValueError."""
+        """Check that the kernels can read this with queries like ``q`` [.., num_heads, head_dim]. Raises: ValueError."""
         k, v = self.k_pages, self.v_pages
         quantized = self.k_scales is not None
         check_tensor("k_pages", k, (None, None, None, q.shape[-1]), QUANTIZED if quantized else (q.dtype,), q.device)

@@ -107,9 +107,9 @@ class MediaIntake:
 
     def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:
         """Its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
-        num_pixels = header.num_pixels(data)
+        num_pixels = min(header.num_pixels(data), self._limits.max_pixels)  # more than that is refused when it is decoded
         total = num_pixels + sum(medium.num_pixels for medium in self.media if medium.kind == "image")
-        if total > (limit := self._limits.max_request_pixels) and num_pixels <= self._limits.max_pixels:
+        if total > (limit := self._limits.max_request_pixels):
             raise refuse(path, f"makes {total} pixels in all pictures of the request, the limit is {limit} (media.max_request_pixels)")
         return num_pixels, header.decoding_work(data)
 

@@ -145,6 +145,8 @@ class Actor:
             while note is None and time.monotonic() < patient_until_s:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
+        if note is None and last.step_deadline_ns and self.lifeline.fd is None:
+            note = ExitNote(last.pid, 1)  # under systemd nobody tells how it ended: the work is suspected
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
@@ -204,7 +206,8 @@ class Actor:
         now_s = time.monotonic()
         if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True)):
             self._hello_at_s = now_s + HELLO_S
-        if now_s >= self._watchdog_at_s:
+        is_overdue = self.status is not None and 0 < self.status.step_deadline_ns < time.monotonic_ns()
+        if now_s >= self._watchdog_at_s and not is_overdue:
             self.notifier.watchdog()
             self._watchdog_at_s = now_s + self.config.supervisor.watchdog_s / 4
 

@@ -54,11 +54,11 @@ def serve_plans(
         while not actor.ending:
             loop.take()
             loop.finish_aside()
-            begun = loop.next_plan(is_aside)
+            begun = None if loop.is_stuck else loop.next_plan(is_aside)
             loop.begin_aside()
             if begun is not None:
                 loop.do(begun)
-            elif not loop.queue:
+            elif loop.is_stuck or not loop.queue:
                 actor.wait(IDLE_S)
         loop.finish_aside(may_wait=True)
 
@@ -96,6 +96,11 @@ class _Loop:
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS)
         self._flight = PlanFlight(actor.flight)
         self._capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the other thread's plan is late. Its step then stays where the watchdog sees it."""
+        return self._aside is not None and 0 < self._status.step_deadline_ns < time.monotonic_ns()
 
     def take(self) -> None:
         """What has come: commands for the queue, and those that are answered at once."""
@@ -160,6 +165,7 @@ class _Loop:
             if (wanted := begun.wanted) is None:
                 self._finish(begun, Skipped())
                 continue
+            self._status.begin_step(begun.plan_id, self._limit.ceiling_s)
             self._aside = begun, self._thread.submit(self._attempt, begun, wanted)
             self._aside[1].add_done_callback(lambda _: self._actor.wake())
             self._watch_aside()

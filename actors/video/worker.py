@@ -252,7 +252,8 @@ class VideoWorker:
             return work()
         except Exception as error:
             self._close(_key(plan))
-            if self._yields and isinstance(error, OutOfTime):
+            if self._yields and isinstance(error, OutOfTime | MemoryError):  # the other thread's item may be what takes the memory
+                _let_go(error)
                 return Overran()
             status, message = _explain(error, plan.media.kind)
         return ItemError(status, f"{plan.media.path}: {message}")

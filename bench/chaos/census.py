@@ -1,6 +1,6 @@
-"""What a run owns at a quiet point: processes, descriptors, threads, files, pages, memory; and what of that is more than before.
+"""Resources of a run at a quiet point: processes, descriptors, threads, files, pages, memory; and their growth.
 
-Called by ``storm`` whenever nothing is under way. Two counts of the same run that differ are a leak or a loss.
+``storm`` calls it whenever nothing is under way. Two differing counts of the same run show a leak or a loss.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .run_view import RunView, children, what_is
 
 SUPERVISOR = "supervisor"
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
-# What a process opens when it first needs it; a count may differ by that much between two lives of one actor.
+# Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
 _AFTER_DEATHS = frozenset(f"{actor}.exit" for actor in ACTORS)  # what the supervisor notes of the last death of each
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work
@@ -60,7 +60,7 @@ def count(view: RunView, with_memory: bool = False) -> Count:
 
 
 def processes(view: RunView) -> dict[int, str]:
-    """Every process that descends from the supervisor, by what it is."""
+    """Every descendant process of the supervisor, by kind."""
     found = {view.supervisor_pid: SUPERVISOR}
     waiting = children(view.supervisor_pid)
     while waiting:
@@ -71,14 +71,14 @@ def processes(view: RunView) -> dict[int, str]:
 
 
 def is_settled(view: RunView) -> bool:
-    """Nothing is under way: no request, row, plan or page is in use."""
+    """True if nothing is under way: no request, row, plan or page is in use."""
     stats = view.stats()
     in_use = stats.waiting + stats.preparing + stats.running + view.num_rows_in_use() + stats.plans
     return not in_use and not any(pool.used for pool in stats.pools.values())
 
 
 def compare(now: Count, before: Count) -> list[str]:
-    """What is there that should not be, or is missing, against the count of the undisturbed run."""
+    """Surplus and missing resources, compared with the count of the undisturbed run."""
     problems = [f"{used} pages of pool {name} are in use" for name, used in now.pages_used.items() if used]
     if now.rows_used or now.requests or now.plans:
         problems.append(f"{now.rows_used} rows, {now.requests} requests and {now.plans} plans are in use")
@@ -132,7 +132,7 @@ def fit_growth(times_s: NDArray[np.float64], values: NDArray[np.float64]) -> tup
 
 
 def anonymous_bytes(pid: int) -> int:
-    """What the process has in memory of its own; 0 if it is gone."""
+    """Bytes of the process's private memory; 0 if it is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -145,7 +145,7 @@ def num_fds(pid: int) -> int:
     number = 0
     try:
         for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed while we looked
+            with contextlib.suppress(OSError):  # closed in the meantime
                 number += not os.readlink(entry.path).endswith(".log")
     except OSError:
         return 0

@@ -1,6 +1,6 @@
-"""``mmrt chaos``: prepares a place that can be filled and thrown away, lets the storm loose in it, and shows what it found.
+"""``mmrt chaos``: prepares a private file system that can be filled and removed, runs the storm in it, and shows its findings.
 
-A process of its own, and one without threads until the place is entered: it leaves the machine's mount namespace.
+Runs in its own process, without threads until it enters the file system: it leaves the machine's mount namespace.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: ChaosOptions, home: Path) -> bool:
-    """The storm in its place. Returns whether a promise was broken."""
+    """Run the storm in its file system. Returns True if a promise was broken."""
     shm = home / "shm"
     shm.mkdir(mode=0o700)
     note = ""
@@ -50,7 +50,7 @@ def _run(options: ChaosOptions, home: Path) -> bool:
     except OSError as error:
         note = f"no ENOSPC in this storm, since this system lets us have no file system of our own: {error}"
         path = RunDirectory.default_path().parent / f"chaos-{home.name.rpartition('-')[2]}"
-    # numpy and the client start threads, after which a namespace can no longer be entered
+    # numpy and the client start threads, after which no namespace can be entered
     from .report import show
     from .storm import Storm
 
@@ -77,7 +77,7 @@ def _run(options: ChaosOptions, home: Path) -> bool:
 
 
 def _model(options: ChaosOptions, home: Path) -> Path:
-    """The checkpoint to storm: what was asked for, or a tiny one. Raises: ValueError."""
+    """The checkpoint to storm: the requested one, or a tiny one. Raises: ValueError."""
     if options.model:
         model = Path(options.model).absolute()
         if not (model / "config.json").is_file():
@@ -90,7 +90,7 @@ def _model(options: ChaosOptions, home: Path) -> Path:
 
 
 def _clean_up(home: Path, out: Path | None, has_failed: bool) -> None:
-    """Throw the place away, but not the logs of a storm that went wrong."""
+    """Remove the storm's directory, but keep the logs of a failed storm."""
     logs = home / "state"
     if has_failed and any(logs.rglob("*.log")):
         if out is None:

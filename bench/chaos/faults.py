@@ -1,7 +1,7 @@
-"""Which fault hits which process in which phase: a function of the seed and the number of the fault, so that each can be replayed.
+"""The fault, process and phase for each number of a storm: a function of seed and number, so that each fault can be replayed.
 
 Pure. The cells of the matrix kind x target x phase are shuffled by the seed and taken in turn, again and again: a storm of N
-faults covers N different cells as long as there are as many. Faults in the drain are a series of their own, since each ends a run.
+faults covers N different cells as long as there are as many. Faults in the drain are a separate series, since each ends a run.
 """
 
 import itertools
@@ -18,7 +18,7 @@ Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill",
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 ZYGOTE = "zygote"
-EVERYBODY = "all"  # what a full file system hits
+EVERYBODY = "all"  # the target of a full file system
 TARGETS = (*ACTORS, ZYGOTE)
 
 MEANINGS: dict[Kind, str] = {
@@ -33,7 +33,7 @@ MEANINGS: dict[Kind, str] = {
     "late": "many of the process's messages come late and out of order, for a while",
     "restart": "mmrt restart: a new generation takes over while the old one works",
 }
-# The zygote has no bus and no fault hook; its death by lack of memory would be its kernel's business.
+# The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
 _ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
 _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "pause": (0.05, 1.0),
@@ -53,7 +53,7 @@ class Cell(msgspec.Struct, frozen=True, order=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with everything that is random about it. ``delay_s`` from the sight of the phase, ``length_s`` of what lasts."""
+    """A cell with all its random values. ``delay_s`` after the phase is seen, ``length_s`` of a lasting fault."""
 
     seed: int
     index: int
@@ -62,12 +62,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     length_s: float
     lost: float = 0.0  # share of messages
     late: float = 0.0
-    second: str = ""  # somebody else who is killed as well
+    second: str = ""  # a second target that is killed as well
     second_delay_s: float = 0.0
 
     @property
     def name(self) -> str:
-        """How to ask for it again."""
+        """The name by which the fault can be replayed."""
         return f"{self.seed}:{'d' if self.cell.phase == 'drain' else ''}{self.index}"
 
     def describe(self) -> str:
@@ -102,7 +102,7 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) 
         others, pairs = (
             sorted(torch_actors()),
             1.0,
-        )  # nobody misses a zygote that hangs until somebody has to be forked
+        )  # a hung zygote goes unnoticed until an actor must be forked
     second = rng.choice(others) if others and rng.random() < pairs else ""
     return Fault(
         seed=seed,
@@ -118,7 +118,7 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) 
 
 
 def parse_name(text: str) -> tuple[int, bool, int]:
-    """(seed, whether it is one of the drain, index) of "SEED:INDEX" or "SEED:dINDEX". Raises: ValueError."""
+    """(seed, True for a fault of the drain, index) of "SEED:INDEX" or "SEED:dINDEX". Raises: ValueError."""
     seed, _, index = text.partition(":")
     number = index.removeprefix("d")
     if not (seed.isascii() and seed.isdigit() and number.isascii() and number.isdigit()):

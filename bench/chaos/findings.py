@@ -1,6 +1,6 @@
-"""What a storm knows at each moment: the faults that are felt, what was broken, and what the requests have come to.
+"""The current findings of a storm: active faults, broken promises, and outcomes of requests.
 
-Owned by ``storm``; the load and the questions to /health and /ready bring their outcomes here.
+``storm`` owns them; the load and the polls of /health and /ready report their outcomes here.
 """
 
 import math
@@ -35,11 +35,11 @@ class Findings:
         return time.monotonic() - self._began_s
 
     def begin(self, fault: Fault) -> None:
-        """From now on the fault may be felt."""
+        """Begin the time in which the fault may have effects."""
         self._troubles.append(Trouble(fault, time.monotonic(), math.inf))
 
     def end(self, seen: str) -> None:
-        """The last fault is over; it has hit the phase ``seen``."""
+        """End the last fault; it has hit the phase ``seen``."""
         now_s = time.monotonic()
         trouble = self._troubles[-1]
         self._troubles[-1] = msgspec.structs.replace(trouble, ended_s=now_s + _GRACE_S)
@@ -53,7 +53,7 @@ class Findings:
         )
 
     def note(self, problem: str) -> None:
-        """Take note of a broken promise; "" is none."""
+        """Record a broken promise; "" is none."""
         if not problem:
             return
         last = self._troubles[-1].fault.describe() if self._troubles else ""
@@ -61,7 +61,7 @@ class Findings:
         self._say(f"      BROKEN: {problem}")
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """A request has ended."""
+        """Record the end of a request."""
         report = self.report
         report.num_requests += 1
         report.ends[outcome.end] = report.ends.get(outcome.end, 0) + 1
@@ -71,7 +71,7 @@ class Findings:
             report.num_excused += outcome.end in ("error", "refused", "broken")
 
     def mood(self, began_s: float, ended_s: float) -> GatewayMood:
-        """What may be expected of the gateway in this time."""
+        """The expected behaviour of the gateway in this time."""
         if self.is_draining:
             return "draining"
         for trouble in self._troubles[-_RECENT:]:

@@ -1,7 +1,7 @@
-"""Doing a fault, and seeing it over. Runs in the storm's event loop.
+"""Injection of a fault, and the wait for its end. Runs in the storm's event loop.
 
-A fault is over when whoever had to die is dead, whatever lasts has been taken back, and every actor serves again. What takes longer
-than its limit is a finding, not a wait.
+A fault is over when the processes that had to die are dead, lasting effects are undone, and every actor serves again. Exceeding
+a limit is a finding; the wait then ends.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _OOM_SPARE_BYTES = 1 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds."""
+    """Time limits, in seconds."""
 
     end_s: float = 15.0  # a process that was killed or asked to end; for a gateway its drain comes on top
     hang_s: float = 160.0  # a stopped process until its watchdog has found it: watchdog, or the limit of its step
@@ -45,7 +45,7 @@ class Injector:
         drain_s: float,
         restart: Callable[[str], Awaitable[str]],
     ) -> None:
-        """``restart`` replaces an actor as a user would, and returns what went wrong."""
+        """``restart`` replaces an actor as a user would, and returns the problem."""
         self._view = view
         self._faults = faults
         self._tmpfs = tmpfs
@@ -54,7 +54,7 @@ class Injector:
         self._restart = restart
 
     async def strike(self, fault: Fault) -> str:
-        """Do the fault and wait until its cause is over. Returns what went wrong, "" when nothing did."""
+        """Inject the fault and wait until its cause is over. Returns the problem, "" if there was none."""
         if not fault.second:
             return await self._strike(fault)
         first, _ = await asyncio.gather(self._strike(fault), self._kill_second(fault))
@@ -97,7 +97,7 @@ class Injector:
         return ""
 
     async def all_serve(self) -> str:
-        """Wait until every actor serves and the zygote is there. Returns what does not."""
+        """Wait until every actor serves and the zygote exists. Returns those that do not."""
         if await until(lambda: not self._view.serving().missing and self._view.pid("zygote") is not None, self._limits.back_s):
             return ""
         missing = ", ".join(sorted(self._view.serving().missing)) or "the zygote"
@@ -121,7 +121,7 @@ class Injector:
         return ""
 
     async def _starve(self, pid: int, fault: Fault) -> str:
-        """No new mapping for the process; the heap that it has it keeps."""
+        """Allow the process no new mapping; it keeps its heap."""
         try:
             before = resource.prlimit(pid, resource.RLIMIT_AS)
             resource.prlimit(pid, resource.RLIMIT_AS, (_mapped_bytes(pid) + _OOM_SPARE_BYTES, before[1]))
@@ -136,7 +136,7 @@ class Injector:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look every few milliseconds. False when the time is over."""
+    """Poll every few milliseconds. Returns False when the time is over."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end_s:

@@ -1,7 +1,7 @@
-"""The load of a storm: clients of the openai package that ask, read byte by byte, sometimes go away, and note what they got.
+"""The load of a storm: openai clients that send requests, read byte by byte, sometimes disconnect, and record the answers.
 
-Runs in the storm's event loop. The openai client sends; the events are parsed here, since that client takes a stream that
-merely stops for one that has ended.
+Runs in the storm's event loop. The openai client sends; the events are parsed here, since that client takes a
+cut stream for a complete one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .requests import ChaosRequest
 from .verdict import End, Outcome, Reference
 
 _RETRY_S = 0.05
-# What the transport raises in mid-stream is not wrapped by the client, and which transport it uses depends on its version.
+# The client does not wrap the transport's errors in mid-stream, and its transport depends on its version.
 _TransportError: type[Exception] = next(
     vars(sys.modules[base.__module__])["HTTPError"] for base in openai.DefaultAsyncHttpxClient.__mro__ if base.__name__ == "AsyncClient"
 )
@@ -53,7 +53,7 @@ class Load:
         self._model = ""
 
     def connect(self, url: str, model: str) -> None:
-        """Whom to ask from now on."""
+        """Set the server for all further requests."""
         self._model = model
         self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=self._timeout_s)
 
@@ -73,7 +73,7 @@ class Load:
         await self.disconnect()
 
     def resume(self) -> None:
-        """Send again. Raises whatever has ended a client: that is a bug of the storm's own."""
+        """Send again. Raises any exception that ended a client: a bug of the storm itself."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -120,7 +120,7 @@ class Load:
                 await asyncio.sleep(_RETRY_S)
 
     async def _ask(self, request: ChaosRequest, leave_after: int | None) -> Outcome:
-        """One request. ``leave_after``: go away after this many events; 0 is before the answer has begun."""
+        """Send one request. ``leave_after``: disconnect after this many events; 0 is before the answer has begun."""
         answer = _Answer(request.name)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -173,7 +173,7 @@ class Load:
 
 
 class _Answer:
-    """What has come so far."""
+    """The part of an answer received so far."""
 
     def __init__(self, name: str) -> None:
         self.end: End = "silent"
@@ -189,7 +189,7 @@ class _Answer:
         self._failed = False
 
     def take_event(self, data: bytes) -> None:
-        """Take the data of one event. Raises: ValueError for what no server may send."""
+        """Take the data of one event. Raises: ValueError for an invalid event."""
         if self.end != "silent":
             raise ValueError(f"something came after [DONE]: {data[:100]!r}")
         if data == b"[DONE]":

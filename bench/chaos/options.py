@@ -23,7 +23,7 @@ Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
 
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do. ``num_faults`` or ``minutes``, whichever comes first; None is no limit."""
+    """The options. ``num_faults`` or ``minutes``, whichever comes first; None is no limit."""
 
     seed: int
     num_faults: int | None

@@ -1,4 +1,4 @@
-"""A file system of the storm's own, so that it can be filled without filling the machine's.
+"""A private file system for the storm, so that filling it does not fill the machine's.
 
 A tmpfs in a private mount namespace: no other process sees it, and the kernel removes it with the storm's last process, however
 that ends. Needs root, or a kernel that lets users make user namespaces; without either the storm goes without ENOSPC. Linux only,
@@ -35,7 +35,7 @@ class PrivateTmpfs:
         try:
             os.posix_fallocate(fd, os.fstat(fd).st_size, max(1, space.f_bavail * space.f_frsize))
         except OSError:
-            pass  # somebody else was quicker with the last block: full it is
+            pass  # another process took the last block: it is full
         finally:
             os.close(fd)
 
@@ -43,7 +43,7 @@ class PrivateTmpfs:
         (self.path / _BALLAST).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount it, with all that is in it."""
+        """Unmount it, with its contents."""
         _call("umount2", os.fsencode(self.path), _MNT_DETACH)
 
 

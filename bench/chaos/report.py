@@ -1,4 +1,4 @@
-"""What a storm has found, as figures and as tables: what was hit, what became of the requests, what was broken and how to see it again.
+"""Findings of a storm, as figures and as tables: faults, outcomes of requests, broken promises and how to replay them.
 
 Called by ``storm`` and ``command``.
 """

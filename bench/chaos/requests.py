@@ -1,4 +1,4 @@
-"""What is asked of the run during a storm: a fixed catalogue of text, image, video, sound and guided requests.
+"""Requests to the run during a storm: a fixed catalogue of text, image, video, sound and guided requests.
 
 Pure. Each has one right answer: it is greedy, or seeded, and computed in float32. Called by ``storm`` and by tests, which have
 transformers confirm the answers.
@@ -15,7 +15,7 @@ _WORDS = "river stone window paper orange silence engine morning letter garden b
 
 
 class ChaosRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``body`` is complete but for the model's name; ``is_whole``: not streamed."""
+    """``body`` is complete except for the model's name; ``is_whole``: not streamed."""
 
     name: str
     body: dict[str, Any]

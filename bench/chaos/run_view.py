@@ -1,6 +1,6 @@
-"""A look into the run's shared memory from outside: who serves, and in which phases its requests are right now.
+"""A view of the run's shared memory from outside: the serving generations, and the current phases of its requests.
 
-Reads only, and belongs to no run: the storm must not be what keeps a dead one from being swept. Called by ``storm``, ``truth`` and
+Read-only, and holds no lock of a run: the storm must not prevent the sweep of a dead one. Called by ``storm``, ``truth`` and
 ``census``.
 """
 
@@ -28,7 +28,7 @@ _STEP_PHASES: dict[str, StormPhase] = {"video": "decoding", "encoder": "encoding
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """Who serves at one instant: the generation of every actor that does, 0 for the others."""
+    """The generations that serve at one instant: one for each actor, 0 if it does not serve."""
 
     generations: dict[str, int]
 
@@ -83,7 +83,7 @@ class RunView:
         return sum(len(self._table.rows_in(phase)) for phase in Phase if phase is not Phase.FREE)
 
     def phases(self) -> set[StormPhase]:
-        """What is happening right now; "idle" when nothing is."""
+        """The current phases; "idle" if there are none."""
         found: set[StormPhase] = set()
         now_ns = time.monotonic_ns()
         for actor, phase in _STEP_PHASES.items():
@@ -120,7 +120,7 @@ def children(pid: int) -> list[int]:
 
 
 def what_is(pid: int) -> str:
-    """What a process of a run is: an actor, the zygote, or "other". A forked actor has the zygote's command line, but its own name."""
+    """Kind of a process: an actor, the zygote, or "other". A forked actor has the zygote's command line, but its own name."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("mmrt-")
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -135,7 +135,7 @@ def what_is(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Dead with all its threads, reaped or not: a zombie in /proc may be no more than the first thread of a process that still ends."""
+    """True if dead with all its threads, reaped or not: a zombie in /proc may be just the first thread of a process still ending."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""The storm: a run of its own under load, faults one after another, and everything that is checked while and after they are felt.
+"""The storm: its own run under load, one fault after another, and all checks during and after them.
 
-Called by ``command`` once the place is prepared; one event loop holds faults, load and the questions to /health and /ready.
+``command`` calls it once the file system is ready; one event loop runs faults, load and the polls of /health and /ready.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from .truth import TruthTeller, ask
 
 ENOSPC_SPARE_BYTES = 4 << 20
 _REQUEST_TIMEOUT_S = 240.0
-_PHASE_S = 4.0  # to wait for a phase; after that the fault hits whatever there is
+_PHASE_S = 4.0  # to wait for a phase; after that the fault hits in any phase
 _LOOK_S = 0.002
 _SETTLE_S = 20.0
 
 
 class StormEnd(Exception):
-    """The storm cannot go on. What it is has been noted as a problem."""
+    """The storm cannot go on. The cause is recorded as a problem."""
 
 
 class Storm:
@@ -173,7 +173,7 @@ class Storm:
         return max(found, key=PHASES.index)
 
     def _check_bystanders(self, fault: Fault, before: dict[str, int]) -> None:
-        """Nobody else has died of it, but who shares a process."""
+        """Check that no other actor died of the fault, except those that share a process."""
         hit = {fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set())
         may_die = {name for actors in self._config.processes.values() if hit & {*actors} for name in actors}
         for name, generation in before.items():
@@ -209,7 +209,7 @@ class Storm:
         self._is_up = self._findings.is_draining = False
 
     async def _await_unready(self) -> None:
-        """A drain has begun when /ready says so."""
+        """Wait until /ready shows that the drain has begun."""
         end_s = time.monotonic() + 10
         while time.monotonic() < end_s:
             try:
@@ -230,7 +230,7 @@ class Storm:
 
     async def _quiet_point(self) -> None:
         if self._watching.done():
-            self._watching.result()  # whatever has ended it is a bug of the storm's own
+            self._watching.result()  # any exception that ended it is a bug of the storm itself
         await self._load.pause()
         await self._reconnect()
         await until(lambda: census.is_settled(self._view), _SETTLE_S)

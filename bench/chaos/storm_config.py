@@ -1,4 +1,4 @@
-"""How the run of a storm is configured. Called by ``storm``."""
+"""Configuration of a storm's run. Called by ``storm``."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ WATCHDOG_S = 6.0
 
 
 def storm_config(model: Path, layout: str, has_default_restarts: bool = False) -> RuntimeConfig:
-    """Few rows and small budgets, so that every phase is there to be hit; a supervisor that starts everybody again at once and for
-    ever, unless ``has_default_restarts``."""
+    """Few rows and small budgets, so that every phase occurs; a supervisor that restarts every actor at once and without limit,
+    unless ``has_default_restarts``."""
     untiring = SupervisorSection(restart_limit=1_000_000, backoff_s=0.02, backoff_max_s=0.1)
     return RuntimeConfig(
         model=ModelSection(path=str(model), dtype="float32", max_context=4096),

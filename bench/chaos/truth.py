@@ -1,8 +1,8 @@
-"""Whether /health and /ready told the truth: both are asked ten times a second, and the answers held against shared memory.
+"""Check of /health and /ready: both are polled ten times a second, and the answers compared with shared memory.
 
 The truth of /ready at an instant: every actor's words say active and its role lock is held. An answer is a lie if it differs from
 what was true both right before the question and right after the answer, with the same generations: what changes in between may
-be seen either way. A process that hangs serves, as far as anybody can know, until its watchdog says otherwise. The truth of /health:
+be seen either way. A hung process counts as serving until its watchdog ends it. The truth of /health:
 a gateway that serves answers 200. While a fault of the gateway's own is felt its connections may fail. In a drain /ready says 503.
 """
 
@@ -53,7 +53,7 @@ class TruthTeller:
 
 
 def judge_answer(route: str, status: int, reason: str, before: Serving, after: Serving, mood: GatewayMood) -> str:
-    """What is wrong with the answer, "" when nothing is. ``status`` 0: there was none, for ``reason``."""
+    """The fault of the answer, "" if there is none. ``status`` 0: no answer, for ``reason``."""
     if status == 0:
         excused = mood != "up" or "gateway" in before.missing | after.missing
         return "" if excused else f"{route} got no answer from a gateway that serves: {reason}"
@@ -70,7 +70,7 @@ def judge_answer(route: str, status: int, reason: str, before: Serving, after: S
 
 
 async def ask(url: str, route: str) -> int:
-    """The status of a GET on a connection of its own. Raises: OSError, ValueError for what is no answer."""
+    """The status of a GET on a connection of its own. Raises: OSError, ValueError for an invalid answer."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:

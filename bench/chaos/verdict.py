@@ -1,6 +1,6 @@
-"""What became of a request, and whether that may be: the reference says what, the faults around it say what is excused.
+"""Verdict on a request's outcome: the reference gives the right answer, the faults around it give the excuses.
 
-Pure. The standard is the promise: whatever dies but the gateway, a request ends as if nothing had been. A prefix of the
+Pure. The standard is the promise: whatever dies except the gateway, a request ends as if undisturbed. A prefix of the
 reference, in text and in ids, is what a cancelled or excused one may have got: nothing is ever lost in between, doubled or changed.
 """
 
@@ -51,7 +51,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def judge(outcome: Outcome, reference: Reference, troubles: Sequence[Trouble]) -> str:
-    """What is wrong with the outcome, "" when nothing is."""
+    """The fault of the outcome, "" if there is none."""
     if not reference.text.startswith(outcome.text):
         at = _first_difference(outcome.text, reference.text)
         return f"its text differs from the reference at character {at}: {outcome.text[at : at + 30]!r}"
@@ -83,7 +83,7 @@ def _judge_whole(outcome: Outcome, reference: Reference) -> str:
 
 
 def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
-    """Whether one of the faults around an unfinished request allows for its end."""
+    """True if one of the faults around an unfinished request excuses its end."""
     guilty = 0
     for trouble in around:
         cell = trouble.fault.cell
@@ -92,7 +92,7 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
         if trouble.fault.second == "gateway":
             return True
         if cell.target == "gateway" and cell.kind == "restart" and (outcome.status == 503 or not outcome.id):
-            # What the drain was too short for, and what met the end of an idle connection: HTTP/1.1 cannot tell its client in time.
+            # Cut by a short drain, or sent as an idle connection closed: HTTP/1.1 cannot tell its client in time.
             return True
         if cell.phase == "drain":
             if outcome.status == 503 or (outcome.began_s >= trouble.began_s and not outcome.id):
@@ -102,7 +102,7 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
         elif cell.kind == "enospc" and outcome.status == 503:
             return True
         guilty += cell.kind in _LOOKS_LIKE_GUILT
-    # Twice in a row an actor died in a way that the request itself could have caused: quarantine cannot know better.
+    # Twice in a row an actor died in a way that the request itself could have caused: quarantine cannot tell.
     return guilty >= 2 and outcome.status == 500
 
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def what_serving_lacks() -> str:
-    """Why there can be no whole runs, or nothing."""
+    """The reason why whole runs are impossible, or ""."""
     try:
         importlib.import_module(".serve", __package__)
         for needed_on_cuda in ("cuda.bindings", "transformers"):

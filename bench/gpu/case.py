@@ -1,4 +1,4 @@
-"""What a section is made of: checks against references, and timings. Sections are modules with ``checks`` and ``timings``."""
+"""The cases of a section: checks against references, and timings. Sections are modules with ``checks`` and ``timings``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``is_peer``: somebody else's code, which may be absent or fail without the bench having failed."""
+    """``is_peer``: third-party code, which may be absent or fail without failing the bench."""
 
     name: str
     run: Callable[[Clock], list[Row]]
@@ -104,7 +104,7 @@ def teraflops(flops: int, time_us: float) -> float:
 
 
 def missing_memory(num_bytes: int) -> Row | None:
-    """What to say where memory is too small."""
+    """The message where memory is too small."""
     need, free = num_bytes * _HEADROOM, torch.cuda.mem_get_info()[0]
     if need <= free:
         return None

@@ -1,4 +1,4 @@
-"""Section ``ceilings``: what the device reaches at best, which all shares are of."""
+"""Section ``ceilings``: the device's best rates, to which all shares refer."""
 
 from collections.abc import Iterator
 from functools import partial

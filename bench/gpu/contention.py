@@ -1,4 +1,4 @@
-"""Section ``contention``: how much phases slow each other, over decode batches and over budgets of prefill and of encoding (US10).
+"""Section ``contention``: mutual slowdown of phases, over decode batches and over budgets of prefill and of encoding (US10).
 
 The axes of Fig. 6 of the published measurements, on streams of one process, of which ``sharing`` has one point; encoding beside
 prefill; and a decode step beside a process of its own that encodes, with which it takes turns unless the multi-process service runs.
@@ -33,7 +33,7 @@ MakePhase = Callable[[Stack], Phase]
 
 
 class NeighbourError(Exception):
-    """The process that was to encode does not."""
+    """The encoding process does not encode."""
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
@@ -43,7 +43,7 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
 
 
 def timings(quick: bool) -> Iterator[Timing]:
-    """What no other section has, then all batches beside each budget; quickly: one beside one."""
+    """Timings that no other section has, then all batches beside each budget; in quick runs one beside one."""
     batches = _QUICK_BATCHES if quick else _BATCHES
     if not quick:
         yield Timing("encode beside prefill", _encode_beside_prefill)
@@ -57,7 +57,7 @@ def timings(quick: bool) -> Iterator[Timing]:
 
 
 def _batches(batches: Sequence[int], make_other: MakePhase, clock: Clock) -> list[Row]:
-    """Both ways, as far as time allows."""
+    """Time both directions, as far as time allows."""
     end_s = time.monotonic() + _LIMIT_S
     stack = _stack(max(batches), clock.device)
     if isinstance(stack, Row):

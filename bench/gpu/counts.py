@@ -1,4 +1,4 @@
-"""Bytes that must move and operations that must be done: what rates are made of. Pure.
+"""Bytes that must move and operations that must be done, for rates. Pure.
 
 Bytes are read plus written, each value once; operations are two per multiplication and addition, of useful products alone.
 """
@@ -84,7 +84,7 @@ class Shape:
         return 2 * num_tokens * 2 * self.num_kv_heads * self.head_dim
 
     def step_bytes(self, lengths: Sequence[int]) -> int:
-        """A decode step: all weights but the embedding table, of which a row per sequence is read, and all KV."""
+        """A decode step: all weights, one row per sequence for the embedding table, and all KV."""
         ends = 2 * self.hidden * (self.vocabulary + 1 + len(lengths))
         return self.num_layers * (self.layer_bytes() + self.kv_bytes(sum(lengths))) + ends
 

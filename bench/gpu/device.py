@@ -12,7 +12,7 @@ Facts = Mapping[str, str | int | float]
 
 
 def read_facts() -> Facts:
-    """Of the first visible CUDA device. A fact that cannot be had says why."""
+    """Facts about the first visible CUDA device. An unavailable fact gives the reason."""
 
     def properties() -> Any:
         return torch.cuda.get_device_properties(0)

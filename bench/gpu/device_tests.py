@@ -1,7 +1,7 @@
 """A process of tests on the device: pytest, which writes a row for each test as soon as it has ended. Started by ``works``.
 
 A fault in a kernel takes the CUDA context with it: then this process ends with status ``LOST``, and is started again for the tests
-behind that one, as a section of kernels is.
+after that one, like a section of kernels.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _MOST_TEXT = 300  # characters of an error in a row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tests of one suite. One that takes too long is ended by SIGALRM, and this process with it."""
+    """Run the tests of one suite. SIGALRM ends one that takes too long, and this process with it."""
     parser = argparse.ArgumentParser(prog="python -m mmrt.bench.gpu.device_tests", description="Tests on the GPU; the bench starts it.")
     parser.add_argument("suite", choices=list(SUITES))
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="lines of JSON are appended here")
@@ -76,7 +76,7 @@ class Recorder:
             _write(self._sink, self._row(report.nodeid, _last_words(report), failed=True))
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Behind every selection: what is left is in the same order each time."""
+        """Runs after every selection: the remaining tests are in the same order each time."""
         del session.items[: self._num_skipped]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -15,7 +15,7 @@ _PAGE_TOKENS = 32
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """Rows in several requests, one of which has no pages."""
+    """Rows in several requests, one of them without pages."""
     for hidden in (16, 48) if size == "tiny" else (2048, 3584, 1176):
         yield Check(f"embeddings, {hidden} wide", partial(_check_rows, device, hidden, 1 if size == "tiny" else 9))
 

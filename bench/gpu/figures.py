@@ -1,4 +1,4 @@
-"""What ``serve`` reports: figures with their targets, and a picture of them. Pure but for the picture's file."""
+"""Figures that ``serve`` reports, with their targets, and a picture of them. Pure except for the picture's file."""
 
 from collections.abc import Sequence
 from pathlib import Path

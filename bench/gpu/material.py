@@ -14,7 +14,7 @@ _ALIGNMENT = 16
 
 
 class Cache(NamedTuple):
-    """Pages for rows of ``lengths`` int32 [B] tokens. ``table`` int32 [B, W]; behind a row's pages stand impossible ones."""
+    """Pages for rows of ``lengths`` int32 [B] tokens. ``table`` int32 [B, W]; entries after a row's pages are invalid."""
 
     kv: PagedKV
     table: Tensor
@@ -35,7 +35,7 @@ def make_cache(
 
 
 def far_apart(cache: Cache) -> Cache:
-    """The same on pages that lie as if other layers' were between them, half of them 2**31 elements and more behind the first."""
+    """The same on pages that lie as if other layers' were between them, half of them 2**31 elements or more after the first."""
     num_pages, page_tokens, num_heads, head_dim = cache.kv.k_pages.shape
     token = 2 * num_heads * head_dim
     stride = -(-_FAR // (num_pages // 2) // _ALIGNMENT) * _ALIGNMENT
@@ -47,7 +47,7 @@ def far_apart(cache: Cache) -> Cache:
 
 
 def make_table(lengths: Sequence[int], page_tokens: int, device: torch.device) -> tuple[Tensor, int]:
-    """Block tables int32 [B, W], and the number of pages, some of which are nobody's."""
+    """Block tables int32 [B, W], and the number of pages, some of them unused."""
     needs = [-(-length // page_tokens) for length in lengths]
     num_pages = sum(needs) + 3
     order = torch.randperm(num_pages, device="cpu").to(torch.int32)

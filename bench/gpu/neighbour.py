@@ -1,4 +1,4 @@
-"""Encodes pictures until its input ends or it is killed: what ``contention`` has a decode step run beside, in a process of its own."""
+"""A process that encodes pictures beside a decode step of ``contention``, until its input ends or it is killed."""
 
 import select
 import sys
@@ -11,7 +11,7 @@ from .tower import Tower
 
 
 def main() -> int:
-    """Says when it has begun."""
+    """Report the start of the encoding."""
     tower = Tower.make(SHAPE_7B, torch.device("cuda", 0))
     graph = capture([tower.forward])
     print("ready", flush=True)

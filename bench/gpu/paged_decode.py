@@ -21,7 +21,7 @@ _SMALL = Heads(num_heads=4, num_kv_heads=2, head_dim=32)
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """Ragged rows, an empty one among them, pages in random order, NaN behind the tokens."""
+    """Ragged rows, an empty one among them, pages in random order, NaN after the tokens."""
     heads = [_SMALL] if size == "tiny" else [HEADS_7B, Heads(num_heads=16, num_kv_heads=2, head_dim=64)]
     for kind in heads:
         for dtype, values in (

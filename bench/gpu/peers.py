@@ -27,7 +27,7 @@ _FLASH_3, _FLASH_3_PAGE = "flash_attn_interface", 128
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """None: what others compute is theirs to check."""
+    """None: libraries of others are not checked here."""
     del device, size
     return iter(())
 

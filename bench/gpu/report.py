@@ -54,7 +54,7 @@ def format_report(report: Report) -> str:
 
 
 def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first and last columns left-aligned, the others right; columns in which nothing stands are left out."""
+    """The first and last columns left-aligned, the others right; empty columns are omitted."""
     kept = [index for index in range(len(columns)) if not index or any(row[index] for row in rows)]
     table = [[row[index] for index in kept] for row in [list(columns), *rows]]
     widths = [min(max(len(row[index]) for row in table), _MOST_NAME) for index in range(len(kept))]
@@ -68,7 +68,7 @@ def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
 
 
 def write_report(report: Report, path: Path) -> Path:
-    """JSON, whole at any time: a bench that is ended leaves the last report. Raises: OSError."""
+    """Write JSON, complete at any time: an interrupted bench leaves the last report. Raises: OSError."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(report.to_json())
     return unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""What a section hands to the command, and how it is judged: rows, ceilings, targets, shares, verdicts. Pure."""
+"""Results that a section hands to the command, and their judgement: rows, ceilings, targets, shares, verdicts. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping

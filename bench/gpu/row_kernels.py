@@ -110,6 +110,6 @@ def _pair(num_rows: int, columns: int, clock: Clock) -> list[Row]:
 
 
 def _row(num_bytes: int, time_us: float, first_s: float, target: str) -> Row:
-    """What stays in the L2 cache has no rate to compare with a copy's."""
+    """Work that stays in the L2 cache has no rate to compare with a copy's."""
     rate = gigabytes_per_s(num_bytes, time_us) if target else None
     return Row(case="", time_us=time_us, rate=rate, unit="GB/s" if target else "", target=target, first_s=first_s)

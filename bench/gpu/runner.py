@@ -1,4 +1,4 @@
-"""Starts sections as processes of their own, one behind the other, and reads what they write. Called by ``__main__``."""
+"""Starts each section in its own process, one after another, and reads its rows. Called by ``__main__``."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _LEAST_S = 20.0  # below which a section is not started
 
 @dataclass(slots=True)
 class Written:
-    """What a section has written: its rows, and the last case that it began: number (-1: none), name, and whether it may fail."""
+    """Output of a section: its rows, and the last case that it began: number (-1: none), name, and whether it may fail."""
 
     rows: list[Row] = field(default_factory=list)
     begun: int = -1
@@ -31,7 +31,7 @@ def run_section(section: str, command: Sequence[str], file: Path, environment: M
     """All rows of a section until ``end_s`` of the monotonic clock, for whose end there is a row where it did not come to its own.
 
     ``command`` starts its process; the section's name, ``--rows`` and ``--skip`` are added. ``file`` does not exist yet. A process that
-    dies is started again for the cases behind the one it died in.
+    dies is started again for the cases after the one it died in.
     """
     skip, lost, written = 0, list[Row](), Written()
     for _ in range(_MOST_STARTS):
@@ -71,7 +71,7 @@ def read_rows(file: Path) -> Written:
 
 
 def _wait(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> int | None:
-    """The exit status, or None where the limit was reached. What the process has started, such as compilers, ends with it."""
+    """The exit status, or None where the limit was reached. The process's children, such as compilers, end with it."""
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait(limit_s)

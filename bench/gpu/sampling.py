@@ -108,7 +108,7 @@ def _check(
 
 
 def _is_at_border(score: Tensor, rows: SamplingRows, row: int, token: int) -> bool:
-    """Whether the draw falls on this token or within ``_BORDER`` of it, where rounding decides."""
+    """True if the draw falls on this token or within ``_BORDER`` of it, where rounding decides."""
     drawn = reference.draw(score, rows, row)
     weights = torch.exp(score[drawn.kept] - score.max()).double()
     place = reference.uniform(int(rows.seed[row]), int(rows.index[row])) * drawn.kept_mass

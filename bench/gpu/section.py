@@ -1,7 +1,7 @@
 """The process of one section: its checks and timings, each guarded, each a line of JSON in a file as soon as it is there.
 
 Started by ``runner`` as ``python -m mmrt.bench.gpu.section NAME --rows FILE``. A fault in a kernel takes the CUDA context with it: then
-this process ends with status ``LOST``, and is started again for the cases behind that one.
+this process ends with status ``LOST``, and is started again for the cases after that one.
 """
 
 import argparse
@@ -49,7 +49,7 @@ Synchronize = Callable[[], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases of one section on the first visible CUDA device. What takes too long is ended by SIGALRM, which nothing catches."""
+    """Run the cases of one section on the first visible CUDA device. SIGALRM, which nothing catches, ends an overlong case."""
     parser = argparse.ArgumentParser(
         prog="python -m mmrt.bench.gpu.section", description="One section of the bench; the bench starts it."
     )
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cases(section: str, device: torch.device, quick: bool, only: str | None = None) -> Iterator[Check | Timing | Row]:
-    """Checks, then timings. What goes wrong in making them is a row, and the last one."""
+    """Checks, then timings. An error in making them becomes the last row."""
     try:
         torch.manual_seed(0)
         module: Any = importlib.import_module(f".{MODULES[section]}", __package__)
@@ -100,7 +100,7 @@ def cases(section: str, device: torch.device, quick: bool, only: str | None = No
 
 
 def execute(case: Check | Timing | Row, clock: Clock | None, synchronize: Synchronize) -> list[Row]:
-    """The rows of a case; whatever is raised becomes one."""
+    """The rows of a case; any exception becomes one."""
     if isinstance(case, Row):
         return [case]
     try:
@@ -124,7 +124,7 @@ def progress(row: Row) -> str:
 
 
 def _check(check: Check, synchronize: Synchronize) -> Row:
-    """A check runs twice: by how much the first takes longer is the cost of first launches, that is of compiling."""
+    """Run a check twice: the extra time of the first run is the cost of first launches, mostly compilation."""
     times_s = [time.perf_counter()]
     difference = 0.0
     for _ in range(2):
@@ -136,7 +136,7 @@ def _check(check: Check, synchronize: Synchronize) -> Row:
 
 
 def _free_memory() -> bool:
-    """Whether the device still answers, and no capture failed: torch leaves its stream the current one, and its pool in use."""
+    """True if the device still answers, and no capture failed: torch leaves its stream the current one, and its pool in use."""
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -146,7 +146,7 @@ def _free_memory() -> bool:
 
 
 def _failure(case: str, error: Exception) -> Row:
-    """That a library of others is not installed is no failure."""
+    """The row of a failure; a missing third-party library is not one."""
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(__package__.partition(".")[0]):
         return Row(case=case, note=f"not run: {error}")
     text = " ".join(str(error).split())

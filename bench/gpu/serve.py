@@ -93,7 +93,7 @@ def choose_shape(device: str) -> tuple[str, str]:
 
 
 def _section(section: str, run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
-    """What a section finds; whatever is raised is one more figure."""
+    """The figures of a section; any exception becomes one more figure."""
     try:
         yield from SECTIONS[section](run, options)
     except (OwnRunError, BenchError) as error:
@@ -127,7 +127,7 @@ def _device_name(device: str) -> str:
 
 
 def end_on_signals() -> None:
-    """Clean up and write what there is at SIGINT, also where it is ignored, as behind nohup, at SIGTERM and when the limit is over."""
+    """Clean up and write the results so far at SIGINT, even where it is ignored, as under nohup, at SIGTERM and at the time limit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""What the sections of ``serve`` drive: checkpoints, made once, and a run that stays up while sections need the same one."""
+"""Runs for the sections of ``serve``: checkpoints, made once, and a run that stays up while sections need the same one."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ def target_of(target: float, model: Path) -> float | None:
 
 
 def checkpoint_of(run: OwnRun, options: argparse.Namespace) -> Path:
-    """Of the model that is timed."""
+    """The checkpoint of the timed model."""
     path: Path | None = options.model
     return made_of_shape(run, options.shape) if path is None else path.absolute()
 
@@ -78,6 +78,6 @@ def serving(
 
 
 def end(run: OwnRun) -> None:
-    """Take down what ``serving`` has left up."""
+    """Take down the run that ``serving`` left up."""
     if run.config is not None:
         run.down()

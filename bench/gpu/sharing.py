@@ -1,4 +1,4 @@
-"""Section ``sharing``: what phases cost each other on one device, on streams of their own, and whether two streams beat taking turns.
+"""Section ``sharing``: the mutual slowdown of phases on separate streams of one device, and two streams against taking turns.
 
 Fig. 6 and Fig. 12 of the published measurements (US10, TI24) on the hardware that is there: by how much a decode step is slowed by an
 encode or a prefill beside it, and these by it; and how long encoding and decoding take on two streams beside one after the other.

@@ -34,7 +34,7 @@ def run(out: Path, quick: bool, limit_s: float) -> int:
 
 
 def _picture(report: Report, path: Path) -> Path | str:
-    """Where it is, or why there is none."""
+    """The picture's path, or the reason why there is none."""
     try:
         return write_picture(report, path)
     except ImportError:

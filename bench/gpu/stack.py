@@ -100,7 +100,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """What a step reads, at fixed addresses: ``ids`` int64 [B], ``positions`` int64 [3, B], ``slots`` int64 [B]."""
+    """Inputs of a step, at fixed addresses: ``ids`` int64 [B], ``positions`` int64 [3, B], ``slots`` int64 [B]."""
 
     stack: Stack
     ids: Tensor
@@ -135,7 +135,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """What a chunk of the stack's only row reads: ``ids`` int64 [N], ``positions`` int64 [3, N], ``slots`` int64 [N]."""
+    """Inputs of a chunk of the stack's only row: ``ids`` int64 [N], ``positions`` int64 [3, N], ``slots`` int64 [N]."""
 
     stack: Stack
     ids: Tensor

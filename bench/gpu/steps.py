@@ -44,7 +44,7 @@ _CHUNK = 8192
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """A step against plain torch in float32; prefill and decode agree; a captured graph follows what stands in its inputs."""
+    """A step against plain torch in float32; prefill and decode agree; a captured graph follows its inputs."""
     shape, lengths = (_TINY, [20, 1]) if size == "tiny" else (_SMALL, [700, 1, 33])
     yield Check("decode step in fp32", partial(_check_step, device, shape, lengths))
     yield Check("last token of a prefill in fp32", partial(_check_prefill, device, shape, lengths[0]))
@@ -53,7 +53,7 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
 
 
 def timings(quick: bool) -> Iterator[Timing]:
-    """B = 1 behind 8k tokens, B = 64 behind 2k each, and a chunk of 8k."""
+    """B = 1 after 8k tokens, B = 64 after 2k each, and a chunk of 8k."""
     for shape in (SHAPE_7B,) if quick else (SHAPE_3B, SHAPE_7B):
         for num_rows, num_tokens, target in ((1, 8192, "step, one row"), (64, 2048, "step, 64 rows")):
             target = target if shape is SHAPE_7B else ""

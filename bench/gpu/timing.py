@@ -39,7 +39,7 @@ class Clock:
         self._sum = torch.zeros((), dtype=torch.float32, device=device)
 
     def time(self, launches: Sequence[Launch], *, in_graph: bool = True) -> Timed:
-        """The median time of one of ``launches``, which run one behind the other.
+        """The median time of one of ``launches``, which run one after another.
 
         Several that read different memory are for short ones: events and the start of a graph take a few microseconds together.
         Outside a graph the host's part counts where it is longer than the reading of the flushed memory, about 0.1 ms.
@@ -57,7 +57,7 @@ class Clock:
         return Timed(statistics.median(self._measure(run, num_repeats)) / len(launches), first_s)
 
     def beside(self, first: Launch, num_first: int, second: Launch, num_second: int) -> Beside:
-        """Two works at once, each a graph that is replayed so many times on a stream of its own; medians.
+        """Two works at once, each a graph that is replayed so many times on its own stream; medians.
 
         The device reads the flushed memory until the host has launched everything.
         """
@@ -103,7 +103,7 @@ def _event() -> torch.cuda.Event:
 
 
 def capture(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
-    """A graph of the launches, after a first run of them on another stream. What they read and write must outlive the graph."""
+    """A graph of the launches, after a first run of them on another stream. The memory that they use must outlive the graph."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

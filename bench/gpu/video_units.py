@@ -138,7 +138,7 @@ def _frames(pool: Any, clip: Path, wanted: Sequence[int], convert: Any = None) -
 
 
 def _missing() -> str:
-    """Why nothing can be done here; empty if it can."""
+    """The reason why the section cannot run; empty if it can."""
     try:
         from ..media import methods  # noqa: F401  with all that decoding takes
 

@@ -24,7 +24,7 @@ _WRITING_S = 5.0
 
 
 def run(out: Path, missing: str, limit_s: float) -> int:
-    """``missing``: why there can be no whole runs, or nothing. Returns 1 where anything failed."""
+    """``missing``: the reason why whole runs are impossible, or "". Returns 1 where anything failed."""
     end_s = time.monotonic() + limit_s - _WRITING_S
     facts, path = read_facts(), out / "works.json"
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)

@@ -21,7 +21,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a clip is encoded: defaults of the encoders as far as may be, for they are what people send."""
+    """Encoding of a clip: the encoders' defaults where possible, since most clips use them."""
 
     encoder: str
     container: str

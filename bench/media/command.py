@@ -1,4 +1,4 @@
-"""``mmrt bench media``: decoding video and pictures beside PyAV, OpenCV and torchcodec, as far as they are installed.
+"""``mmrt bench media``: decoding video and pictures beside PyAV, OpenCV and torchcodec, where installed.
 
 Every trial is a process of its own; the ways that are compared take turns, and medians are compared. Clips are made on the spot and
 kept where ``--clips`` says. Tasks: frames sampled at one per second, scaled to 224 x 224; all frames, decoded and dropped, beside half
@@ -47,7 +47,7 @@ class MediaBenchError(Exception):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared: the median of each way, and the figure that the target is for."""
+    """One comparison: the median of each way, and the figure that the target is for."""
 
     name: str
     medians: dict[str, Trial]

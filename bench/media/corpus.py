@@ -37,7 +37,7 @@ _CUT_SHARE = 0.25  # of the files whose codec and container can be cut
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """One video. ``gop`` counts frames; ``cut``: "mid" begins behind a key frame, "open" at one that pictures before it refer to."""
+    """One video. ``gop`` counts frames; ``cut``: "mid" begins after a key frame, "open" at one that earlier pictures refer to."""
 
     number: int
     codec: str
@@ -57,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """Tells everything: where a file of this name is there, it is the one."""
+        """Name that contains every field: an existing file of this name is the right one."""
         words = [f"{self.number:03}", self.codec, f"{self.width}x{self.height}", f"{self.seconds:.1f}s", f"{float(self.rate):.4g}fps"]
         words += [f"gop{self.gop}{'open' if self.is_open else ''}", f"b{self.b_frames}"]
         words += [word for word in ("varying" if self.is_varying else "", f"cut-{self.cut}" if self.cut else "") if word]
@@ -95,7 +95,7 @@ def _recipe(random: np.random.Generator, number: int, codec: str, seconds: float
 
 
 def make_corpus(directory: Path, wanted: list[Recipe], tell: Tell) -> list[Path]:
-    """The files of the recipes, as many at once as there are processors. Those that are there already are taken as they are."""
+    """The files of the recipes, as many at once as there are processors. Existing files are used as they are."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / recipe.file_name for recipe in wanted]
     missing = [(recipe, path) for recipe, path in zip(wanted, paths, strict=True) if not path.exists()]
@@ -175,11 +175,11 @@ def _repeated(unit: list[Any], recipe: Recipe, period: int) -> Iterator[tuple[An
     for start in range(0, end, period):
         for packet in unit[0 if start else _cut_at(unit, recipe.cut) :]:
             if start + packet.pts >= end:
-                return  # what comes behind it may refer to it
+                return  # later packets may refer to it
             yield packet, start + packet.pts, start + packet.dts
 
 
 def _cut_at(unit: list[Any], cut: str) -> int:
-    """How many packets are missing: the first key frame ("mid"), or all before the second one ("open")."""
+    """The number of missing packets: the first key frame ("mid"), or all before the second one ("open")."""
     keys = [index for index, packet in enumerate(unit) if packet.is_keyframe]
     return {"": 0, "mid": 1, "open": keys[min(1, len(keys) - 1)]}[cut]

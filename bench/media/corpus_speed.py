@@ -1,8 +1,8 @@
-"""``mmrt bench media --corpus``: sampled decoding of every video of a corpus beside PyAV and torchcodec, and whether frames are right.
+"""``mmrt bench media --corpus``: sampled decoding of every video of a corpus beside PyAV and torchcodec, with a check of the frames.
 
 All ways take turns in this process, file by file, each with all processors, from opening the file to the last frame scaled to
-224 x 224. Right is what plain PyAV gives that decodes the whole file in sequence on one thread: the number of frames, and every wanted
-frame bit by bit, as it is decoded. Called by ``media``.
+224 x 224. The reference is plain PyAV, which decodes the whole file in sequence on one thread: the number of frames, and every wanted
+frame bit by bit. Called by ``bench/media/command``.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class CorpusBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_corpus(console: Console, directory: Path, seed: int, num_files: int, longest_s: float, rounds: int) -> CorpusBench:
-    """Make the corpus, as far as it is not there, and decode it. Raises: OSError."""
+    """Make the missing files of the corpus, and decode it. Raises: OSError."""
     wanted = recipes(seed, num_files, longest_s)
     absent = {peer: why for peer in PEERS if (why := why_absent(peer))}
     ways = ["mmrt", *(peer for peer in PEERS if peer not in absent)]
@@ -79,7 +79,7 @@ def _told(tell: Tell, recipe: Recipe, path: Path, ways: list[str], rounds: int, 
 
 
 def why_absent(peer: str) -> str:
-    """Why the peer cannot be tried, "" if it can: torchcodec may be installed without what it loads."""
+    """The reason why the peer cannot be tried, "" if it can: torchcodec may be installed without its libraries."""
     try:
         importlib.import_module({"pyav": "av", "torchcodec": "torchcodec.decoders"}[peer])
     except ModuleNotFoundError:
@@ -99,7 +99,7 @@ def _measure(recipe: Recipe, path: Path, ways: list[str], rounds: int) -> FileRe
         start_s = time.perf_counter()
         try:
             METHODS[way]([path], num_wanted)
-        except Exception as error:  # whatever a library says of a file is a result
+        except Exception as error:  # any error of a library is a result
             failures[way] = f"{type(error).__name__}: {error}"
         times[way].append(time.perf_counter() - start_s)
     right = _sequential(path)
@@ -134,7 +134,7 @@ def _sequential(path: Path) -> list[bytes]:
 
 
 def _sampled(path: Path, num_wanted: int) -> tuple[int, dict[int, bytes]]:
-    """How many frames mmrt finds, and a digest of each wanted one by its number."""
+    """The number of frames that mmrt finds, and a digest of each wanted one by its number."""
 
     def convert(frame: Any, _: Any) -> Output:
         return np.frombuffer(_digest(frame), np.uint8)
@@ -177,7 +177,7 @@ def show_corpus(console: Console, bench: CorpusBench) -> None:
 
 
 def _rows(bench: CorpusBench, peer: str, codec: str) -> list[list[str]]:
-    """How often mmrt is as fast as the peer on files of the codec, "" for all; no row where nothing was compared."""
+    """Row of deciles of mmrt's speed relative to the peer on files of the codec, "" for all; no row without a comparison."""
     files = [file for file in bench.files if codec in ("", file.codec) and {"mmrt", peer} <= file.seconds.keys()]
     ratios = [file.seconds[peer] / file.seconds["mmrt"] for file in files]
     if not ratios:

@@ -1,4 +1,4 @@
-"""Makes the three files in ``examples/``: a picture, a video and a sound that anybody can describe. No randomness, no downloads.
+"""Makes the three files in ``examples/``: a picture, a video and a sound that are easy to describe. No randomness, no downloads.
 
 usage: python -m mmrt.bench.media.example_media DIRECTORY
 """

@@ -155,7 +155,7 @@ def _ffmpeg(files: list[Path], num_wanted: int) -> int:
 
 
 def _pyav_single(files: list[Path], num_wanted: int) -> int:
-    """What ffmpeg -f null does, with the libraries of PyAV: decode everything on one thread."""
+    """As ffmpeg -f null, with the libraries of PyAV: decode everything on one thread."""
     import av
 
     num_frames = 0
@@ -180,7 +180,7 @@ _MODULES = {"opencv": ("cv2",), "torchcodec": ("torchcodec", "torchcodec.transfo
 
 
 def is_available(method: str) -> bool:
-    """Whether it can be tried here."""
+    """True if the method can run here."""
     if method == "ffmpeg":
         return shutil.which("ffmpeg") is not None
     return all(importlib.util.find_spec(module) is not None for module in _MODULES.get(method, ())[:1])

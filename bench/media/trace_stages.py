@@ -1,4 +1,4 @@
-"""What the stages of a run did, out of a trace (``mmrt trace``). Pure; called by ``video``."""
+"""Activity of a run's stages, read from a trace (``mmrt trace``). Pure; called by ``video``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def stage_slices(trace: dict[str, Any], begin_s: float, end_s: float) -> list[St
 
 
 def overlap_s(slices: Sequence[StageSlice]) -> float:
-    """For how long at least two stages were at work. Slices of one stage do not overlap."""
+    """Seconds in which at least two stages were at work. Slices of one stage do not overlap."""
     edges = sorted([(one.begin_s, 1) for one in slices] + [(one.end_s, -1) for one in slices])
     total, running, since_s = 0.0, 0, 0.0
     for at_s, change in edges:

@@ -1,6 +1,6 @@
 """``mmrt bench bus``: latency of a small message and throughput of pages, over our bus and ring, beside ZeroMQ, Queue and memcpy.
 
-All in one run, taking turns round by round, so that whatever else the machine does falls on all of them alike; figures are medians
+All in one run, taking turns round by round, so that other load on the machine affects all of them alike; figures are medians
 over rounds, ratios medians of ratios within a round. Every peer is a real process.
 """
 
@@ -90,7 +90,7 @@ def measure(rounds: int, num_pings: int, num_bytes: int) -> BusReport:
 
 @contextmanager
 def _all_links() -> Iterator[list[Link]]:
-    """Each in a run directory of its own, beside any run that is up; gone at the end."""
+    """Each link in its own run directory, beside any run that is up; removed at the end."""
     with ExitStack() as stack:
         links = []
         for index, make in enumerate(LINKS):

@@ -118,7 +118,7 @@ class PageLink:
         self._peer = Peer(_serve, str(run.path), peer_end)
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         deadline_s = time.monotonic() + TIMEOUT_S
-        while not self._end.send(0):  # nobody is there yet
+        while not self._end.send(0):  # the peer is not there yet
             if self._peer.exitcode is not None or time.monotonic() > deadline_s:
                 raise PeerError(f"{name}: the peer does not come")
             time.sleep(0.01)
@@ -166,7 +166,7 @@ class PageLink:
             num_out -= self._receive()
 
     def _receive(self) -> int:
-        """How many numbers have come back: at least one."""
+        """The number of returned numbers: at least one."""
         while not (numbers := self._end.receive()):
             ready = select.select([self._end.fd, self._peer.sentinel], [], [], TIMEOUT_S)[0]
             if not ready or self._peer.exitcode is not None:

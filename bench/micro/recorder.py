@@ -1,4 +1,4 @@
-"""``mmrt bench recorder``: what it costs that the journal notes every request and the flight recorders every step.
+"""``mmrt bench recorder``: the cost of a journal record per request and a flight record per step.
 
 Costs are counted, not guessed from two runs of different luck: what one note takes by itself, times how many are written per second
 of a busy run with the null model, which does nothing but what the runtime itself does. The product is a share of one processor; a

@@ -1,8 +1,8 @@
-"""``mmrt bench runtime``: what the runtime itself costs, with a model that computes nothing.
+"""``mmrt bench runtime``: the cost of the runtime itself, with a model that computes nothing.
 
 Starts a run with the null model through the command line and lets many text streams run: tokens per second through decode,
 detokenizer and gateway, tokens per chunk, the host cost of a decode step, and who used the processors. One measurement per step
-time: with 0 decode runs as fast as it can and its consumers are the limit; with a real one the host cost of a step stands alone.
+time: with 0 decode runs as fast as it can and its consumers are the limit; with a real one the host cost of a step is isolated.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _STREAM_TIMEOUT_S = 600.0
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look at decode's status words and everybody's processor time, all in seconds."""
+    """One look at decode's status words and the processor time of every process, all in seconds."""
 
     time_s: float
     steps: int

@@ -1,4 +1,4 @@
-"""A plain client of OpenAI-compatible servers that writes down when each token came. Called by ``drivers`` and ``stall``.
+"""A plain client of OpenAI-compatible servers that records the time of each token. Called by ``drivers`` and ``stall``.
 
 A stream counts as a success only with a finish reason and ``[DONE]``: a clean end without them is a silent truncation.
 """
@@ -62,7 +62,7 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 class EventParser:
-    """Server-sent events out of bytes that may be cut anywhere: LF and CRLF, comments, data over several lines."""
+    """Server-sent events from bytes that may be cut anywhere: LF and CRLF, comments, data over several lines."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -129,7 +129,7 @@ class StreamReader:
             record.chunks.append(Chunk(time_s, record.num_completion_tokens))  # tokens without any text
 
     def verdict(self) -> str | None:
-        """What is wrong with a stream that has ended, or None."""
+        """The fault of a stream that has ended, or None."""
         if not self.is_done:
             return "the stream ended without [DONE]"
         reason = self._record.finish_reason
@@ -168,7 +168,7 @@ async def find_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, record: Record) -> None:
-    """Send one streaming chat completion and fill its record. Never raises for what the server does.
+    """Send one streaming chat completion and fill its record. Never raises for faults of the server.
 
     Cancelling it cuts the request: the connection is closed.
     """
@@ -207,7 +207,7 @@ async def _read_events(response: aiohttp.ClientResponse, reader: StreamReader) -
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read to the end of the response, so that the connection can serve again; whatever happens here, the stream was complete."""
+    """Read to the end of the response, so that the connection can serve again; errors are ignored: the stream was complete."""
     try:
         async with asyncio.timeout(_EOF_GRACE_S):
             await response.content.read()

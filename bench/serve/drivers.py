@@ -15,7 +15,7 @@ START_DELAY_S = 0.05
 
 
 async def run_open_loop(plans: Sequence[RequestPlan], send: Send, notice: Notice) -> list[Record]:
-    """Send every request at its arrival time, whatever became of the others. ``notice`` is called with each record at its end."""
+    """Send every request at its arrival time, independent of the others. ``notice`` is called with each record at its end."""
     start_s = time.monotonic() + START_DELAY_S
     records = [new_record(plan, start_s + plan.arrival_s) for plan in plans]
 

@@ -24,7 +24,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. ``rate`` None and ``trace`` None: ``concurrency`` at a time. ``model`` "" is the server's first."""
+    """The options. ``rate`` None and ``trace`` None: ``concurrency`` at a time. ``model`` "" is the server's first."""
 
     url: str
     api_key: str
@@ -179,7 +179,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_content(add: Callable[..., object]) -> None:
-    """What the requests hold."""
+    """Options for the contents of the requests."""
     add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
     add("--max-tokens", type=_number("tokens", int, least=1), help="tokens per answer (64; stall: 1024)")
     add("--temperature", type=_number("temperature", float, least=0), default=0.0)
@@ -209,7 +209,7 @@ def _add_stall(add: Callable[..., object]) -> None:
 
 
 def _add_report(add: Callable[..., object]) -> None:
-    """What is measured, and where it goes."""
+    """Options for measurement and output."""
     add("--slo-ttft", type=_number("seconds", float, above=0), metavar="S", help="report the share of requests under it")
     add("--slo-tbt", type=_number("seconds", float, above=0), metavar="S", help="and with 90 %% of their TBTs under this")
     add("--no-extensions", dest="extensions", action="store_false", help="send neither ignore_eos nor continuous_usage_stats")

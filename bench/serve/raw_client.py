@@ -57,7 +57,7 @@ class RawStream(asyncio.Protocol):
             self._transport.close()
 
     def record(self, index: int) -> Record:
-        """What the bytes say."""
+        """The record parsed from the bytes."""
         record = Record(index=index, group="stream", scheduled_s=self.sent_s, sent_s=self.sent_s, end_s=self.end_s)
         status = self.pieces[0][1].partition(b"\r\n")[0] if self.pieces else b""
         if b" 200 " not in status:

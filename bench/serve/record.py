@@ -1,4 +1,4 @@
-"""What is known of one request after it was sent: when each token came. Written by ``client``, read by ``report`` and ``slo``.
+"""The record of one sent request, with the time of each token. Written by ``client``, read by ``report`` and ``slo``.
 
 Times are seconds of CLOCK_MONOTONIC. Several tokens that arrive in one chunk have the same time.
 """
@@ -36,7 +36,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def lag_s(self) -> float:
-        """How late the client itself sent it."""
+        """Seconds by which the client itself sent it late."""
         return self.sent_s - self.scheduled_s
 
     @property

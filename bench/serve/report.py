@@ -193,5 +193,5 @@ def summarise_slo(records: Sequence[Record], slo: Slo) -> SloSummary:
 
 
 def count_failures(records: Iterable[Record]) -> dict[str, int]:
-    """How often each error came, the most frequent first."""
+    """Number of each error, the most frequent first."""
     return dict(Counter(record.error for record in records if record.error is not None).most_common())

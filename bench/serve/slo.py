@@ -1,4 +1,4 @@
-"""Service level objectives: which requests met theirs. Pure (TI13, US16, RS9).
+"""Service level objectives, and the requests that met them. Pure (TI13, US16, RS9).
 
 The objectives are fixed before the run; a failed request is a violation; nothing is smoothed.
 """

@@ -1,6 +1,6 @@
-"""The ``stall`` scenario: does decoding stall while somebody else's image is encoded?
+"""The ``stall`` scenario: does decoding stall while another request's image is encoded?
 
-Phase one: N text streams alone. Phase two: the same streams while an image (or video, or sound) that nobody has seen arrives at
+Phase one: N text streams alone. Phase two: the same streams while an image (or video, or sound) that is new to the server arrives at
 every interval. Both are of one run, so that the P99 of the times between tokens can be compared. Streams that end are started
 again; the bench cuts them when every fresh request is done. Called by ``serve`` in its event loop; the functions at the end are
 pure.
@@ -36,7 +36,7 @@ class StallPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallRun(msgspec.Struct, frozen=True):
-    """What came of it. Phases are (start, end) on the monotonic clock; the second lasts until all fresh requests are done."""
+    """The results. Phases are (start, end) on the monotonic clock; the second lasts until all fresh requests are done."""
 
     streams: list[Record]
     fresh: list[Record]
@@ -144,7 +144,7 @@ def times_alone(run: StallRun) -> list[float]:
 
 
 def times_with_fresh(run: StallRun) -> list[float]:
-    """Those that end in the second phase: one that began before the first fresh request came is counted here."""
+    """Times between tokens that end in the second phase: one that began before the first fresh request came is counted here."""
     return [end_s - start_s for start_s, end_s in _spans(run.streams) if run.with_fresh[0] < end_s <= run.with_fresh[1]]
 
 

@@ -1,6 +1,6 @@
 """Published request traces, read for their arrivals and lengths (notes of the field: Mooncake, Azure 2023, Azure multimodal 2024).
 
-Called by ``serve``. Pure but for reading the file. Traces are given by path; none of them is part of mmrt.
+Called by ``serve``. Pure except for reading the file. Traces are given by path; none of them is part of mmrt.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""What ``mmrt bench serve`` sends: requests planned from a seed, and their HTTP bodies. Pure; the same seed gives the same bytes.
+"""Requests that ``mmrt bench serve`` sends: planned from a seed, and their HTTP bodies. Pure; the same seed gives the same bytes.
 
 A plan says when, of which group, with which media and how long; ``make_body`` makes the bytes. Lengths are planned in tokens and
 made of words; ``Calibration`` is how many words that takes with the server's tokenizer. Called by ``serve``.
@@ -54,7 +54,7 @@ class Calibration(msgspec.Struct, frozen=True):
     tokens_per_word: float = 1.0
 
     def num_words(self, num_tokens: int) -> int:
-        """How many words make a prompt of about ``num_tokens``; at least 1."""
+        """The number of words for a prompt of about ``num_tokens``; at least 1."""
         return max(1, round((num_tokens - self.overhead_tokens) / self.tokens_per_word))
 
 

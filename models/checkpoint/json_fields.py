@@ -43,7 +43,7 @@ class JsonObject:
         return value
 
     def number(self, *fields: str, default: object = _MISSING, least: float | None = None, most: float = 1e30) -> float:
-        """Likewise a number above 0, or of at least ``least``, and ``most`` at most."""
+        """As ``integer``, for a number above 0, or at least ``least``, and at most ``most``."""
         field, value = self._get(fields, default)
         low = 0.0 if least is None else least
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= most or (least is None and value == 0):

@@ -1,4 +1,4 @@
-"""Read a checkpoint's safetensors files, single or sharded: where each tensor lies, checked before a byte of it is used.
+"""Read a checkpoint's safetensors files, single or sharded. Each tensor's place is checked before its bytes are used.
 
 ``weights`` calls it, in the memory actor. Nothing is executed; a file is mapped read-only and its header is JSON.
 """
@@ -30,7 +30,7 @@ _BITS = {
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file; ``start`` and ``num_bytes`` are within it. ``dtype`` is safetensors' name, checked by who uses it."""
+    """A tensor in a file; ``start`` and ``num_bytes`` are within it. ``dtype`` is safetensors' name, which the caller checks."""
 
     file: Path
     dtype: str
@@ -43,7 +43,7 @@ class SafetensorsFiles:
     """All tensors of a checkpoint directory by name. A context manager; views die with it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: CheckpointError naming the file and what is wrong with it."""
+        """Raises: CheckpointError naming the file and the fault."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.tensors: dict[str, StoredTensor] = {}
         for file in self._files(path):
@@ -56,10 +56,10 @@ class SafetensorsFiles:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        self._maps.clear()  # a map that is still looked at, by a traceback say, goes when that does
+        self._maps.clear()  # a map still in use, by a traceback for example, is freed with its user
 
     def view(self, tensor: StoredTensor) -> memoryview:
-        """The tensor's bytes, where they lie in the page cache."""
+        """The tensor's bytes, in place in the page cache."""
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.start + tensor.num_bytes]
 
     @staticmethod
@@ -105,7 +105,7 @@ class SafetensorsFiles:
 
 
 def _check_cover(file: Path, tensors: Mapping[str, StoredTensor], data_start: int, file_bytes: int) -> None:
-    """Each byte behind the header belongs to one tensor, as the format demands: none is read as two, and nothing hides between them."""
+    """Check that each byte after the header belongs to exactly one tensor, as the format demands: no overlaps and no gaps."""
     at, before = data_start, "the header"
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].num_bytes)):
         if tensor.start != at:
@@ -117,7 +117,7 @@ def _check_cover(file: Path, tensors: Mapping[str, StoredTensor], data_start: in
 
 
 def _integers(values: object) -> tuple[int, ...]:
-    """A JSON array of integers of 64 bits; 2.0 and true are none. Raises TypeError."""
+    """A JSON array of integers of 64 bits; 2.0 and true are not integers. Raises TypeError."""
     if not isinstance(values, list) or any(type(value) is not int or abs(value) >= 1 << 63 for value in values):
         raise TypeError
     return tuple(values)

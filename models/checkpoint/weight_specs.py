@@ -1,7 +1,7 @@
-"""How a tensor of a model is made: name and shape as computed with, and the checkpoint tensors it consists of; and the decoder's. Pure.
+"""Specs of a model's tensors: name and shape in memory, and the checkpoint tensors that make it up; and the decoder's specs. Pure.
 
 Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden],
-each the checkpoint's matrices one under another. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
+each stacked from the checkpoint's matrices. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Source(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of the model: its sources, one under another along the first axis."""
+    """A tensor of the model: its sources, stacked along the first axis."""
 
     name: str
     shape: Shape
@@ -63,7 +63,7 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
 
 
 def same(name: str, *shape: int) -> TensorSpec:
-    """A tensor that is as the checkpoint has it."""
+    """A tensor as the checkpoint has it."""
     return _single(name, name, *shape)
 
 

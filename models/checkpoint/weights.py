@@ -1,4 +1,4 @@
-"""A checkpoint's tensors in the layout that is computed with, in one buffer that all processes map: host memory, or a device's.
+"""A checkpoint's tensors in the model's layout, in one buffer that all processes map: host memory, or a device's.
 
 The memory actor calls ``write_weights`` once; prefill, decode and encoder call ``attach_weights`` and share its pages.
 """
@@ -34,7 +34,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
-    """What lies where in the buffer of ``num_bytes``."""
+    """Places of the tensors in the buffer of ``num_bytes``."""
 
     dtype: DType
     num_bytes: int
@@ -54,10 +54,10 @@ def write_weights(
 ) -> WeightIndex:
     """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype``.
 
-    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. To a device
-    they go from the mapped files, converted on the way by the CPU.
+    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. For a device
+    the CPU converts them on their way from the mapped files.
 
-    Raises: CheckpointError naming the tensor, what was expected and what was found.
+    Raises: CheckpointError naming the tensor, the expected and the actual.
     """
     index = plan_weights(config)
     if not index.entries:
@@ -100,13 +100,13 @@ def _fill(target: torch.Tensor, parts: list[StoredTensor], files: SafetensorsFil
 
 
 def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    with warnings.catch_warnings():  # torch warns of read-only buffers; nobody writes to these
+    with warnings.catch_warnings():  # torch warns of read-only buffers; these are never written
         warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
         return torch.frombuffer(buffer, dtype=dtype)
 
 
 def plan_weights(config: ModelConfig) -> WeightIndex:
-    """Where each tensor of the model will lie."""
+    """Plan the place of each tensor of the model."""
     itemsize = torch_dtype(config.dtype).itemsize
     entries, offset = [], 0
     for spec in family_of(config).tensor_specs(config):

@@ -1,1 +1,1 @@
-"""One module or package per model family, and what families share. ``registry`` lists them, ``family`` says what each has."""
+"""One module or package per model family, and code that families share. ``registry`` lists them, ``family`` is their interface."""

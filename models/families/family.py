@@ -1,4 +1,4 @@
-"""The interface of a model family: all that the rest asks of it. A family is a module, or a package, that has these members.
+"""The interface of a model family. A family is a module, or a package, that has these members.
 
 Importing it loads neither torch nor transformers; only its towers do, when they are built.
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointRecipe(NamedTuple):
-    """What ``mmrt model make`` writes besides random weights, for one shape of a family.
+    """The files that ``mmrt model make`` writes besides random weights, for one shape of a family.
 
     ``special_tokens`` and ``plain_tokens`` are added to the vocabulary in this order, as its last; ``token_names`` are their names in
-    tokenizer_config.json. ``files`` makes the JSON files, config.json among them, out of the ids of the added tokens.
+    tokenizer_config.json. ``files`` makes the JSON files, including config.json, from the ids of the added tokens.
     """
 
     vocab_size: int
@@ -43,15 +43,15 @@ class Family(Protocol):
     """Modules of others that ``build_towers`` imports: slow ones, which the zygote imports once."""
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
-        """The configuration out of the checkpoint's files; ``family`` is the name in the registry. Raises CheckpointError."""
+        """The configuration from the checkpoint's files; ``family`` is the name in the registry. Raises CheckpointError."""
         ...
 
     def tensor_specs(self, config: ModelConfig) -> list[TensorSpec]:
-        """All tensors of the model, in the order in which they lie in memory."""
+        """All tensors of the model, in memory order."""
         ...
 
     def canonical_name(self, name: str) -> str:
-        """A checkpoint's tensor name as the sources of ``tensor_specs`` have it, whichever version of transformers wrote it."""
+        """The name in the sources of ``tensor_specs`` for a checkpoint's tensor name, as any version of transformers writes it."""
         ...
 
     def checkpoint_name(self, name: str) -> str:
@@ -66,7 +66,7 @@ class Family(Protocol):
         """The tower of each kind of media that the model takes; kinds may share one. ``weights`` are views by the names of
         ``tensor_specs``, all on the device, and are never copied.
 
-        Raises: CheckpointError if they are not those of the towers, or the device's kernels do not do what the towers do.
+        Raises: CheckpointError if they do not fit the towers, or the device's kernels do not support the towers.
         """
         ...
 
@@ -78,7 +78,7 @@ class Family(Protocol):
         ...
 
     def image_item(self, config: ModelConfig, height: int, width: int) -> ItemShape:
-        """Grid, tokens and the one segment of an image of so many pixels. Raises UnsupportedMediaError."""
+        """Grid, tokens and the one segment of an image of this size. Raises UnsupportedMediaError."""
         ...
 
     def sample_frames(self, config: ModelConfig, total_frames: int, fps: float) -> NDArray[np.int64]:

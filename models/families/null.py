@@ -1,4 +1,4 @@
-"""The null family: no weights, fixed step times, text only. It measures what the runtime itself costs.
+"""The null family: no weights, fixed step times, text only. It measures the cost of the runtime itself.
 
 config.json: ``{"model_type": "mmrt_null", "step_ms": 5.0, "prefill_token_ms": 0.0, "vocab_size": 512}``.
 """
@@ -27,7 +27,7 @@ _NO_MEDIA = "the null model takes no media"
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
-    """Map config.json. The KV cache is as small as it can be: 64 bytes per token. Raises CheckpointError."""
+    """Map config.json. The KV cache is minimal: 64 bytes per token. Raises CheckpointError."""
     config = files.required("config.json")
     language = LanguageConfig(
         vocab_size=config.integer("vocab_size", default=512),

@@ -1,4 +1,4 @@
-"""The model families that there are: one line each. Reading a configuration imports the family that it names, and no other."""
+"""The registered model families, one line each. Reading a configuration imports only the family that it names."""
 
 from collections.abc import Callable
 from importlib import import_module

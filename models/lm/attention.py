@@ -26,7 +26,7 @@ class Attention(Protocol):
         ...
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
-        """``lengths`` int64 [B], the new token included; ``block_tables`` int64 [B, P], beyond a row's own pages anything."""
+        """``lengths`` int64 [B], the new token included; ``block_tables`` int64 [B, P], arbitrary after a row's own pages."""
         ...
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
@@ -34,11 +34,11 @@ class Attention(Protocol):
         ...
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
-        """Each new token over all tokens up to itself. ``kv_NR`` as written. Returns [N, HQ x D]."""
+        """Attend from each new token to all tokens up to itself. ``kv_NR`` as written. Returns [N, HQ x D]."""
         ...
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
-        """Each sequence's new token over its ``length`` tokens. Returns [B, HQ x D]."""
+        """Attend from each sequence's new token to its ``length`` tokens. Returns [B, HQ x D]."""
         ...
 
 
@@ -82,7 +82,7 @@ class CpuAttention:
         self._groups = [self._group(lengths, block_tables, rows) for rows in self._partition(lengths.tolist())]
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
-        # A request whose numbers went bad must not spoil a page for whoever gets it next: masked scores of NaN are still NaN.
+        # A request's NaN must not spoil a page for its next owner: masked scores of NaN are still NaN.
         finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
         self._pages.write(layer, self._rows, finite)
 

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one per batch size of a small set, all captured before the first request, replayed from then on.
 
-A step of a 7B model is some 300 launches, which would take longer to make than to run. A graph has fixed addresses and shapes: a
-smaller batch is filled up with rows of length 0, for which nothing is stored, and lengths and pages are read on the device.
+A step of a 7B model is some 300 launches, which would take longer to issue than to run. A graph has fixed addresses and shapes: a
+smaller batch is filled up with rows of length 0, which store nothing; lengths and pages are read on the device.
 Array suffixes: B rows of the step, P pages of its longest row.
 """
 
@@ -18,7 +18,7 @@ MAX_ROWS = _STEPS[-1][0]
 
 
 def bucket_of(num_rows: int) -> int:
-    """The batch size that a step of ``num_rows`` is computed with. Raises: ValueError beyond what there are graphs for."""
+    """The batch size for a step of ``num_rows``. Raises: ValueError for more rows than the largest graph has."""
     for size in _SMALL:
         if num_rows <= size:
             return size
@@ -29,13 +29,13 @@ def bucket_of(num_rows: int) -> int:
 
 
 def buckets(max_rows: int) -> list[int]:
-    """The batch sizes that steps of 1 to ``max_rows`` rows are computed with, rising. Raises: ValueError as ``bucket_of``."""
+    """The batch sizes for steps of 1 to ``max_rows`` rows, ascending. Raises: ValueError as ``bucket_of``."""
     return sorted({bucket_of(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Where a graph reads a step from, and the host's twins that a step is put together in. numbers int64 [5, B]: three rows of
+    """The buffers that a graph reads a step from, and their host twins, where a step is assembled. numbers int64 [5, B]: three rows of
     positions (at the start, which is aligned whatever B is), ids, lengths. tables int32 [B, most pages]."""
 
     numbers: Tensor
@@ -55,10 +55,10 @@ class StepInputs:
         )
 
     def fill(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> None:
-        """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows behind them become padding.
+        """A step's arguments, as ``Decoder.decode`` has them, on the CPU; the rows after them become padding.
 
-        Nothing is waited for: what was sent for the step before has arrived, since its sampled ids have. Of the tables those rows are
-        sent that have new pages, each once in a page's worth of steps.
+        Never waits: the previous step's data have arrived, since its sampled ids have. Only table rows with new pages are
+        sent: each once in a page's worth of steps.
         """
         num_rows, host = ids.shape[0], self.host_numbers
         host[:3, :num_rows], host[3, :num_rows], host[4, :num_rows] = positions, ids, lengths
@@ -71,7 +71,7 @@ class StepInputs:
             self.tables[row, : tables.shape[1]].copy_(known[row], non_blocking=True)
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What ``Decoder.decode`` is called with, at addresses that stay."""
+        """The arguments of ``Decoder.decode``, at fixed addresses."""
         return self.numbers[3], self.numbers[:3], self.numbers[4], self.tables
 
 
@@ -86,7 +86,7 @@ class DecodeGraphs:
     runs at a time."""
 
     def __init__(self, model: Decoder, vocab_size: int, max_rows: int, max_pages: int, device: torch.device) -> None:
-        """``max_rows``: of the largest step that there can be; ``max_pages``: of the longest sequence."""
+        """``max_rows``: of the largest possible step; ``max_pages``: of the longest sequence."""
         self._model, self._max_pages, self._device = model, max_pages, device
         self._logits = torch.empty(bucket_of(max_rows), vocab_size, device=device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -98,8 +98,8 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture_all(self) -> None:
-        """Capture the steps of all batch sizes, the largest first, in whose memory the others fit. A capture takes some 50 ms, which
-        no stream should wait for."""
+        """Capture the steps of all batch sizes, the largest first: the others fit in its memory. A capture takes some 50 ms;
+        no stream should wait for it."""
         for size in reversed(buckets(len(self._logits))):
             self._captured[size] = self._capture(size)
 
@@ -124,7 +124,7 @@ class DecodeGraphs:
         return self._logits[: ids.shape[0]]
 
     def _capture(self, size: int) -> _Captured:
-        """The step over padding, once to compile and load what it launches, and once to record it."""
+        """Run the step over padding, once to compile and load its kernels, and once to record it."""
         inputs = StepInputs.allocate(size, self._max_pages, self._device)
         self._aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._aside):

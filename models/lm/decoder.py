@@ -1,4 +1,4 @@
-"""What the prefill and decode actors need of a language model; ``lm`` and ``null_model`` provide it."""
+"""The interface of a language model for the prefill and decode actors; ``lm`` and ``null_model`` implement it."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +20,7 @@ class Chunk:
 
 
 class Decoder(Protocol):
-    """What the actors need of a language model. Arguments may lie on the CPU whatever the model's device; results lie on that."""
+    """A language model, as the actors use it. Arguments may lie on the CPU whatever the model's device; results lie on that device."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids int64 [n] -> [n, H] in the model's dtype."""
@@ -34,6 +34,6 @@ class Decoder(Protocol):
         """One step: logits float32 [B, V] of the token after each sequence's input token.
 
         ids int64 [B]; positions int64 [3, B]; lengths int64 [B], the input token included: its K and V go to index length - 1;
-        block_tables int64 [B, P], P at least the pages of the longest sequence; beyond a row's own pages anything may stand.
+        block_tables int64 [B, P], P at least the pages of the longest sequence; entries after a row's own pages are arbitrary.
         """
         ...

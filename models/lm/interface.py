@@ -1,4 +1,4 @@
-"""What a decoder layer does besides matrix products, on whatever device the KV pages lie: ``Operations``.
+"""A decoder layer's operations besides matrix products, on the device of the KV pages: ``Operations``.
 
 Shapes: N tokens, H hidden size, I intermediate size, D head size.
 """

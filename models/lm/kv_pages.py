@@ -1,8 +1,8 @@
-"""Pages of the KV cache: where a token's K and V lie in them, and in which numbers.
+"""Pages of the KV cache: the layout and number format of a token's K and V.
 
 A page is [num_layers, part]. A part is one layer's K and V of the page's tokens, [page_tokens, 2 (K, V), num_kv_heads, head_dim] in the
 model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized cache (KQ1) they are int8 or
-float8_e4m3fn, the largest magnitude of each head being the largest of that type; behind them stand the scales, float32 [2,
+float8_e4m3fn, the largest magnitude of each head being the largest of that type; the scales follow them, float32 [2,
 num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32 bytes then.
 """
 
@@ -37,7 +37,7 @@ class KvPages:
         self._scratch = torch.empty(0, dtype=dtype)
 
     def rows(self, pages: Tensor, index: Tensor) -> Tensor:
-        """What ``write`` takes for the tokens ``index`` of sequences, which lie on ``pages``."""
+        """The argument ``rows`` of ``write`` for the tokens ``index`` of sequences, which lie on ``pages``."""
         return pages * (self._num_layers * self.page_tokens) + index % self.page_tokens
 
     def write(self, layer: int, rows: Tensor, kv_NR: Tensor) -> None:

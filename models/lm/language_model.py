@@ -1,6 +1,6 @@
 """The language model: a decoder of the Llama/Qwen2/Qwen2.5/Qwen3 shape with fused projections and a paged KV cache.
 
-The prefill actor calls ``prefill``, the decode actor ``decode``; both share weights and KV pages through memory that neither owns.
+The prefill actor calls ``prefill``, the decode actor ``decode``; they share weights and KV pages through memory that neither owns.
 Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
@@ -106,8 +106,8 @@ class LanguageModel:
         self._operations.rotate_and_write(layer.index, kv.view(-1, 2 * config.num_kv_heads, config.head_dim), layer.qk_norms)
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention: output projection and MLP, each added to the residual stream ``hidden``, in place. Returns the stream
-        normed for what comes next."""
+        """Compute output projection and MLP after attention, each added to the residual stream ``hidden``, in place. Returns the
+        stream normed for the next layer or the output."""
         operations = self._operations
         normed = operations.add_norm(F.linear(attended, layer.o), hidden, layer.post_norm)
         active = operations.silu_mul(F.linear(normed, layer.gate_up))

@@ -1,6 +1,6 @@
-"""What a decoder does between its matrix products, by device: the interface that ``lm`` uses, and torch's answer on the CPU.
+"""A decoder's operations between its matrix products, by device: the interface that ``lm`` uses, and torch's version on the CPU.
 
-Matrix products are torch's everywhere. What stands here is what a GPU fuses: a sum with the norm after it, SwiGLU's two halves, and
+Matrix products are torch's everywhere. Here are those that a GPU fuses: a sum with the norm after it, SwiGLU's two halves, and
 everything from a layer's projection to its KV pages. Shapes: N tokens of all sequences together, H hidden, I intermediate, D head_dim.
 """
 
@@ -18,7 +18,7 @@ from .rope import Rope, rotate
 def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
     """Triton's kernels where the KV pool lies on a CUDA device, torch's operations otherwise."""
     if pages.values.is_cuda:
-        from .triton_layer_ops import TritonOperations  # the only way to Triton: nothing of it is loaded on the CPU
+        from .triton_layer_ops import TritonOperations  # Triton is imported only here: never on the CPU
 
         return TritonOperations(config, pages)
     return CpuOperations(config, pages)

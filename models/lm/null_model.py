@@ -1,4 +1,4 @@
-"""The null model: a decoder without weights that takes a fixed time and says the same tokens for the same prompt."""
+"""The null model: a decoder without weights that takes a fixed time and gives the same tokens for the same prompt."""
 
 import time
 
@@ -30,6 +30,6 @@ class NullModel:
         following = (ids * 31 + lengths * 17 + 7) % spoken
         logits = torch.zeros(ids.shape[0], self._config.language.vocab_size)
         logits.scatter_(1, following.unsqueeze(1), 1.0)
-        if (rest := end - time.monotonic()) > 0:  # sleep(0) would give the processor away
+        if (rest := end - time.monotonic()) > 0:  # sleep(0) would yield the processor
             time.sleep(rest)
         return logits

@@ -1,4 +1,4 @@
-"""``Attention`` over pages in device memory, by Triton's kernels. Loaded for models on CUDA devices alone: see ``operations``.
+"""``Attention`` over pages in device memory, by Triton kernels. Loaded only for models on CUDA devices: see ``layer_ops``.
 
 The kernels take a page (``kv_pages``) by its strides. Nothing is read back from the device; with arguments that lie there already,
 ``begin_decode`` and all that follows it can be captured in a CUDA graph.
@@ -19,7 +19,7 @@ from .kv_pages import KvPages
 
 
 class TritonAttention:
-    """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: where the forward's new tokens go on them, page x
+    """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: the places of the forward's new tokens, page x
     page_tokens + index in it, -1 for padding."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:

@@ -1,4 +1,4 @@
-"""``Operations`` by Triton's fused kernels. Loaded for models on CUDA devices alone: see ``operations``."""
+"""``Operations`` by fused Triton kernels. Loaded only for models on CUDA devices: see ``layer_ops``."""
 
 import torch
 from torch import Tensor
@@ -13,13 +13,13 @@ from .triton_attention import TritonAttention
 
 
 class TritonOperations:
-    """``Operations``; each is one launch. What the kernels cannot do (head sizes, alignment) raises ValueError in the first forward."""
+    """``Operations``; each is one launch. Unsupported head sizes and alignments raise ValueError in the first forward."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""
         self.attention = TritonAttention(config, pages)
         self._epsilon = config.rms_norm_eps
-        # As ``Rope``, on the CPU, so that both turn by the same angles to the last bit.
+        # On the CPU as in ``Rope``, so that the angles are the same to the last bit.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.values.device), config.mrope_section)
         self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)

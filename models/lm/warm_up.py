@@ -1,6 +1,6 @@
-"""First launches on a CUDA device, made while nobody waits: kernels are compiled or loaded.
+"""First launches on a CUDA device, made while no request waits: kernels are compiled or loaded.
 
-All of it is padding, for which nothing is stored: a standby may do it while another generation writes the same pages.
+All rows are padding and store nothing: a standby may do it while another generation writes the same pages.
 """
 
 import numpy as np
@@ -18,26 +18,26 @@ _PICTURES = ((2, 2), (2, 4), (4, 4), (4, 8))  # tokens of 2 x 2 patches: the att
 
 
 def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
-    """Chunks on page -1, which is nobody's."""
+    """Launch prefill on chunks of page -1, which belongs to no sequence."""
     for num_tokens in _CHUNKS:
         nowhere = torch.full((-(-num_tokens // page_tokens),), -1)
         model.prefill([Chunk(model.embed(torch.zeros(num_tokens, dtype=torch.int64)), _positions(num_tokens), 0, nowhere)])
 
 
 def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
-    """A picture of each choice of tiles; and the shortest sound, for whose tower no kernel of ours is compiled."""
+    """Encode a picture for each choice of tiles, and the shortest sound, whose tower uses no kernel of ours."""
     if config.vision_rules is not None:
         merge = config.vision_rules.merge_size
         for height, width in _PICTURES:
             rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
             towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
     if config.audio_rules is not None:
-        frames = 4  # of which the tower makes one token
+        frames = 4  # one token of the tower
         towers.encode([TowerInput("audio", np.zeros((frames, config.audio_rules.num_mel_bins), np.float32), (frames, 0, 0))])
 
 
 def warm_up_decode(model: Decoder, sampler: Sampler) -> None:
-    """A step of one row of length 0, and the drawing of a token from it, with penalties and without."""
+    """Run a step of one row of length 0, and draw a token from it, with and without penalties."""
     zero, one = torch.zeros(1, dtype=torch.int64), np.ones(1)
     logits = model.decode(zero, _positions(1), zero, zero.unsqueeze(1))
     rows = SamplingRows(

@@ -1,6 +1,6 @@
 """``mmrt model make``: a random-weight checkpoint of a given shape, which transformers loads too.
 
-Nothing is downloaded. The command line calls it, and ``mmrt up`` when no model is configured; so do tests. torch, not transformers.
+Nothing is downloaded. The command line, ``mmrt up`` without a configured model, and tests call it. Uses torch, not transformers.
 """
 
 import json
@@ -35,9 +35,9 @@ def make_checkpoint(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write a checkpoint directory ``out``; it appears whole or not at all. ``progress(done_bytes, total_bytes)``.
+    """Write a checkpoint directory ``out``; it appears complete or not at all. ``progress(done_bytes, total_bytes)``.
 
-    Raises: ValueError for a family or shape that there is not; FileExistsError if ``out`` is there already.
+    Raises: ValueError for an unknown family or shape; FileExistsError if ``out`` already exists.
     """
     if family not in FAMILIES:
         raise ValueError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
@@ -112,7 +112,7 @@ def _shards(sources: list[Source], itemsize: int) -> Iterator[list[Source]]:
 
 
 class _Normals:
-    """Normal values, one tensor's behind the other's; ``repeated``: pieces of one block that goes round and round."""
+    """Normal values, one tensor's after another's; ``repeated``: pieces of one block, used cyclically."""
 
     def __init__(self, seed: int, dtype: torch.dtype, repeated: bool) -> None:
         self._dtype = dtype

@@ -36,7 +36,7 @@ def write_tokenizer(out: Path, recipe: CheckpointRecipe, corpus: Sequence[str] |
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Returns the ids of the added tokens.
 
     Merges are learned from ``corpus`` or from made-up lines; the rest of the recipe's ``vocab_size`` is filled with words
-    that text never becomes but that a random model may say.
+    that never result from text, but that a random model may output.
     """
     added, specials = [*recipe.special_tokens, *recipe.plain_tokens], set(recipe.special_tokens)
     lines = _corpus(recipe.num_merges) if corpus is None else corpus

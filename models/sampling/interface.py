@@ -1,4 +1,4 @@
-"""What decode asks of a sampler, on whatever device the logits lie: the rows of a step, its guidance pairs, and ``Sampler``.
+"""The interface of a sampler on the device of the logits: the rows of a step, its guidance pairs, and ``Sampler``.
 
 Shapes: B rows, V vocabulary, P pairs, L rows of logits.
 """
@@ -40,17 +40,17 @@ class Pairs:
 
 
 class Sampler(Protocol):
-    """What the decode actor needs of a sampler, on the device where the logits lie."""
+    """A sampler for the decode actor, on the device of the logits."""
 
     def remember(self, histories: Sequence[History]) -> None:
-        """What the rows with penalties have seen before the steps that follow; from then on the sampler counts what it draws."""
+        """Set the past tokens of the rows with penalties before the next steps; from then on the sampler counts what it draws."""
         ...
 
     def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
         """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
-        (CF1). ``penalties`` are of the rows that ``remember`` was told of, in their order.
+        (CF1). ``penalties`` are those of the rows given to ``remember``, in their order.
 
-        Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: what lies behind them are companions. On a device
-        they are launched, and who reads them waits; read them before the next call.
+        Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: the rest are companions. On a device
+        this only launches, and reading the result waits; read it before the next call.
         """
         ...

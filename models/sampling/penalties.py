@@ -1,7 +1,7 @@
-"""Penalties for what was said before: which rows of a step have them, and how they change logits on the CPU.
+"""Penalties for repeated tokens: the rows of a step that have them, and their effect on logits on the CPU.
 
 As in vLLM and transformers: ``repetition`` divides the positive and multiplies the negative logits of every id of the prompt or the
-answer; ``frequency`` and ``presence`` are taken from the logits of ids of the answer, as often as they stand there, or once. All of it
+answer; ``frequency`` and ``presence`` are subtracted from the logits of ids of the answer, per occurrence or once. All apply
 after guidance and before the temperature.
 """
 
@@ -33,7 +33,7 @@ class History(NamedTuple):
 
 
 class Counts:
-    """What each of Q rows has seen: ``seen`` bool [Q, V], ``generated`` int32 [Q, V]. Ids outside the vocabulary do not count."""
+    """Tokens seen by each of Q rows: ``seen`` bool [Q, V], ``generated`` int32 [Q, V]. Ids outside the vocabulary do not count."""
 
     def __init__(self, histories: Sequence[History], vocabulary: int) -> None:
         self.seen = np.zeros((len(histories), vocabulary), np.bool_)

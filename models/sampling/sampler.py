@@ -30,7 +30,7 @@ def combine_guidance(conditional: Tensor, unconditional: Tensor, scale: Tensor) 
 def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
     """Triton's kernels on a CUDA device, torch otherwise."""
     if device.type == "cuda":
-        from .triton_sampler import TritonSampler  # the only way to Triton: nothing of it is loaded on the CPU
+        from .triton_sampler import TritonSampler  # Triton is imported only here: never on the CPU
 
         return TritonSampler(vocabulary, device)
     return CpuSampler(vocabulary)

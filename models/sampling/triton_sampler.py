@@ -1,7 +1,7 @@
-"""Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton's kernels. Loaded for CUDA
-alone.
+"""Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton kernels. Loaded only
+for CUDA.
 
-A step sends the rows' parameters to the device in one copy, and waits for nothing: who reads its tokens does.
+A step sends the rows' parameters to the device in one copy, and does not wait; reading its tokens does.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class TritonSampler:
     def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
         """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
 
-        Returns int64 [B] on the device, B <= L being the number of ``rows``: what the CPU draws but where a draw falls within about
-        1e-6 of a border. They must have been read before the next call: it sends its rows from the same place.
+        Returns int64 [B] on the device, B <= L being the number of ``rows``: what the CPU draws, except where a draw falls within about
+        1e-6 of a border. Read them before the next call: it sends its rows from the same buffer.
         Raises: ValueError for more rows than logits.
         """
         num_rows = rows.temperature.shape[0]
@@ -68,7 +68,7 @@ class TritonSampler:
 
 
 def _fill(target: sampling.SamplingRows, rows: SamplingRows, pairs: Pairs | None, penalties: Penalties | None) -> None:
-    """The rest of ``target`` is padding."""
+    """Fill ``target``; its rest is padding."""
     num_rows = rows.temperature.shape[0]
     target.clear()
     target.logits_row[:num_rows] = torch.arange(num_rows)

@@ -25,15 +25,16 @@ MAX_RENDER_S = 2.0  # of processor time
 MAX_CHARS = 1 << 24  # of one string, or entries of one list
 MAX_WIDTH = 100  # that text is padded to or indented by, and characters that are stripped from it
 _MAX_BITS = 1 << 16  # of one integer
+_KEY = r"[^()%\n]{0,100}"  # of what % formats
 STEP = "_step"
 _GLOBALS = ("range", "dict", "joiner", "cycler")
 _FILTERS = (
-    "abs capitalize count d default dictsort e escape first float items last length list lower max min reverse safe sort title unique"
+    "abs capitalize count d default dictsort first float items last length list lower max min reverse safe sort title unique"
     " upper wordcount"
 )
 _TEXT_METHODS = (
-    "strip lstrip rstrip split rsplit splitlines partition rpartition startswith endswith removeprefix removesuffix find rfind index"
-    " rindex count replace join lower upper title capitalize casefold swapcase isalnum isalpha isascii isdecimal isdigit islower"
+    "strip lstrip rstrip split rsplit splitlines partition rpartition startswith endswith removeprefix removesuffix find index count"
+    " replace join lower upper title capitalize casefold swapcase isalnum isalpha isascii isdecimal isdigit islower"
     " isnumeric isspace istitle isupper"
 )
 _METHODS = {str: _TEXT_METHODS.split(), dict: ["copy", "get", "items", "keys", "values"], list: ["copy", "index", "count"]}
@@ -44,7 +45,7 @@ class TemplateLimit(jinja2.TemplateError):
 
 
 class Deadline:
-    """One render's. Called at each step. Raises: TemplateLimit."""
+    """The deadline of one render. Called at each step. Raises: TemplateLimit."""
 
     def __init__(self) -> None:
         self._end_s = time.thread_time() + MAX_RENDER_S
@@ -66,7 +67,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """What a template, macro or block makes of its pieces."""
+        """Join the pieces of a template, macro or block."""
         return "".join(_bounded(parts, "the text"))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
@@ -111,6 +112,8 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _check_replacement(text, *args, **kwargs)
         if isinstance(text, str) and name in ("strip", "lstrip", "rstrip"):
             check_short(args[0] if args else None, name)
+        if isinstance(text, str) and name in ("rsplit", "rpartition"):  # C searches backwards in quadratic time
+            check_short(args[0] if args else kwargs.get("sep"), name)
         if isinstance(text, str) and name == "join" and args:
             return text.join(_bounded(args[0], "join", len(text)))
         return super().call(__context, __obj, *args, **kwargs)
@@ -186,7 +189,9 @@ def _bounded(parts: Iterable[Any], name: str, num_between: int = 0) -> list[Any]
 
 
 def _check_format(context: jinja2.runtime.Context, format: str, values: Any) -> None:
-    fields = re.findall(r"%(?:\(.*?\))?([-+ #0-9.*hlL]*)", format)
+    if re.search(r"%\((?!" + _KEY + r"\))", format):
+        raise TemplateLimit("% names a key with parentheses or of more than 100 characters")
+    fields = re.findall(rf"%(?:\({_KEY}\))?([-+ #0-9.*hlL]*)", format)
     if any("*" in field or any(int(width) > MAX_WIDTH for width in re.findall(r"\d+", field)) for field in fields):
         raise TemplateLimit(f"% formats with a width of more than {MAX_WIDTH} or one that is computed")
     entries = values if isinstance(values, tuple) else values.values() if isinstance(values, dict) else [values]
@@ -214,8 +219,9 @@ def _bounded_filters() -> dict[str, Callable[..., Any]]:
     """Jinja's filters whose results can be larger than what they are given, or that call others for each entry."""
     filters: dict[str, Callable[..., Any]] = {
         function.__name__.strip("_"): jinja2.pass_context(function)
-        for function in (_indent, _int, _join, _replace, _string, _sum, _tojson, _trim)
+        for function in (_escape, _indent, _int, _join, _replace, _string, _sum, _tojson, _trim)
     }
+    filters["e"] = filters["escape"]
     for name in ("map", "select", "reject", "selectattr", "rejectattr"):
         filters[name] = _stepped(jinja2.filters.FILTERS[name])
     return filters
@@ -227,6 +233,14 @@ def _stepped(filter: Callable[..., Any]) -> Callable[..., Any]:
         return filter(context, _each(context, values), *args, **kwargs)
 
     return stepped
+
+
+def _escape(context: jinja2.runtime.Context, value: Any) -> str:
+    text = _string(context, value)
+    if len(text) + 4 * sum(map(text.count, "&<>'\"")) > MAX_CHARS:
+        raise TemplateLimit(f"escape makes more than {MAX_CHARS} characters")
+    escaped: str = jinja2.filters.FILTERS["escape"](value)
+    return escaped
 
 
 def _indent(context: jinja2.runtime.Context, text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:

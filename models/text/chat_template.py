@@ -1,7 +1,7 @@
-"""Chat templates: a checkpoint's Jinja template, rendered in a sandbox with what transformers offers to templates.
+"""Chat templates: a checkpoint's Jinja template, rendered in a sandbox with the helpers that transformers gives templates.
 
 The gateway renders each request's messages with it. The template comes from the checkpoint and is bounded all the same
-(``bounded_template``); the messages come from strangers and are data only: they are never parsed as a template.
+(``bounded_template``); the messages come from untrusted clients and are data only: never parsed as a template.
 """
 
 import datetime
@@ -22,14 +22,14 @@ _PROBE = "a text that no template has"
 
 
 class TemplateRefusal(ValueError):
-    """The template cannot render these messages: it said so itself, or they lack something that it needs."""
+    """The template cannot render these messages: it raised, or they lack something that it needs."""
 
 
 class ChatTemplate:
     """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile. Raises CheckpointError for a template that is no Jinja, or does not end with a message of a few words."""
+        """Compile. Raises CheckpointError for a template that is not Jinja, or does not end with a message of a few words."""
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -81,7 +81,7 @@ class ChatTemplate:
             raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
 
     def _shows_parts(self) -> bool:
-        """Whether ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
+        """True if ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
         parts = [{"type": "text", "text": _PROBE}]
         shown = self._shown(parts)
         as_it_is = repr(parts) in shown or json.dumps(parts) in shown
@@ -97,7 +97,7 @@ class ChatTemplate:
 
 
 def _default_template(value: Any) -> str | None:
-    """``chat_template`` of a JSON file: a string, or a list of named ones of which ``default`` counts."""
+    """``chat_template`` of a JSON file: a string, or a list of named templates from which ``default`` is taken."""
     template = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -115,7 +115,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %} … {% endgeneration %}`` marks what the model said, for training; here its body is simply rendered."""
+    """``{% generation %} … {% endgeneration %}`` marks the model's answer, for training; here its body is just rendered."""
 
     tags = {"generation"}
 

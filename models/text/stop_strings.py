@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: what may be shown, and where it ends. The detokenizer has one matcher per request."""
+"""Stop strings in a stream of text: the text that may be shown, and its end. The detokenizer has one matcher per request."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Text to token ids and back: a checkpoint's ``tokenizer.json`` in the ``tokenizers`` library, without torch or transformers.
 
 The gateway encodes prompts with it, the detokenizer decodes with it. Ordinary text gets the ids that transformers' AutoTokenizer
-gives. What a user writes never becomes a control token: ``PromptGuard`` replaces such text by sentinels that nobody can guess
+gives. A user's text never becomes a control token: ``PromptGuard`` replaces such text by unguessable sentinels
 before the chat template is rendered, and encodes it as the plain characters that it is.
 """
 
@@ -71,7 +71,7 @@ class Tokenizer:
             raise CheckpointError(f"{file}: {error}") from error
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered template: control tokens are recognised. Nothing is added in front or behind."""
+        """Ids of a rendered template: control tokens are recognised. Nothing is added before or after."""
         return self.encode_pieces([text])[0]
 
     def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
@@ -87,7 +87,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def min_tokens(self, num_chars: int) -> int:
-        """A lower bound on how many tokens so many characters make, however they are cut; to refuse hopelessly long prompts."""
+        """A lower bound on the tokens of so many characters, however they are cut; used to refuse far too long prompts."""
         return num_chars // self._longest_token_chars
 
     def _encode_literally(self, content: str) -> list[int]:
@@ -236,7 +236,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: Path) -> None:
-    """Add tokens that stand in tokenizer_config.json alone, as transformers does; their ids must come out as stated."""
+    """Add tokens that only tokenizer_config.json has, as transformers does; their ids must come out as stated."""
     stated = config.get("added_tokens_decoder")
     if not isinstance(stated, dict):
         return

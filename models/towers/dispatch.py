@@ -16,7 +16,7 @@ class Towers:
     """The model's towers. ``weights`` are the model's views by name, all on one device."""
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], device: torch.device = CPU) -> None:
-        """Raises: CheckpointError if the weights are not those of the towers, or the device's kernels do not do what the towers do."""
+        """Raises: CheckpointError if the weights do not fit the towers, or the device's kernels do not support the towers."""
         self._towers = family_of(config).build_towers(config, weights, device)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What a tower is: patch or mel rows in, embedding rows out. Families build them, ``dispatch`` calls them."""
+"""The interface of a tower: patch or mel rows in, embedding rows out. Families build them, ``dispatch`` calls them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

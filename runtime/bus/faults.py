@@ -1,8 +1,8 @@
-"""Faults on purpose, for ``mmrt chaos``: messages that are lost or late, and processes that exit with status 0 out of the blue.
+"""Injected faults for ``mmrt chaos``: lost and late messages, and processes that unexpectedly exit with status 0.
 
-Off unless MMRT_FAULTS names a fault file; then ``transport`` asks here about every message. The storm writes the file
-(``FaultFile``), every process of the run maps it (``BusFaults``). Nothing else in mmrt knows of this, and nothing outside a
-storm sets that variable: a fault file belongs to whoever may write the run directory, who could kill the processes as well.
+Disabled unless MMRT_FAULTS names a fault file; then ``transport`` passes every message through this module. The storm writes the
+file (``FaultFile``), and every process of the run maps it (``BusFaults``). Only a storm sets that variable. Writing a fault file
+takes write access to the run directory, and a process with that access could kill the run's processes anyway.
 """
 
 import mmap
@@ -22,14 +22,14 @@ from ..stage_table import ACTORS
 _FILE = struct.Struct("=8s6Q")  # magic, episode, mask of actors, lost and late per million, longest delay in us, seed
 _MAGIC = b"mmrtflt1"
 _EPISODE = struct.Struct("=Q")
-_FIELDS = struct.Struct("=5Q")  # what follows the episode
+_FIELDS = struct.Struct("=5Q")  # the fields after the episode
 _MILLION = 1_000_000
-EXIT_SIGNAL = signal.SIGRTMIN + 9  # that nobody else here has a use for
+EXIT_SIGNAL = signal.SIGRTMIN + 9  # not used elsewhere in mmrt
 MessageT = TypeVar("MessageT")
 
 
 class FaultFile:
-    """The writing end: one episode of trouble at a time. Owned by the storm."""
+    """The writing end: one episode of faults at a time. Owned by the storm."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,18 +39,18 @@ class FaultFile:
             self._map = mmap.mmap(file.fileno(), _FILE.size)
 
     def begin(self, actor: str, *, seed: int, lost: float = 0.0, late: float = 0.0, max_delay_s: float = 0.0) -> None:
-        """From now on lose or delay this share of the messages that ``actor`` sends and receives."""
+        """Start to lose or delay this share of the messages that ``actor`` sends and receives."""
         self._episode += 1
         rates = (int(lost * _MILLION), int(late * _MILLION), int(max_delay_s * 1e6))
         self._write(1 << ACTORS.index(actor), *rates, seed)
 
     def end(self) -> None:
-        """Lose and delay nothing any more; what is late already still comes."""
+        """Stop losing and delaying messages. Messages already delayed still arrive."""
         self._episode += 1
         self._write(0, 0, 0, 0, 0)
 
     def _write(self, *fields: int) -> None:
-        """The episode's number comes last: who has seen it has seen the rest."""
+        """Write the episode's number last: a reader that sees it also sees the other fields."""
         _FIELDS.pack_into(self._map, _FILE.size - _FIELDS.size, *fields)
         _EPISODE.pack_into(self._map, len(_MAGIC), self._episode)
 
@@ -60,7 +60,7 @@ class FaultFile:
 
 
 class BusFaults:
-    """The reading end, one per socket. ``outgoing`` and ``incoming`` stand between it and its user."""
+    """The reading end, one per socket. ``outgoing`` and ``incoming`` sit between the socket and its user."""
 
     def __init__(self, path: Path, actor: str) -> None:
         with path.open("rb") as file:
@@ -73,7 +73,7 @@ class BusFaults:
         self._held_in: deque[tuple[float, object]] = deque()
 
     def _look(self) -> None:
-        """Take note of a new episode. Its number is written last, and here it is read first."""
+        """Check for a new episode. The writer writes its number last; this reads it first."""
         (episode,) = _EPISODE.unpack_from(self._map, len(_MAGIC))
         if episode == self._episode:
             return
@@ -85,7 +85,7 @@ class BusFaults:
         self._max_delay_s = delay_us / 1e6
 
     def outgoing(self, send: Callable[[], bool]) -> bool:
-        """Call ``send`` now, later, or never; True where it was not called: the sender of a lost message does not know either."""
+        """Call ``send`` now, later, or never. Returns True where it was not called: a sender cannot tell that a message was lost."""
         self._look()
         self.release()
         drawn = self._random.random() if self._lost or self._late else 1.0
@@ -97,7 +97,7 @@ class BusFaults:
         return send()
 
     def incoming(self, received: list[MessageT]) -> list[MessageT]:
-        """What of ``received`` gets through, after what was held back until now: late messages are also out of order."""
+        """Return delayed messages that are due, then those of ``received`` that get through. Late messages are also out of order."""
         self._look()
         self.release()
         now_s = time.monotonic()
@@ -119,7 +119,7 @@ class BusFaults:
         return through
 
     def release(self) -> None:
-        """Send what is due of that which was held back."""
+        """Send the delayed messages that are due."""
         now_s = time.monotonic()
         for _ in range(len(self._held_out)):
             due_s, send = self._held_out.popleft()
@@ -133,12 +133,12 @@ class BusFaults:
 
 
 def bus_faults(actor: str) -> BusFaults | None:
-    """The faults that this process shall suffer, None without MMRT_FAULTS."""
+    """Return the faults to inject into this process; None without MMRT_FAULTS."""
     path = read_environment().fault_file
     return None if path is None or actor not in ACTORS else BusFaults(path, actor)
 
 
 def exit_when_told(environment: Environment) -> None:
-    """With MMRT_FAULTS, EXIT_SIGNAL makes this process exit with status 0. For its main thread."""
+    """Make this process exit with status 0 on EXIT_SIGNAL if MMRT_FAULTS is set. Call it in the main thread."""
     if environment.fault_file is not None:
         signal.signal(EXIT_SIGNAL, lambda *_: os._exit(0))

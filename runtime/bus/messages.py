@@ -1,11 +1,11 @@
-"""Every message on the bus and every record that one process leaves for another in shared memory, but for plans (``plans``).
+"""Every message on the bus and every record that one process leaves for another in shared memory, except plans (``plans``).
 
 Wire types are ``msgspec.Struct``s, tagged, encoded as MessagePack arrays; one union and one decoder per direction. They evolve by
-appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, whoever waits sends again or looks
-again on a timer, and shared memory is the truth.
+appending defaulted fields. Messages can be lost, repeated and reordered: each is idempotent, a waiting process resends or checks
+again on a timer, and shared memory is authoritative.
 
 Identifiers: ``key`` is the gateway's random 63-bit name of a request; ``(row, row_generation)`` names its row in the sequence
-table; ``plan_id`` grows for ever; ``generation`` counts the starts of one actor; ``epoch`` is the controller's generation.
+table; ``plan_id`` only grows; ``generation`` counts the starts of one actor; ``epoch`` is the controller's generation.
 Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
@@ -20,18 +20,18 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of everything that is sent: tagged, positional, immutable."""
+    """Base of all messages: tagged, positional, immutable."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what messages and shared-memory records are made of."""
+    """Base of the parts of messages and shared-memory records."""
 
 
 # parts
 
 
 class Sampling(Record, frozen=True):
-    """How decode draws tokens. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off, as do penalties of 1
+    """Options for sampling. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off, as do penalties of 1
     (repetition) and 0 (the others)."""
 
     temperature: float = 1.0
@@ -50,9 +50,9 @@ class Sampling(Record, frozen=True):
 
 
 class MediaItem(Record, frozen=True):
-    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: the field of the
-    client's request that it stood in, for messages. Of a picture ``num_pixels`` is what its header says, and ``work`` what decoding it
-    costs about, in pixels; -1 and 0 where nobody has looked."""
+    """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: its field in the
+    client's request, for error messages. For images, ``num_pixels`` comes from the header and ``work`` is the approximate decoding
+    cost in pixels; -1 and 0 where not known."""
 
     kind: MediaKind
     num_bytes: int
@@ -64,7 +64,7 @@ class MediaItem(Record, frozen=True):
 
 
 class RequestSpec(Record, frozen=True):
-    """A request as submitted. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
+    """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
 
     request_id: str
     prompt_ids: list[int]
@@ -83,7 +83,7 @@ POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")
 
 
 class PageRun(Record, frozen=True):
-    """Pages of one pool, in reading order, with the generation that each had when it was granted."""
+    """Pages of one pool, in reading order, with each page's generation when it was granted."""
 
     pages: list[int]
     generations: list[int]
@@ -92,7 +92,7 @@ class PageRun(Record, frozen=True):
 class SequenceSpec(Record, frozen=True):
     """The immutable part of a row, written by the controller before the row leaves phase PREPARE (sequence table: spec).
 
-    Prompt ids (expanded: each placeholder repeated num_tokens times) stand in the row's own arrays, not here.
+    Prompt ids (expanded: each placeholder repeated num_tokens times) are in the row's own arrays, not here.
     """
 
     key: int
@@ -121,7 +121,7 @@ class Welcome(Wire, frozen=True):
 class Run(Wire, frozen=True):
     """Do the plan in this slot of the plan table, or answer with the stored result if it is done already.
 
-    From ``deadline_s`` on (monotonic; 0 is never) nobody needs it: it is answered with Skipped instead.
+    From ``deadline_s`` on (monotonic; 0 is never) no request needs it: the answer is Skipped.
     """
 
     epoch: int
@@ -134,7 +134,7 @@ class Run(Wire, frozen=True):
 
 
 class Admit(Wire, frozen=True):
-    """Take the row into the running set. A hint: decode also looks at the table on a timer and when it starts."""
+    """Add the row to the running set. A hint: decode also checks the table on a timer and at its start."""
 
     epoch: int
     row: int
@@ -142,10 +142,10 @@ class Admit(Wire, frozen=True):
 
 
 class Drop(Wire, frozen=True):
-    """Take the row out of the running set and answer Dropped with the same ticket, also when it was not in it.
+    """Remove the row from the running set and answer Dropped with the same ticket, even if it was not in the set.
 
     A row can be preempted twice under one generation: without the ticket a late answer to the first Drop would free pages that
-    decode writes.
+    decode is writing.
     """
 
     epoch: int
@@ -194,7 +194,7 @@ class Failed(Wire, frozen=True):
 
 
 class Released(Wire, frozen=True):
-    """Everything of this request is freed or will be without the gateway: forget it."""
+    """The request's resources are freed, or will be without the gateway: forget it."""
 
     epoch: int
     key: int
@@ -214,7 +214,7 @@ ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | 
 
 
 class Hello(Wire, frozen=True):
-    """An actor generation is there; ``active`` once it holds its role lock, which proves every older one gone."""
+    """An actor generation is present; ``active`` once it holds its role lock, which proves that every older one is gone."""
 
     actor: str
     generation: int
@@ -227,7 +227,7 @@ class Analysed(Wire, frozen=True):
 
 
 class Done(Wire, frozen=True):
-    """A plan without a result of its own is done."""
+    """A plan that has no specific result is done."""
 
 
 class ItemError(Wire, frozen=True):
@@ -242,7 +242,7 @@ class Skipped(Wire, frozen=True):
 
 
 class Died(Wire, frozen=True):
-    """The plan is not done: the generation before crashed in it (runtime/process/crash_cause.py)."""
+    """The plan is not done: the previous process crashed in it (runtime/process/crash_cause.py)."""
 
 
 class Overran(Wire, frozen=True):
@@ -253,7 +253,7 @@ Result = Analysed | Done | ItemError | Skipped | Died | Overran
 
 
 class PlanDone(Wire, frozen=True):
-    """A plan's result; sent again whenever the plan is."""
+    """A plan's result; sent again whenever the plan is sent again."""
 
     actor: str
     generation: int
@@ -263,7 +263,7 @@ class PlanDone(Wire, frozen=True):
 
 
 class Dropped(Wire, frozen=True):
-    """decode: the row is not, or no more, in the running set and nothing of it will be written."""
+    """decode: the row is not, or no longer, in the running set, and decode will not write it."""
 
     generation: int
     row: int
@@ -309,7 +309,7 @@ class Delivered(Wire, frozen=True):
 
 
 class Query(Wire, frozen=True):
-    """gateway: where is this request? Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
+    """gateway: ask for a request's state. Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
 
     generation: int
     key: int
@@ -324,8 +324,8 @@ ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Ca
 class Delta(Record, frozen=True):
     """detokenizer -> gateway: ``data`` is UTF-8 text of the request starting at ``byte_offset`` of its whole text.
 
-    ``token_index`` counts the completion tokens that the text up to the end of this delta stands for; the last delta of a request
-    carries ``finish``. A gateway drops bytes that it has sent already, so a delta may be repeated or overlap.
+    ``token_index`` counts the completion tokens of the text up to the end of this delta; the last delta of a request
+    carries ``finish``. The gateway drops bytes that it has already sent, so deltas may repeat or overlap.
     """
 
     key: int
@@ -334,7 +334,7 @@ class Delta(Record, frozen=True):
     token_index: int
     data: bytes
     finish: FinishReason | None = None
-    ids: list[int] = []  # of a request with return_token_ids: the ids up to token_index, from where the last delta ended
+    ids: list[int] = []  # with return_token_ids: the ids from the end of the last delta up to token_index
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -345,7 +345,7 @@ _Message = TypeVar("_Message")
 
 
 def checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
-    """``decode`` with one exception for everything that is no message: msgspec lets bad UTF-8 and deep nesting pass through."""
+    """Wrap ``decode`` to raise DecodeError for every invalid message: msgspec raises other errors for bad UTF-8 and deep nesting."""
 
     def decode_checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
         try:

@@ -1,7 +1,7 @@
-"""Plans: records in the plan table that say what video, encoder and prefill are to do, and all that can be told of one.
+"""Plans: records in the plan table that tell video, encoder and prefill what to do, and the properties of plans.
 
-A plan knows its stage, the rows that it names, the pages that it reads and writes, and how much work it is. ``row`` and
-``row_generation`` name a row of the sequence table; a plan's part for a row of another generation is for nobody.
+A plan knows its stage, the rows that it names, the pages that it reads and writes, and its amount of work. ``row`` and
+``row_generation`` name a row of the sequence table; a part for a row of another generation is stale.
 """
 
 import enum
@@ -14,7 +14,7 @@ from ...schema.media import ItemShape, SegmentShape
 from .media_work import estimated_work, is_large
 from .messages import MediaItem, PageRun, PoolName, Record, Wire, checked
 
-_LINEAR = 1024  # tokens or rows up to which attention's quadratic part does not show
+_LINEAR = 1024  # tokens or rows up to which attention's quadratic cost is negligible
 
 RowKey = tuple[int, int]
 """(row, row generation)."""
@@ -25,7 +25,7 @@ Renumber = Callable[[PoolName, PageRun], PageRun]
 
 
 class PlanKind(enum.IntEnum):
-    """What a plan does."""
+    """The kinds of plans."""
 
     ANALYSE = 1
     PREPROCESS = 2
@@ -34,7 +34,7 @@ class PlanKind(enum.IntEnum):
 
 
 class PlanBase(Wire, frozen=True):
-    """What can be told of every plan."""
+    """Properties common to all plans."""
 
     STAGE: ClassVar[str]
     KIND: ClassVar[PlanKind]
@@ -43,33 +43,33 @@ class PlanBase(Wire, frozen=True):
 
     @property
     def parts(self) -> Sequence[Any]:
-        """What it is for each row: itself, or records with ``row`` and ``row_generation``, ``source`` and ``target``. A row can have
-        several."""
+        """The plan's parts, each for one row: itself, or records with ``row`` and ``row_generation``, ``source`` and ``target``.
+        A row can have several."""
         return [self]
 
     @property
     def media(self) -> MediaItem | None:
-        """The medium that it is about: of video's plans."""
+        """The medium of a video plan; None for other plans."""
         return None
 
     @property
     def place(self) -> Place | None:
-        """The piece of a request's work that it is; None for an encode plan, whose targets say it."""
+        """The piece of the request's work that the plan does; None for an encode plan, whose targets tell it."""
         return None
 
     @property
     def cost(self) -> float | None:
-        """What a step over it costs about in proportion to; None where that cannot be told (media: their own time is limited)."""
+        """A number roughly proportional to the duration of the step; None where unknown (media have their own time limit)."""
         return None
 
     @property
     def is_large(self) -> bool:
-        """Whether others must not wait for it."""
+        """True if other work must not wait for this plan."""
         return self.media is not None and is_large(estimated_work(self.media))
 
     @property
     def is_streamed(self) -> bool:
-        """Whether it decodes a segment that was not decoded with its item's analysis."""
+        """True if the plan decodes a segment that was not decoded with its item's analysis."""
         return False
 
     @property
@@ -78,22 +78,22 @@ class PlanBase(Wire, frozen=True):
         return [(part.row, part.row_generation) for part in self.parts]
 
     def only(self, is_alive: Callable[[int, int], bool]) -> Self | None:
-        """The plan without the parts for rows that are not alive; None if nothing is left."""
+        """Return the plan without the parts for rows that are not alive; None if nothing is left."""
         parts = [part for part in self.parts if is_alive(part.row, part.row_generation)]
         if len(parts) == len(self.parts):
             return self
         return type(self)(parts) if parts else None
 
     def reads(self) -> dict[PoolName, list[int]]:
-        """Pages that it names and reads, each once."""
+        """Return the pages that the plan names and reads, each once."""
         return {self.READS: _distinct(part.source for part in self.parts)}
 
     def writes(self) -> dict[PoolName, list[int]]:
-        """Pages that it names and writes, each once. Prefill names none: it writes where its rows' block tables say."""
+        """Return the pages that the plan names and writes, each once. Prefill names none: it writes through its rows' block tables."""
         return {} if self.WRITES is None else {self.WRITES: _distinct(run for _, run in self.targets())}
 
     def targets(self, key: RowKey | None = None) -> list[Target]:
-        """The page runs that it writes, of one row or of all."""
+        """Return the page runs that the plan writes, of one row or of all."""
         pool, parts = self.WRITES, self.parts
         return [(pool, part.target) for part in parts if key in (None, (part.row, part.row_generation))] if pool else []
 
@@ -117,22 +117,22 @@ class Analyse(PlanBase, frozen=True):
 
     @property
     def units(self) -> int:
-        """How much it is: bytes to analyse; of other plans patch or mel rows, or tokens."""
+        """Amount of work: bytes to analyse; for other plans patch or mel rows, or tokens."""
         return self.media.num_bytes
 
     def share(self, row: int) -> tuple[int, int]:
-        """Of a row's part: the item."""
+        """Return the item of the row's part."""
         del row
         return self.item, 0
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Analyse":
-        """The same plan on other pages and rows, of generation 1. Nothing of its row is read: it becomes row 0."""
+        """Return the plan with other pages and rows, of generation 1. It does not read its row, which becomes row 0."""
         del row
         return msgspec.structs.replace(self, row=0, row_generation=1, source=run("media", self.source))
 
 
 class PreprocessSegment(PlanBase, frozen=True):
-    """video: decode one segment of an item into patch pages, rows laid one after another, never across a page border."""
+    """video: decode one segment of an item into patch pages, row after row, never across a page boundary."""
 
     STAGE = "video"
     KIND = PlanKind.PREPROCESS
@@ -161,12 +161,12 @@ class PreprocessSegment(PlanBase, frozen=True):
         return self.shape.segments[self.segment].kind == "video"
 
     def share(self, row: int) -> tuple[int, int]:
-        """Of a row's part: item and segment."""
+        """Return item and segment of the row's part."""
         del row
         return self.item, self.segment
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "PreprocessSegment":
-        """As of ``Analyse``."""
+        """Like ``Analyse.renumbered``."""
         del row
         source, target = run("media", self.source), run("patch", self.target)
         return msgspec.structs.replace(self, row=0, row_generation=1, source=source, target=target)
@@ -201,11 +201,11 @@ class Encode(PlanBase, frozen=True):
         return sum(part.shape.num_rows * (1 + part.shape.num_rows / _LINEAR) for part in self.parts)
 
     def share(self, row: int) -> tuple[int, int]:
-        """Of a row: the number of its parts."""
+        """Return the number of the row's parts."""
         return 0, sum(part.row == row for part in self.parts)
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Encode":
-        """The same plan on other pages; its rows are not read."""
+        """Return the plan with other pages; it does not read its rows."""
         del row
         replace = msgspec.structs.replace
         return Encode([replace(p, source=run("patch", p.source), target=run("embedding", p.target)) for p in self.parts])
@@ -224,7 +224,7 @@ class PrefillChunk(Record, frozen=True):
     """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
 
     Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
-    preempted row is prefilled again over its prompt and what it has generated. Both members take the same ids.
+    preempted row is prefilled again over its prompt and its generated tokens. Both members take the same ids.
     """
 
     row: int
@@ -263,12 +263,12 @@ class Prefill(PlanBase, frozen=True):
         return {"embedding": _distinct(span.source for chunk in self.chunks for span in chunk.spans)}
 
     def share(self, row: int) -> tuple[int, int]:
-        """Of a row: tokens [first, last) of its first member."""
+        """Return tokens [first, last) of the row's first member."""
         chunks = [chunk for chunk in self.chunks if chunk.row == row and chunk.member == 0]
         return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Prefill":
-        """The same plan on other pages and rows, of generation 1."""
+        """Return the plan with other pages and rows, of generation 1."""
         replace = msgspec.structs.replace
 
         def renumber(chunk: PrefillChunk) -> PrefillChunk:

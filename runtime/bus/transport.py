@@ -1,8 +1,8 @@
-"""The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory; alone in importing zmq.
+"""The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory. Only this module imports zmq.
 
-Messages can be lost, so nothing here waits for delivery: ``send`` says whether the message left, and whoever needs an answer sends
-again. A frame that does not decode is dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
-processes of this user are heard, besides the run directory's mode 0700.
+Messages can be lost, so nothing here waits for delivery: ``send`` returns whether the message left, and a caller that needs an
+answer sends again. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
+messages of this user's processes are accepted, in addition to the run directory's mode 0700.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class ControllerSocket:
         self._faults = bus_faults("controller")
 
     def receive(self) -> list[tuple[str, int, ToController]]:
-        """What has arrived, at most a few hundred messages, as (actor, generation, message)."""
+        """Return the messages that have arrived, at most a few hundred, as (actor, generation, message)."""
         received: list[tuple[str, int, ToController]] = []
         for _ in range(_DRAIN_LIMIT):
             try:
@@ -75,9 +75,9 @@ class ControllerSocket:
         return received if self._faults is None else self._faults.incoming(received)
 
     def _is_ours(self, name: bytes, frame: zmq.Frame) -> bool:
-        """Libzmq reports an ipc peer as ``localhost:uid:gid:pid``, from SO_PEERCRED. Who has no credentials is nobody.
+        """Check that the peer is this user's. Libzmq reports an ipc peer as ``localhost:uid:gid:pid``; peers without that are rejected.
 
-        Asked for every message: names are claimed by whoever connects, and the last who does so gets them.
+        Called for every message: any process that connects can claim a name, and the last one gets it.
         """
         _, *credentials = str(frame.get("Peer-Address")).split(":")
         uid = credentials[0] if len(credentials) == 3 else "unknown"
@@ -126,7 +126,7 @@ class ActorSocket:
         self._faults = bus_faults(actor)
 
     def receive(self) -> list[ToActor]:
-        """What has arrived, at most a few hundred messages, without blocking."""
+        """Return the messages that have arrived, at most a few hundred, without blocking."""
         received: list[ToActor] = []
         for _ in range(_DRAIN_LIMIT):
             try:
@@ -153,7 +153,7 @@ class ActorSocket:
         return True
 
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:
-        """Block until a message is there, one of ``extra_fds`` is readable, or the time is over."""
+        """Block until a message arrives, one of ``extra_fds`` is readable, or the time is over."""
         for fd in extra_fds:
             if fd not in self._extra:
                 self._poller.register(fd, zmq.POLLIN)
@@ -177,7 +177,7 @@ class _Receives(Protocol[MessageT]):
 class LoopReader:
     """Calls ``handler`` in an event loop with every message that arrives at a socket.
 
-    The FD is edge-triggered and a send can swallow its edge: call ``poke`` after every send (measured: without it replies stall).
+    The FD is edge-triggered and a send can consume its edge: call ``poke`` after every send (measured: without it replies stall).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, socket: _Receives[MessageT], handler: Callable[[MessageT], None]) -> None:

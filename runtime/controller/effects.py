@@ -1,7 +1,7 @@
-"""What the pure controller wants done. ``actors/controller/io.py`` does it in this order: memory and journal before messages
-(pure).
+"""The effects that the pure controller emits (pure). ``actors/controller/io.py`` performs them in order: memory and journal before
+messages.
 
-The order is what makes a crash between any two effects harmless: whatever a message or a word refers to is in memory before it.
+The order makes a crash between any two effects harmless: everything that a message or a word refers to is in memory before it.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class WriteJournal(NamedTuple):
 
 
 class SetPageGenerations(NamedTuple):
-    """These pages have been given to somebody: whoever holds an older generation of them is stale from now on."""
+    """These pages have been allocated: a holder of an older generation of them is stale from now on."""
 
     pool: PoolName
     run: PageRun
@@ -49,7 +49,7 @@ class AppendPages(NamedTuple):
 
 
 class ClearPages(NamedTuple):
-    """The row holds no KV page any more: block tables empty, nothing prefilled."""
+    """The row no longer holds KV pages: block tables are empty, nothing is prefilled."""
 
     row: int
 

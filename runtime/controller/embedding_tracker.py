@@ -1,4 +1,4 @@
-"""Which tokens of a prompt can be prefilled, and which embedding pages are used up (pure; controller process; RS2, RS4).
+"""Track the tokens of a prompt that can be prefilled, and the embedding pages that are used up (pure; controller; RS2, RS4).
 
 Text is ready at once; a medium's tokens are ready segment by segment as the encoder reports them. Prefill takes the contiguous
 ready prefix; an embedding page is free as soon as all its rows have been prefilled (US4).
@@ -13,7 +13,7 @@ from ..bus.plans import EmbeddingSpan
 
 
 class Part(NamedTuple):
-    """Segment ``segment`` of item ``item`` stands at prompt tokens [start, start + num_tokens)."""
+    """Segment ``segment`` of item ``item``, at prompt tokens [start, start + num_tokens)."""
 
     item: int
     segment: int
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
-    """The parts of a prompt whose item i begins at token ``starts[i]``, in prompt order."""
+    """Return the parts of a prompt whose item i begins at token ``starts[i]``, in prompt order."""
     parts: list[Part] = []
     for item, (start, shape) in enumerate(zip(starts, shapes, strict=True)):
         for index, segment in enumerate(shape.segments):
@@ -50,35 +50,35 @@ class EmbeddingTracker:
         return self.parts[self._index[item, segment]]
 
     def mark_ready(self, item: int, segment: int) -> None:
-        """The segment's embedding rows are there."""
+        """Record that the segment's embedding rows are written."""
         self._ready[self._index[item, segment]] = True
         while self._first_unready < len(self.parts) and self._ready[self._first_unready]:
             self._first_unready += 1
 
     def mark_unready(self, item: int, segment: int) -> None:
-        """The segment's embedding rows were given up: the request was preempted or its pages were evicted."""
+        """Record that the segment's embedding rows are lost: the request was preempted or its pages were evicted."""
         index = self._index[item, segment]
         self._ready[index] = False
         self._first_unready = min(self._first_unready, index)
 
     def ready_prefix(self, target: int) -> int:
-        """Tokens [0, this) can be prefilled in order; at most ``target`` (RS4)."""
+        """Return the number of leading tokens that can be prefilled in order; at most ``target`` (RS4)."""
         if self._first_unready == len(self.parts):
             return target
         return min(target, self.parts[self._first_unready].start)
 
     def overlapping(self, start: int, end: int) -> list[Part]:
-        """Parts that have tokens in [start, end)."""
+        """Return the parts that have tokens in [start, end)."""
         return [part for part in self.parts if part.start < end and start < part.end]
 
     def num_consumed_pages(self, part: Part, prefilled: int) -> int:
-        """Leading embedding pages of ``part`` that nobody needs once tokens [0, prefilled) are in the KV cache."""
+        """Return the number of leading embedding pages of ``part`` not needed once tokens [0, prefilled) are in the KV cache."""
         if prefilled >= part.end:
             return -(-part.num_tokens // self._page_tokens)
         return max(0, prefilled - part.start) // self._page_tokens
 
     def span(self, part: Part, run: PageRun, start: int, end: int) -> EmbeddingSpan:
-        """What a chunk [start, end) takes of ``part``, whose pages are ``run``: only the pages that it reads are named."""
+        """Return the span of ``part`` that a chunk [start, end) reads. ``run``: the part's pages; only those read are named."""
         first, last = max(start, part.start), min(end, part.end)
         skipped = (first - part.start) // self._page_tokens
         used = -(-(last - part.start) // self._page_tokens)

@@ -1,4 +1,4 @@
-"""From Submit to a prepared row: checks, queue, media pages, expansion of the prompt, replies."""
+"""The path from Submit to a prepared row: checks, queue, media pages, expansion of the prompt, replies."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from .state import BY_RANK, ControllerState
 
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
-    """A new request, or one that is known. Journaled before anything is answered; refusals are stateless."""
+    """Accept a new request, or recognise a known one. It is journaled before any answer; refusals are stateless."""
     if key not in state.requests and key not in state.ended:
         try:
             if spec.deadline_s and now >= spec.deadline_s:
@@ -56,7 +56,7 @@ def timed_out() -> RequestError:
 
 
 def check_deadlines(state: ControllerState, now: float) -> None:
-    """Fail what is late, in whatever phase it is."""
+    """Fail requests past their deadlines, in any phase."""
     if now < state.deadline_s:
         return
     state.deadline_s = min((r.spec.deadline_s for r in state.requests.values() if r.spec.deadline_s > now), default=math.inf)
@@ -66,9 +66,9 @@ def check_deadlines(state: ControllerState, now: float) -> None:
 
 
 def probe_silent_requests(state: ControllerState, now: float) -> None:
-    """Tell the gateway where a request stands that it should have asked about: if it has forgotten it, it answers Cancel.
+    """Report a request's state to a gateway that has not asked about it for too long. A gateway that has forgotten it answers Cancel.
 
-    Needed where a Submit was accepted after the gateway had given the request up, and the answer was lost.
+    Needed when a Submit was accepted after the gateway had given up the request, and the answer was lost.
     """
     if now - state.heard_s < state.limits.silence_s:
         return
@@ -80,14 +80,14 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
 
 
 def cancel_older_gateways(state: ControllerState) -> None:
-    """A new gateway generation is there: nobody waits for what older ones submitted."""
+    """End the requests of older gateway generations once a new one is present: their clients are gone."""
     current = state.actors.get("gateway", 0)
     for request in [request for request in state.requests.values() if request.gateway_generation < current]:
         end(state, request)
 
 
 def admit(state: ControllerState, gate: ResourceGate, request: Request, now: float) -> None:
-    """Give a waiting request a row and pages, if the granter has all that it needs and nobody older waits for any of it."""
+    """Give a waiting request a row and pages, if the gate has all that it needs and no earlier request waits for any of it."""
     if request.admission_need is None:
         request.admission_need = _admission_need(state, request.spec)
     media, kv = request.admission_need
@@ -96,7 +96,7 @@ def admit(state: ControllerState, gate: ResourceGate, request: Request, now: flo
 
 
 def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, int]:
-    """(media, KV) pages. Where there are media the need of KV pages is known after analysis."""
+    """Return the (media, KV) pages needed. With media, the KV need is known only after analysis."""
     media = sum(media_pages(spec, state.limits))
     if spec.items:
         return media, 0
@@ -109,7 +109,7 @@ def text_lengths(spec: RequestSpec) -> tuple[int, ...]:
 
 
 def _place(state: ControllerState, request: Request, now: float) -> None:
-    """Give the request a row and its media pages; a text request is prepared at once. The phase word makes it count."""
+    """Give the request a row and its media pages; a text request is prepared at once. Writing the phase word makes it effective."""
     del state.waiting[request.key]
     request.row = state.free_rows.pop()
     state.row_generations[request.row] += 1
@@ -145,7 +145,7 @@ def prepare_analysed(state: ControllerState) -> None:
 
 
 def prepare(state: ControllerState, request: Request) -> None:
-    """All items are analysed: expand the prompt, check it against the context, and write what other actors read."""
+    """Once all items are analysed, expand the prompt, check it against the context, and write the data that other actors read."""
     shapes = [item.shape for item in request.record.items if item.shape is not None]
     spec, limits = request.spec, state.limits
     assert len(shapes) == len(spec.items)
@@ -193,14 +193,14 @@ def prepare(state: ControllerState, request: Request) -> None:
 
 
 def set_layout(request: Request, lengths: tuple[int, ...], starts: list[int], shapes: list[ItemShape], limits: Limits) -> None:
-    """What is derived from the expansion; also after a recovery."""
+    """Set the fields derived from the expansion; also after a recovery."""
     request.lengths = lengths
     if shapes:
         request.tracker = EmbeddingTracker(lay_out(starts, shapes), limits.embedding_page_tokens)
 
 
 def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
-    """One placeholder per medium, of its kind, in order, and text behind the last one. Raises RequestError."""
+    """Check for one placeholder per medium, of its kind, in order, and text after the last one. Raises RequestError."""
     kinds = {token: kind for kind, token in limits.placeholder_ids.items()}
     found = [kinds[token] for token in spec.prompt_ids if token in kinds]
     wanted = [item.kind for item in spec.items]
@@ -212,7 +212,7 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
 
 
 def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
-    """Prompt ids with each placeholder repeated, by its segments' kinds, and where each item starts.
+    """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
 
     Raises: RequestError for an item without tokens.
     """
@@ -233,7 +233,7 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
 
 
 def patch_pages(segment: SegmentShape, limits: Limits) -> int:
-    """Rows lie one after another and never cross a page border."""
+    """Return the number of patch pages. Rows are consecutive and never cross a page boundary."""
     return num_pages(segment.num_rows, limits.patch_page_bytes // segment.row_bytes)
 
 
@@ -242,7 +242,7 @@ def embedding_pages(segment: SegmentShape, limits: Limits) -> int:
 
 
 def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
-    """What cannot be split must fit its pools. Raises RequestError."""
+    """Check that whatever cannot be split fits its pools. Raises RequestError."""
     for shape in shapes:
         for segment in shape.segments:
             if not 0 < segment.row_bytes <= limits.patch_page_bytes:
@@ -258,7 +258,7 @@ def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
 
 
 def check_record(state: ControllerState, request: Request, more_bytes: int = 0) -> None:
-    """What is known of the media must fit the row, with ``more_bytes`` that are still to come. Raises RequestError."""
+    """Check that the record of the media fits the row, with ``more_bytes`` still to come. Raises RequestError."""
     num_bytes = len(encode_record(request.record)) + more_bytes
     _fits("the record of the request's media", num_bytes, state.limits.max_state_bytes)
 
@@ -269,7 +269,7 @@ def _fits(what: str, num_bytes: int, limit: int) -> None:
 
 
 def send_replies(state: ControllerState) -> None:
-    """Tell the gateway, once per turn, where the requests stand that it asked about or that moved."""
+    """Tell the gateway, once per turn, the state of requests that it asked about or that changed."""
     pending_replies, state.pending_replies = state.pending_replies, {}
     waiting = sorted(state.waiting.values(), key=BY_RANK) if pending_replies else []
     position = {request.key: index for index, request in enumerate(waiting)}

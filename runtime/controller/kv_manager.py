@@ -1,8 +1,8 @@
 """KV pages and decode: grants, growth ahead of the tokens, preemption, admission to decode, progress (pure; rules over
 ``ControllerState``).
 
-The controller is not on the token path: it looks at decode's words on a timer and keeps every member at least two pages and two
-seconds of tokens ahead. When pages run short the last rows in order give theirs back (``admission.choose_victims``).
+The controller is not on the token path: it reads decode's words on a timer and keeps every member at least two pages and two
+seconds of tokens ahead. When pages run short, the last rows in order give theirs back (``admission.choose_victims``).
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from .scheduling.budgets import steer_share
 from .state import BY_RANK, DISTURBING, ControllerState, membership
 
 WINDOW_S = 0.25
-_FORGET = 0.2  # weight of the newest window in what an undisturbed step takes
+_FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
 class Progress(NamedTuple):
-    """decode's words of a row, read from the sequence table."""
+    """decode's words for a row, read from the sequence table."""
 
     row: int
     row_generation: int
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 
 def observe(state: ControllerState, progress: Sequence[Progress], now: float) -> None:
-    """Take note of committed ids and ends; measure rates and the time between tokens."""
+    """Record committed ids and ends; measure rates and the time between tokens."""
     if any(inflight.actor in DISTURBING for inflight in state.plans.values()):
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
@@ -61,7 +61,7 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
         if end_code and not request.end_code:
             state.note_end(request, end_code)
             settle(state, request)
-    if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, however rows' windows are staggered
+    if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, even if rows' windows are staggered
         state.steering.steered_s = now
         if quiet_tokens:
             _learn_undisturbed(state, quiet_s / quiet_tokens)
@@ -69,7 +69,7 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
 
 
 def expose_finished_rows(state: ControllerState) -> None:
-    """What ended while it was being preempted is shown in phase DECODE, where readers look for ends."""
+    """Put rows that ended during their preemption into phase DECODE, where readers look for ends."""
     for request in state.touched():
         if request.phase == Phase.PREPARE and request.is_finished and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
@@ -91,12 +91,12 @@ def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_
 
 
 def kv_need(state: ControllerState, request: Request) -> int:
-    """Pages that a row without any must get, all members together, all or none (CF3, CF4)."""
+    """Return the pages that a row without any must get, all members together, all or none (CF3, CF4)."""
     return sum(wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate))
 
 
 def needs_kv(request: Request) -> bool:
-    """Prepared, nobody is taking pages back, and what was generated so far is known."""
+    """Return whether the row is prepared, is not being preempted, and has a known count of generated tokens."""
     return (
         request.has_row
         and not request.ending
@@ -110,7 +110,7 @@ def needs_kv(request: Request) -> bool:
 
 
 def grant_kv(state: ControllerState, request: Request) -> bool:
-    """Give a row the pages for its prompts and a start, for all members or for none."""
+    """Grant a row the pages for its prompts and a start, for all members or for none."""
     wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
     if sum(wanted) > state.pools["kv"].num_free:
         return False
@@ -132,12 +132,12 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 
 def reserve(state: ControllerState) -> int:
-    """Pages kept for the growth of running members when somebody new asks."""
+    """Return the pages kept for the growth of running members when a new row asks."""
     return sum([len(request.lengths) for request in state.decoding()])
 
 
 def grow(state: ControllerState) -> None:
-    """Keep running rows ahead of their tokens, in the order of ranks; who cannot even compute the next one may preempt later rows."""
+    """Keep running rows ahead of their tokens, in rank order. A row without pages for its next token may preempt later rows."""
     page_tokens = state.limits.kv_page_tokens
     due = [request for request in state.decoding() if request.committed >= request.grow_at]
     for request in sorted(due, key=BY_RANK):
@@ -149,7 +149,7 @@ def grow(state: ControllerState) -> None:
         max_new_tokens = request.record.max_new_tokens
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
         wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
-        for goal in (least, wanted):  # what the next token needs goes first, for both members
+        for goal in (least, wanted):  # first the need of the next token, for both members
             for member, count in enumerate(goal):
                 missing = min(count - len(request.block_tables[member]), state.pools["kv"].num_free)
                 if missing > 0:
@@ -161,7 +161,7 @@ def grow(state: ControllerState) -> None:
 
 
 def _next_growth(state: ControllerState, request: Request) -> int:
-    """With how many committed ids ``wanted_kv`` is more than the row has."""
+    """Return the number of committed ids at which ``wanted_kv`` exceeds the row's pages."""
     page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
     found = state.limits.max_context
     for table, length in zip(request.block_tables, request.lengths, strict=False):
@@ -171,7 +171,7 @@ def _next_growth(state: ControllerState, request: Request) -> int:
 
 
 def _take_from_later(state: ControllerState, request: Request, num_pages: int) -> bool:
-    """Preempt until ``num_pages`` are on their way, counting what others are giving back already. False if they cannot be had."""
+    """Preempt until ``num_pages`` are coming, counting pages already being given back. False if that is impossible."""
     coming = sum(
         sum(map(len, other.block_tables))
         for other in state.requests_in_rows()
@@ -192,7 +192,7 @@ def _take_from_later(state: ControllerState, request: Request, num_pages: int) -
 
 
 def make_room(state: ControllerState, request: Request, now: float) -> None:
-    """The first row has waited for KV pages long enough: later ones give theirs back."""
+    """Preempt later rows once the first row has waited long enough for KV pages."""
     if request.blocked_s < 0:
         request.blocked_s = now
     elif now - request.blocked_s >= state.limits.patience_s:
@@ -204,14 +204,14 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 
 def admit_to_decode(state: ControllerState) -> None:
-    """Rows whose members are all prefilled go to decode, once no plan names them. Membership is recorded before the phase."""
+    """Hand fully prefilled rows to decode once no plan names them. Membership is recorded before the phase."""
     for request in state.touched():
         if request.phase != Phase.PREPARE or not request.has_kv:
             continue
         if request.plans or not request.counts_known or not request.is_prefilled:
             continue
         request.record.member = True
-        request.window = None  # time out of decode is no time between tokens
+        request.window = None  # time spent outside decode does not count as time between tokens
         state.save(request)
         for table in request.block_tables:
             state.pools["kv"].use(membership(request), table)

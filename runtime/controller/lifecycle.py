@@ -1,7 +1,7 @@
-"""How a request fails, ends, loses its pages and leaves its row.
+"""Failure, end and preemption of requests, and release of their pages and rows.
 
-All ways out are one: retire what the row owns, get decode's word that it has let go (Drop until Dropped), wait for the plans
-that name the row, then free. ``settle`` is called whenever one of those holders is gone.
+All exits work alike: retire what the row owns, have decode confirm that it has dropped the row (Drop until Dropped), wait for the
+plans that name the row, then free. ``settle`` is called whenever one of those holders is gone.
 """
 
 from ...schema.rows import Phase
@@ -15,14 +15,14 @@ from .state import LONG_AGO_S, ControllerState, membership, owner
 
 
 def fail(state: ControllerState, request: Request, error: RequestError) -> None:
-    """The request cannot go on. The gateway is told until it says Delivered; pages go back at once. Journal before phase."""
+    """Fail a request. The gateway is told until it answers Delivered; pages are given back at once. Journal before phase."""
     if request.failure is not None or request.key not in state.requests:
         return
     request.failure = failed_message(state.epoch, request.key, error)
     state.journal(Refused(request.key, request.failure))
     state.totals.failed += 1
     state.waiting.pop(request.key, None)
-    if request.record.filled:  # else the gateway may be writing into the media pages: they wait for its answer
+    if request.record.filled:  # otherwise the gateway may be writing the media pages: they wait for its answer
         leave_row(state, request)
     state.ask(request.key, request.gateway_generation)
 
@@ -32,7 +32,7 @@ def failed_message(epoch: int, key: int, error: RequestError) -> Failed:
 
 
 def end(state: ControllerState, request: Request) -> None:
-    """The gateway has seen the last of it, or is gone, or nobody wants it any more. Journal before phase."""
+    """End a request that the gateway has delivered or cancelled, or whose gateway is gone. Journal before phase."""
     state.journal(Ended(request.key))
     del state.requests[request.key]
     state.waiting.pop(request.key, None)
@@ -43,7 +43,7 @@ def end(state: ControllerState, request: Request) -> None:
 
 
 def leave_row(state: ControllerState, request: Request) -> None:
-    """Retire everything that the row owns. Phase ENDING says so to the next controller and to everybody who looks."""
+    """Retire everything that the row owns. Phase ENDING tells the next controller and all other readers."""
     if not request.has_row or request.ending:
         return
     request.ending = True
@@ -57,9 +57,9 @@ def leave_row(state: ControllerState, request: Request) -> None:
 
 
 def preempt(state: ControllerState, request: Request) -> None:
-    """Take a row's KV pages back; it stays in its row and is prefilled again over its prompt and what it generated.
+    """Take a request's KV pages back; it keeps its row and is prefilled again over its prompt and its generated tokens.
 
-    Its media are decoded again from the media pages, which it keeps. The record says so before the phase does.
+    Its media are decoded again from the media pages, which it keeps. The record is written before the phase.
     """
     assert request.has_kv and not request.ending
     state.totals.preempted += 1
@@ -76,8 +76,8 @@ def preempt(state: ControllerState, request: Request) -> None:
 def reset_media(state: ControllerState, request: Request, consumed_too: bool) -> None:
     """Give up patch and embedding pages: the segments are to be decoded again. Results still to come are for retired pages.
 
-    Unless ``consumed_too``, what prefill has read to its end, or will have with the plan in work, stays: it is not needed again, and
-    its pages come free with that plan and not before. The caller saves the record, in the same turn.
+    Unless ``consumed_too``, segments that prefill has read to their end, or will have after its current plan, stay: they are not
+    needed again, and that plan frees their pages, no earlier. The caller saves the record in the same turn.
     """
     reached = 0 if consumed_too else _prefilled_soon(request)
     kept: set[int] = set()
@@ -99,7 +99,7 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
 
 
 def _prefilled_soon(request: Request) -> int:
-    """Tokens of the first member that are in the KV cache, or will be once the plan that is in work is done."""
+    """Return the tokens of the first member that are in the KV cache, or will be once its current plan is done."""
     plan = request.prefill_plan
     chunks = plan.chunks if plan is not None else ()
     ends = [chunk.end for chunk in chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == request.key_in_table]
@@ -107,7 +107,7 @@ def _prefilled_soon(request: Request) -> int:
 
 
 def settle(state: ControllerState, request: Request) -> None:
-    """Free what nobody holds any more. Idempotent."""
+    """Free everything without a remaining holder. Idempotent."""
     if not request.has_row:
         return
     record = request.record
@@ -129,7 +129,7 @@ def settle(state: ControllerState, request: Request) -> None:
 
 
 def clear_pages(state: ControllerState, request: Request) -> None:
-    """Empty the row's block tables: the words are the truth about KV pages, so they go before the pages can be given away."""
+    """Empty the row's block tables: these words are authoritative for KV pages, so they are cleared before the pages are reused."""
     state.emit(ClearPages(request.row))
     state.pools["kv"].retire(owner(request))
     request.block_tables = ([], [])
@@ -137,7 +137,7 @@ def clear_pages(state: ControllerState, request: Request) -> None:
 
 
 def send_drops(state: ControllerState, now: float) -> None:
-    """Ask decode to let go, again and again."""
+    """Ask decode to drop rows, repeatedly until it answers."""
     for request in state.requests_in_rows():
         if request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
             if state.send("decode", Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
@@ -145,7 +145,7 @@ def send_drops(state: ControllerState, now: float) -> None:
 
 
 def on_dropped(state: ControllerState, row: int, row_generation: int, ticket: int) -> None:
-    """decode's active generation has let go of the row: the membership ends."""
+    """End the row's membership: decode's active generation has dropped it."""
     request = state.rows[row] if 0 <= row < len(state.rows) else None
     if request is None or request.row_generation != row_generation or not ticket or request.drop_ticket != ticket:
         return

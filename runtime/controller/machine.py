@@ -1,8 +1,8 @@
 """The controller as a pure machine: messages, progress and time in, effects out, in the order in which they must be done.
 
-``actors/controller/serve.py`` runs it against the bus and shared memory; tests and simulators run the very same thing against theirs.
-``on_message`` only takes note; ``tick`` decides. A controller that is killed between any two effects is continued by
-``recovery.recover`` from the journal, the rows and the plan table.
+``actors/controller/serve.py`` runs it on the bus and shared memory; tests and simulators run the same code on their own.
+``on_message`` only records; ``tick`` decides. If a controller is killed between any two effects, ``recovery.recover`` continues
+it from the journal, the rows and the plan table.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -50,8 +50,8 @@ from .state import BY_RANK, LONG_AGO_S, ControllerState
 __all__ = ["Controller", "Progress"]
 
 IDLE_S = 1.0
-LOOK_S, SOON_S = 0.2, 0.01  # between looks at decode's words: at most, at least
-FAST_RATE = 500.0  # tokens/s that a row may have before its rate is measured
+LOOK_S, SOON_S = 0.2, 0.01  # between reads of decode's words: at most, at least
+FAST_RATE = 500.0  # tokens/s assumed for a row until its rate is measured
 
 
 class Controller:
@@ -63,13 +63,13 @@ class Controller:
 
     @classmethod
     def start(cls, limits: Limits, epoch: int, page_generations: Mapping[PoolName, Sequence[int]] | None = None) -> "Controller":
-        """A controller of a run that has no requests."""
+        """Make the controller of a run without requests."""
         return cls(ControllerState(limits, epoch, page_generations or {}))
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def on_message(self, actor: str, generation: int, message: ToController, now: float) -> list[Effect]:
-        """Take note of a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
+        """Record a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
         state = self.state
         state.now = now
         if isinstance(message, Hello):
@@ -135,7 +135,7 @@ class Controller:
             state.ask(message.key, generation)
 
     def not_journaled(self, key: int, reason: str) -> list[Effect]:
-        """The effect of a Submit could not be done, and no effect since: the request was never accepted."""
+        """Handle a failure to journal a Submit: neither its effect nor any later one was done, and the request was never accepted."""
         state = self.state
         del state.requests[key], state.waiting[key]
         state.pending_replies.pop(key, None)
@@ -145,15 +145,15 @@ class Controller:
     # --------------------------------------------------------------------------------------------------------- time
 
     def set_outages(self, outages: Collection[Outage]) -> None:
-        """These actors are broken, and no others: what needs them is refused from now on, and ended by the next ``tick``."""
+        """Set the broken actors. Requests that need them are refused from now on, and ended by the next ``tick``."""
         self.state.outages = {outage.actor: outage for outage in outages}
 
     def watched(self) -> list[tuple[int, int]]:
-        """Rows whose words ``tick`` wants to see, as (row, generation)."""
+        """Return the rows whose words ``tick`` needs, as (row, generation)."""
         return self.state.watched()
 
     def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
-        """Decide: deadlines, pages, admission, plans, decode, commands that were not answered, answers to the gateway."""
+        """Decide: deadlines, pages, admission, plans, decode, unanswered commands, answers to the gateway."""
         state = self.state
         state.begin_tick(now)
         rank_requests(state)
@@ -175,7 +175,7 @@ class Controller:
         return self._take_effects()
 
     def next_tick_s(self) -> float:
-        """Seconds until ``tick`` should be called again if no message comes."""
+        """Return the seconds until ``tick`` should be called again if no message comes."""
         state = self.state
         wait_s = state.limits.resend_s if state.plans else IDLE_S
         if len(state.free_rows) < len(state.rows):
@@ -192,7 +192,7 @@ class Controller:
         return wait_s
 
     def _grant(self, now: float) -> None:
-        """Rows and pages in the order of ranks, over rows without KV pages and waiting requests alike."""
+        """Grant rows and pages in rank order, to rows without KV pages and to waiting requests alike."""
         state = self.state
         short = [
             request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
@@ -206,20 +206,20 @@ class Controller:
         )
         first = min((r for r in state.live() if r.record.prepared and not r.is_finished), key=BY_RANK) if short else None
         is_passed = first is not None and any(
-            not request.spec.items and request.rank < first.rank  # a text, which waits for KV pages, too
+            not request.spec.items and request.rank < first.rank  # a text request, which also waits for KV pages
             for request in state.waiting.values()
         )
         num_short = len(short)
         for request in sorted([*short, *state.waiting.values()], key=BY_RANK):
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
-                    break  # everybody who is left needs one
-                if request.spec.items or not gate.is_blocked("kv"):  # a text would be refused: it needs KV pages
+                    break  # all remaining requests need one
+                if request.spec.items or not gate.is_blocked("kv"):  # a text request would be refused: it needs KV pages
                     admit(state, gate, request, now)
                 continue
             num_short -= 1
             need = kv_need(state, request)
-            if request is first:  # it does not leave room for the growth of later ones, but for an earlier text that waits
+            if request is first:  # it need not leave room for later ones' growth, only for an earlier waiting text request
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
                     if not is_passed:
                         gate.charge("kv", need)

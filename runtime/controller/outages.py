@@ -1,8 +1,8 @@
-"""Requests that need an actor which is broken.
+"""Requests that need a broken actor.
 
-The supervisor tells which actors it has given up for now (``shm/outages.py``); where there is none an actor is taken for broken that
-nobody has been for long. Nobody waits for one: a request that still needs it is refused, or ends, with status 503. What can go on
-without it does: text without ``video`` and ``encoder``; and what is being decoded without ``prefill``.
+The supervisor reports the actors that it has given up for now (``shm/outages.py``); without a supervisor, an actor absent for long
+counts as broken. No request waits for one: a request that still needs it is refused, or ends, with status 503. Requests that do not
+need it go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
 """
 
 import math
@@ -19,17 +19,17 @@ from .state import ControllerState
 
 MEDIA_ACTORS = frozenset({"video", "encoder"})  # text is served without them
 MAX_RETRY_S = 60
-_UNKNOWN_RETRY_S = 30  # where nobody knows when it will be tried again
+_UNKNOWN_RETRY_S = 30  # if the time of the next try is unknown
 
 
 def check_served(state: ControllerState, spec: RequestSpec) -> None:
-    """Refuse a request that needs what is broken. Raises RequestError."""
+    """Refuse a request that needs a broken actor. Raises RequestError."""
     if state.outages and (outage := _first(state.outages, _needed_by_new(spec))):
         raise unavailable(outage, state.now)
 
 
 def fail_stranded(state: ControllerState) -> None:
-    """End the requests that cannot go on, in whatever phase they are."""
+    """End the requests that cannot go on, in any phase."""
     if not state.outages:
         return
     for request in list(state.requests.values()):
@@ -38,7 +38,7 @@ def fail_stranded(state: ControllerState) -> None:
 
 
 def unavailable(outage: Outage, now: float) -> RequestError:
-    """503, with a Retry-After that is the time to the next probe."""
+    """Return a 503 error with the time to the next probe as Retry-After."""
     wait_s = outage.next_probe_s - now + 1 if outage.next_probe_s else _UNKNOWN_RETRY_S
     rest = "; requests without media are served" if outage.actor in MEDIA_ACTORS else ""
     return RequestError(
@@ -50,7 +50,7 @@ def unavailable(outage: Outage, now: float) -> RequestError:
 
 
 def needed_actors(request: Request) -> frozenset[str]:
-    """Stages that the request has not behind it."""
+    """Return the stages that the request has yet to pass."""
     if request.is_finished:
         return frozenset({"detokenizer"})
     if request.phase == Phase.DECODE:

@@ -1,8 +1,8 @@
-"""Who holds which page of one pool, and when a page may be given to somebody else (pure; controller process).
+"""Ownership and use of the pages of one pool, and when pages become free (pure; controller process).
 
 A page is *owned* (by a row, or a cache entry) and *used* (by plans that name it and by decode's running set). ``allocate``
 gives pages to an owner, all or none, and bumps their generations. Release has two phases: ``retire`` ends
-ownership, after which no new plan may name the page; the page is free once every user has been acknowledged as dropped too. The
+ownership, after which no new plan may name the page; the page is free once every user has also been acknowledged as dropped. The
 free list is never stored: ``restore`` rebuilds it from owners and users.
 
 Nothing here is linear in the size of the pool except construction: growing a sequence by a page is O(1).
@@ -22,7 +22,7 @@ class Owner(NamedTuple):
 
 
 class User(NamedTuple):
-    """A plan that names pages, or decode's membership of a row. A user keeps a page from being given away, no more."""
+    """A plan that names pages, or decode's membership of a row. A user only keeps a page from being reallocated."""
 
     kind: Literal["plan", "decode"]
     id: int
@@ -39,7 +39,7 @@ class PageLedger:
         self._num_users = [0] * num_pages
         self._owned: dict[Owner, set[int]] = {}
         self._used: dict[User, set[int]] = {}
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: touched pages are reused first
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently used pages are reused first
 
     @classmethod
     def restore(
@@ -49,7 +49,7 @@ class PageLedger:
         owned: Mapping[Owner, Iterable[int]],
         used: Mapping[User, Iterable[int]],
     ) -> "PageLedger":
-        """Rebuild from what rows, plans and the running set name. A page may have users and no owner: it is retired."""
+        """Rebuild from the pages that rows, plans and the running set name. A page with users and no owner is retired."""
         ledger = cls(num_pages, generations)
         rows: set[int] = set()
         for owner, pages in owned.items():
@@ -72,7 +72,7 @@ class PageLedger:
 
     @property
     def num_used(self) -> int:
-        """Pages that are not free: owned, or retired and still named by a plan or the running set."""
+        """Number of pages that are not free: owned, or retired and still named by a plan or the running set."""
         return self.num_pages - len(self._free)
 
     def allocate(self, owner: Owner, count: int) -> PageRun | None:
@@ -99,7 +99,7 @@ class PageLedger:
                 self._num_owners[page] += 1
 
     def use(self, user: User, pages: Iterable[int]) -> None:
-        """A plan or the running set names these pages; refused (assert) for pages that are retired or free."""
+        """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
         used = self._used.setdefault(user, set())
         for page in pages:
             assert self._num_owners[page] > 0, f"{user} names page {page}, which is retired or free"
@@ -108,7 +108,7 @@ class PageLedger:
                 self._num_users[page] += 1
 
     def retire(self, owner: Owner, pages: Iterable[int] | None = None) -> None:
-        """``owner`` gives up these pages (None: all of its pages). Those without users and other owners become free."""
+        """End ``owner``'s ownership of these pages (None: all of its pages). Those without users and other owners become free."""
         owned = self._owned.get(owner)
         if owned is None:
             assert pages is None or not list(pages), f"{owner} owns nothing"
@@ -121,7 +121,7 @@ class PageLedger:
             del self._owned[owner]
 
     def drop(self, user: User) -> None:
-        """``user`` has been acknowledged as dropped: it reads and writes none of its pages any more."""
+        """Remove a user acknowledged as dropped: it no longer reads or writes any of its pages."""
         for page in self._used.pop(user, ()):
             self._num_users[page] -= 1
             self._free_if_unheld(page)
@@ -133,16 +133,16 @@ class PageLedger:
         return frozenset(self._owned.get(owner, ()))
 
     def is_retired(self, page: int) -> bool:
-        """True for a page that waits for its last users."""
+        """Return True for a page that waits for its last users."""
         return self._num_owners[page] == 0 and self._num_users[page] > 0
 
     @property
     def num_retired(self) -> int:
-        """Pages that will be free when their last users are done; linear."""
+        """Return the number of pages that become free when their last users are done; linear."""
         return sum(map(self.is_retired, range(self.num_pages)))
 
     def check(self) -> None:
-        """Assert the invariants; linear, for tests and for a controller that has just recovered."""
+        """Assert the invariants; linear, for tests and for a newly recovered controller."""
         owners = [0] * self.num_pages
         users = [0] * self.num_pages
         for owned in self._owned.values():

@@ -1,7 +1,7 @@
-"""What the results of plans change.
+"""Apply the results of plans.
 
-Results are idempotent: one is applied where the record still names the pages that its plan wrote. Whatever a plan came to, it is
-acknowledged then: its slot is free, and nobody holds pages because of it.
+Results are idempotent: one is applied where the record still names the pages that its plan wrote. Any result acknowledges the
+plan: its slot is free, and it no longer holds pages.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ from .state import ControllerState, InflightPlan, owner
 
 
 def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, elapsed_s: float) -> None:
-    """Apply a plan's result to the rows it was for, free its slot, and let go of what it held."""
+    """Apply a plan's result to its rows, free its slot, and release the pages that it held."""
     plan = inflight.plan
     live = [request for request in inflight.requests if not request.ending]
     if isinstance(result, ItemError | Died):
@@ -48,7 +48,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 
 
 def _learn_cost(state: ControllerState, plan: Plan, live: list[Request], elapsed_s: float) -> None:
-    """What the parts of live rows took, for the budgets of encode and prefill."""
+    """Learn the cost of the parts of live rows, for the budgets of encode and prefill."""
     keys = {request.key_in_table for request in live}
     steering = state.steering
     done = plan.only(lambda row, generation: (row, generation) in keys)
@@ -60,7 +60,7 @@ def _learn_cost(state: ControllerState, plan: Plan, live: list[Request], elapsed
 
 
 def _skip(state: ControllerState, plan: Plan, live: list[Request]) -> None:
-    """The actor found nobody who needs it: by the clock that all processes share, who is still here is late."""
+    """Handle a skipped plan: live requests past their deadlines fail, for all processes share a clock; others get the work back."""
     for request in live:
         if 0 < request.spec.deadline_s <= state.now and not request.is_finished:
             fail(state, request, timed_out())
@@ -70,7 +70,7 @@ def _skip(state: ControllerState, plan: Plan, live: list[Request]) -> None:
 
 
 def _correct_work(state: ControllerState, plan: Plan, live: list[Request]) -> None:
-    """The work is to be done again, as a large one. A new controller finds out anew."""
+    """Mark the work as large, to be done again. A new controller has to find this out again."""
     assert isinstance(plan, Analyse | PreprocessSegment), "video alone estimates its work"
     for request in live:
         items = list(request.spec.items)
@@ -105,7 +105,7 @@ def _apply_preprocessed(state: ControllerState, plan: PreprocessSegment, live: l
 
 
 def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) -> None:
-    """Embedding rows are there; patch pages have done their service."""
+    """Record that embedding rows are written; the patch pages are no longer needed."""
     for request in live:
         done = request.segments_of(plan)
         absolved = absolve(request, plan)
@@ -120,7 +120,7 @@ def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) ->
 
 
 def _apply_prefilled(state: ControllerState, plan: Prefill, live: list[Request]) -> None:
-    """Tokens are in the KV cache; embedding pages that were read to their end are free (RS2, US4). The word goes first."""
+    """Record that tokens are in the KV cache, and free embedding pages read to their end (RS2, US4). The word is written first."""
     rows = {request.key_in_table: request for request in live}
     for chunk in plan.chunks:
         request = rows.get((chunk.row, chunk.row_generation))
@@ -137,7 +137,7 @@ def _apply_prefilled(state: ControllerState, plan: Prefill, live: list[Request])
 
 
 def release_consumed(state: ControllerState, request: Request) -> bool:
-    """Give back embedding pages whose rows are all prefilled, as ``prefilled`` says. True if the record changed."""
+    """Give back embedding pages whose rows are all prefilled, according to ``prefilled``. True if the record changed."""
     changed = False
     assert request.tracker is not None
     for part in request.tracker.overlapping(0, request.prefilled[0]):

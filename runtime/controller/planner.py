@@ -1,7 +1,7 @@
-"""Work for video, encoder and prefill: the view that policies see, and the plans that follow.
+"""Planning for video, encoder and prefill: the view that policies see, and the plans that follow.
 
 A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
-``plan_results`` says what becomes of plans.
+``plan_results`` applies the plans' results.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def issue(state: ControllerState, now: float) -> None:
     steering = state.steering
     _aim(state)
     for inflight in state.plans.values():
-        if inflight.begun_s == LONG_AGO_S:  # of another controller, or for another actor: whoever has it now has just begun
+        if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
     limits = StepLimits(steering.prefill.units, steering.encode.units, state.limits.exclusive)
     for _ in range(MAX_ROUNDS):
@@ -67,7 +67,7 @@ def issue(state: ControllerState, now: float) -> None:
 
 
 def _aim(state: ControllerState) -> None:
-    """Budgets follow at once: the first row that decodes must not meet plans that were made for an idle run."""
+    """Adjust budgets at once: the first row that decodes must not meet plans made for an idle run."""
     steering = state.steering
     allowance = allowance_s(steering.share, state.num_decoding, state.tbt_target_s)
     if allowance != steering.allowance_s:
@@ -76,7 +76,7 @@ def _aim(state: ControllerState) -> None:
 
 
 def make_view(state: ControllerState) -> View:
-    """Rows in preparation, in the order of ranks, and what is free."""
+    """Build the view: rows in preparation, in rank order, and free resources."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
     rows.sort(key=BY_RANK)
     in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
@@ -105,7 +105,7 @@ def _keep_view(state: ControllerState, request: Request) -> RequestView:
 
 
 def view_request(state: ControllerState, request: Request) -> RequestView:
-    """What policies see of a row. ``ControllerState.touch`` must be called whenever it changes."""
+    """Build the policies' view of a row. Call ``ControllerState.touch`` whenever it changes."""
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
@@ -134,7 +134,7 @@ def _video_share(state: ControllerState, request: Request) -> _VideoShare:
 
 
 def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
-    """Segments that are not encoded yet, in prompt order."""
+    """Yield the segments not yet encoded, in prompt order."""
     for (item, number), segment in request.record.segments():
         if segment.stage < SegmentStage.ENCODED:
             shape = request.record.shape_of(item, number)
@@ -150,7 +150,7 @@ def _members(request: Request) -> tuple[MemberView, ...]:
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
-    """If the first row with KV pages cannot get patch or embedding pages for a while, later rows lose theirs."""
+    """Evict pages of later rows if the first row with KV pages has waited too long for patch or embedding pages."""
     for seen in view.requests:
         request = state.requests[seen.key]
         if not seen.segments or request.plans or not seen.has_kv:
@@ -170,7 +170,7 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
 
 def _evict_later(state: ControllerState, request: Request, pool: PoolName, need: int) -> None:
     """Take patch and embedding pages from the last rows that have any of ``pool``; they decode their media again later. If earlier
-    rows have what is missing, later ones keep theirs."""
+    rows hold the missing pages, later ones keep theirs."""
     ledger = state.pools[pool]
     later = [r for r in state.live() if r.rank > request.rank]
     holders = sorted((r for r in later if ledger.num_owned(owner(r))), key=BY_RANK, reverse=True)
@@ -180,7 +180,7 @@ def _evict_later(state: ControllerState, request: Request, pool: PoolName, need:
     for victim in holders:
         if coming >= need:
             return
-        coming += ledger.num_owned(owner(victim))  # what it keeps is named by a prefill plan, and comes free with it
+        coming += ledger.num_owned(owner(victim))  # the pages that it keeps are named by a prefill plan and freed with it
         state.totals.evicted += 1
         reset_media(state, victim, consumed_too=False)
         state.save(victim)

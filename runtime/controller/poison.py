@@ -1,9 +1,9 @@
-"""Poison requests: those whose plans fail or end their actor are suspected, tried alone, and given up.
+"""Poison requests: requests whose plans fail or end their actor are suspected, tried alone, and finally failed.
 
-A plan of several requests that fails as a whole says nothing about any one of them: each gets a *strike* and is tried alone, one
-piece of work per plan, until that work succeeds, which takes its strikes away. A piece of work that has crashed its actor twice is
-given up with its request (docs/recovery.md); its batch-mates go on. Strikes are kept in the row, by
-the plan they come from, so that neither a new controller nor a repeated message counts one twice.
+When a plan of several requests fails as a whole, the cause is unknown: each request gets a *strike* and is tried alone, one
+piece of work per plan, until that work succeeds, which clears its strikes. A request whose piece of work has crashed its actor
+twice fails (docs/recovery.md); the others of the batch go on. Strikes are kept in the row, keyed by plan, so that neither a new
+controller nor a repeated message counts one twice.
 """
 
 from ..bus.messages import Died, ItemError
@@ -20,12 +20,12 @@ STRIKE_BYTES = 20  # of one strike in the row's record, at most
 
 
 def is_suspect(request: Request) -> bool:
-    """It shares no plan with others for now."""
+    """Return whether the request must not share plans with others for now."""
     return bool(request.record.strikes)
 
 
 def blame(state: ControllerState, inflight: InflightPlan, live: list[Request], result: ItemError | Died) -> None:
-    """The plan failed, or its actor died in it. The work goes back to be done again, unless the request is to blame."""
+    """Handle a plan that failed or whose actor died in it. The work is done again, except for requests that caused the failure."""
     is_alone = len({request.key for request in inflight.requests}) == 1
     for request in live:
         error = _charge(request, inflight, result, is_alone)
@@ -38,7 +38,7 @@ def blame(state: ControllerState, inflight: InflightPlan, live: list[Request], r
 
 
 def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, is_alone: bool) -> RequestError | None:
-    """Count this against the request. Returns its verdict, None while it may try again."""
+    """Count this against the request. Returns the error to fail it with, None while it may try again."""
     if isinstance(result, ItemError) and is_alone:
         if result.status < 500:
             media = inflight.plan.media
@@ -62,7 +62,7 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
 
 
 def absolve(request: Request, plan: Plan) -> bool:
-    """This plan was done: its work is not suspected any more. True if the record changed. Call it before the segments move on."""
+    """Clear suspicion of the work of a plan that is done. True if the record changed. Call it before the segments advance."""
     strikes = request.record.strikes
     if not strikes:
         return False
@@ -73,7 +73,7 @@ def absolve(request: Request, plan: Plan) -> bool:
 
 
 def give_back(state: ControllerState, request: Request, plan: Plan) -> None:
-    """The plan's work on this request is to be done again, into other pages. The caller saves the record, in the same turn."""
+    """Reset the plan's work on this request, to be done again into other pages. The caller saves the record in the same turn."""
     for _, segment in request.segments_of(plan):
         pool, run = segment.give_back()
         state.pools[pool].retire(owner(request), run.pages)

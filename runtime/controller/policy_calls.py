@@ -1,8 +1,10 @@
-"""How the core asks the policy, and what it does instead where that fails (pure).
+"""Calls of the policy by the core, and the fallback when it fails (pure).
 
-A policy that raises is overruled by ``unified`` for that round, one that cannot rank for good, and one that plans nothing for
-``STARVED_S`` while nobody works and something could run for a round. Illegal choices are dropped. ``Totals`` counts both.
+``unified`` overrules a policy that raises, for that round; one that cannot rank, permanently; and one that plans nothing for
+``STARVED_S`` while all actors are idle and something could run, for a round. Illegal choices are dropped. ``Totals`` counts both.
 """
+
+import math
 
 from .scheduling.legality import check
 from .scheduling.policy import UNIFIED
@@ -13,13 +15,15 @@ STARVED_S = 1.0
 
 
 def rank_requests(state: ControllerState) -> None:
-    """Give requests their places in the order of this tick: new ones, or all if ranks change with time.
+    """Rank the requests for this tick: new ones, or all if ranks change with time.
 
-    A policy that cannot rank a request is not asked for ranks again: rows would be taken to and fro between two orders.
+    A policy that cannot rank a request is not asked for ranks again: otherwise rows would alternate between two orders.
     """
-    requests = list(state.requests.values() if state.ranking.ages else state.unranked)
     try:
+        requests = list(state.requests.values() if state.ranking.ages else state.unranked)
         ranks = [tuple(map(float, state.ranking.rank(request, state.now))) for request in requests]
+        if any(math.isnan(number) for rank in ranks for number in rank):
+            raise ValueError("a rank is not a number")
     except Exception as error:
         if state.ranking is UNIFIED:
             raise
@@ -32,8 +36,9 @@ def rank_requests(state: ControllerState) -> None:
 
 
 def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
-    """What is sent in this round."""
+    """Return the choices to send in this round."""
     if not view.requests:
+        state.starved_s = None
         return StepPlan()
     try:
         plan, memory = state.policy.plan(view, limits, state.policy_memory)

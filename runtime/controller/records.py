@@ -1,4 +1,4 @@
-"""The records of the controller's journal, and what they say together (pure). ``journal`` keeps them in a file."""
+"""The records of the controller's journal, and the state that they add up to (pure). ``journal`` keeps them in a file."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ KEPT_ENDS = 4096
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request was accepted. ``arrival`` orders requests for ever."""
+    """A request was accepted. ``arrival`` orders requests permanently."""
 
     key: int
     gateway_generation: int
@@ -26,7 +26,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The gateway has seen the last of the request."""
+    """The gateway is done with the request."""
 
     key: int
 
@@ -36,7 +36,7 @@ JournalRecord = Submitted | Refused | Ended
 
 @dataclass(slots=True)
 class JournalState:
-    """What the journal says: live requests in order of arrival, their failures, and keys that have ended lately."""
+    """The state of the journal: live requests in order of arrival, their failures, and recently ended keys."""
 
     live: dict[int, Submitted] = field(default_factory=dict)
     failures: dict[int, Failed] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""A new controller continues where a killed one stopped, at whatever effect that was (pure).
+"""Recovery: a new controller continues where a killed one stopped, after any effect (pure).
 
-The journal says which requests live, the rows what each has come to, the plan table what actors may be working on. Free lists,
+The journal holds the live requests, the rows their progress, the plan table the work that actors may be doing. Free lists,
 memberships and readiness are rebuilt from these; every outstanding plan is sent again under the new epoch. Since memory is
 written in the order of effects, a record can name pages whose plan was never written: those are given back, and the record is
 saved before anything else happens.
@@ -25,7 +25,7 @@ from .state import ControllerState, InflightPlan, membership, owner
 
 
 class RowSnapshot(NamedTuple):
-    """A row that is not FREE, as it lies in the sequence table. ``state`` None: none of this generation."""
+    """A row that is not FREE, as stored in the sequence table. ``state`` None: no record of this generation."""
 
     row: int
     generation: int
@@ -45,7 +45,7 @@ class PlanSnapshot(NamedTuple):
 
 
 class RunSnapshot(NamedTuple):
-    """Everything that is left of the last controller. Generations are those of all rows and pages, free ones too."""
+    """Everything left by the previous controller. Generations are those of all rows and pages, including free ones."""
 
     journal: JournalState
     rows: Sequence[RowSnapshot]
@@ -56,7 +56,7 @@ class RunSnapshot(NamedTuple):
 
 
 def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
-    """Rebuild the controller's state. The first ``tick`` sends what is outstanding. An empty snapshot gives a fresh controller."""
+    """Rebuild the controller. The first ``tick`` sends outstanding plans. An empty snapshot gives a fresh controller."""
     state = ControllerState(limits, epoch, snapshot.page_generations)
     state.actors.update(snapshot.actors)
     state.next_arrival = snapshot.journal.next_arrival
@@ -90,7 +90,7 @@ def _restore_requests(state: ControllerState, journal: JournalState) -> None:
 
 
 def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
-    """Give a row back to its request, or to nobody if that has ended. A row without a record may be in decode's running set."""
+    """Attach a row to its request, or to none if that has ended. A row without a record may be in decode's running set."""
     record = decode_record(row.state) if row.state is not None else RowRecord(0, member=True)
     request = state.requests.get(record.key)
     if request is None or row.phase == Phase.ENDING and request.failure is None:
@@ -114,14 +114,14 @@ def _restore_plans(state: ControllerState, plans: Sequence[PlanSnapshot]) -> Non
 
 
 def _normalise(state: ControllerState, request: Request, targets: list[Target]) -> None:
-    """Mend what the last controller was in the middle of."""
+    """Repair whatever the previous controller left half done."""
     record = request.record
     if request.ending:
         if request.phase != Phase.ENDING:
             state.set_phase(request, Phase.ENDING)
         return
     if record.member and request.phase == Phase.PREPARE and not record.evicting:
-        record.member = False  # the phase word was still to come: decode has never seen the row
+        record.member = False  # the phase word was not yet written: decode has never seen the row
     if record.evicting and request.phase == Phase.DECODE:
         state.set_phase(request, Phase.PREPARE)
     if not record.prepared:
@@ -133,13 +133,13 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
     if request.phase == Phase.PREPARE and not record.evicting:
         least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, state.limits.kv_page_tokens, ahead_pages=0)
         if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
-            state.emit(ClearPages(request.row))  # all or none: the grant was cut short
+            state.emit(ClearPages(request.row))  # all or none: the grant was interrupted
             request.block_tables, request.prefilled = ([], []), [0, 0]
     _normalise_segments(request, targets)
 
 
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
-    """``targets``: page runs that some plan is writing."""
+    """Repair the segments. ``targets``: page runs that some plan is writing."""
     for place, segment in request.record.segments():
         if segment.target is not None:
             if segment.target not in targets:
@@ -155,7 +155,7 @@ def _normalise_segments(request: Request, targets: list[Target]) -> None:
 
 
 def _restore_ledgers(state: ControllerState) -> None:
-    """Rows own what their records and block tables name; plans and memberships hold what they name, owned or not."""
+    """Rebuild ownership and use: rows own the pages in their records and block tables; plans and memberships use those they name."""
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in POOLS}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
     for request in state.requests_in_rows():

@@ -1,7 +1,7 @@
-"""One request as the controller knows it, and the part of that which is left in its row for the next controller (pure).
+"""The controller's view of one request, and the part of it stored in the row for the next controller (pure).
 
 ``RowRecord`` is rewritten whenever it changes; with the row's words (phase, pages, prefilled, count, end), the journaled
-spec and the plan table it says everything. What can be derived from those is not in it.
+spec and the plan table it is complete. It holds nothing that can be derived from those.
 """
 
 import enum
@@ -20,7 +20,7 @@ from .scheduling.types import Rank, RequestView, SegmentStage
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
-    """Pages are kept as granted; leading embedding pages that prefill has used up are free already (see EmbeddingTracker)."""
+    """Pages are kept as granted; leading embedding pages that prefill has used up are already free (see EmbeddingTracker)."""
 
     stage: SegmentStage = SegmentStage.PENDING
     patch: PageRun | None = None
@@ -28,7 +28,7 @@ class SegmentRecord(msgspec.Struct, array_like=True):
 
     @property
     def target(self) -> Target | None:
-        """The pages that a plan is writing."""
+        """The pages that a plan is writing, if any."""
         if self.stage == SegmentStage.PREPROCESSING and self.patch is not None:
             return "patch", self.patch
         if self.stage == SegmentStage.ENCODING and self.embedding is not None:
@@ -36,34 +36,34 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         return None
 
     def begin_preprocess(self, patch: PageRun) -> None:
-        """A plan writes these patch pages."""
+        """Record that a plan writes these patch pages."""
         assert self.stage == SegmentStage.PENDING
         self.stage, self.patch = SegmentStage.PREPROCESSING, patch
 
     def preprocessed(self) -> None:
-        """The patch pages are written."""
+        """Record that the patch pages are written."""
         assert self.stage == SegmentStage.PREPROCESSING
         self.stage = SegmentStage.PREPROCESSED
 
     def begin_encode(self, embedding: PageRun) -> PageRun:
-        """A plan writes these embedding pages. Returns the patch pages that it reads."""
+        """Record that a plan writes these embedding pages. Returns the patch pages that it reads."""
         assert self.stage == SegmentStage.PREPROCESSED and self.patch is not None
         self.stage, self.embedding = SegmentStage.ENCODING, embedding
         return self.patch
 
     def encoded(self) -> PageRun:
-        """The embedding pages are written. Returns the patch pages, which are not needed any more."""
+        """Record that the embedding pages are written. Returns the patch pages, which are no longer needed."""
         assert self.stage == SegmentStage.ENCODING and self.patch is not None
         patch, self.stage, self.patch = self.patch, SegmentStage.ENCODED, None
         return patch
 
     def consumed(self) -> None:
-        """Prefill has read all of it."""
+        """Record that prefill has read all of it."""
         assert self.stage == SegmentStage.ENCODED
         self.embedding = None
 
     def give_back(self) -> Target:
-        """What a plan was to write is not written: back to where that plan found it. Returns the pages."""
+        """Undo a plan that did not write its pages: return to the stage before it. Returns the pages."""
         target = self.target
         assert target is not None
         if target[0] == "patch":
@@ -73,7 +73,7 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         return target
 
     def reset(self) -> None:
-        """All pages are taken back: it is to be preprocessed again."""
+        """Reset after all pages were taken back: it is to be preprocessed again."""
         self.stage, self.patch, self.embedding = SegmentStage.PENDING, None, None
 
 
@@ -84,14 +84,14 @@ class ItemRecord(msgspec.Struct, array_like=True):
 
 
 class StrikeKind(enum.IntEnum):
-    """How a plan failed: by an exception in a batch of several, or by a crash of its actor."""
+    """The ways in which a plan fails: an exception in a batch of several, or a crash of its actor."""
 
     ERROR = 0
     CRASHED = 1
 
 
 class Strike(msgspec.Struct, frozen=True, array_like=True):
-    """A plan with this work of the request came to no good (``poison``). ``actor``: index into ``stage_table.WORKERS``."""
+    """A plan with this work of the request failed (``poison``). ``actor``: index into ``stage_table.WORKERS``."""
 
     plan_id: int
     actor: int
@@ -105,7 +105,7 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowRecord(msgspec.Struct, array_like=True):
-    """``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back."""
+    """A row's record. ``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back."""
 
     key: int
     filled: bool = False
@@ -117,13 +117,13 @@ class RowRecord(msgspec.Struct, array_like=True):
     strikes: list[Strike] = []
 
     def shape_of(self, item: int, segment: int) -> SegmentShape:
-        """Of an item that has been analysed."""
+        """Return the shape of a segment of an analysed item."""
         shape = self.items[item].shape
         assert shape is not None
         return shape.segments[segment]
 
     def segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
-        """All segments of all items, in prompt order."""
+        """Yield all segments of all items, in prompt order."""
         for index, item in enumerate(self.items):
             for number, segment in enumerate(item.segments):
                 yield (index, number), segment
@@ -141,10 +141,10 @@ class Request:
     arrival: int
     gateway_generation: int
     spec: RequestSpec
-    rank: Rank = ()  # in the order of this tick
-    admission_need: tuple[int, int] | None = None  # (media, KV) pages, once it was asked for
+    rank: Rank = ()  # for this tick
+    admission_need: tuple[int, int] | None = None  # (media, KV) pages, once computed
     failure: Failed | None = None
-    last_heard_s: float = 0.0  # when the gateway last spoke of it
+    last_heard_s: float = 0.0  # when the gateway last sent a message about it
     ending: bool = False
 
     row: int = -1
@@ -152,7 +152,7 @@ class Request:
     phase: Phase = Phase.FREE
     record: RowRecord = field(default_factory=lambda: RowRecord(0))
     placed_s: float = 0.0
-    video_s: float = 0.0  # when video got a plan of it, or could have from then on
+    video_s: float = 0.0  # when video last got a plan of it, or first could have
 
     lengths: Lengths = ()  # once prepared
     tracker: EmbeddingTracker | None = None  # once prepared, with media
@@ -161,21 +161,21 @@ class Request:
 
     committed: int = 0
     end_code: int = 0
-    counts_known: bool = True  # ``committed`` has been read since decode let go of the row
+    counts_known: bool = True  # ``committed`` has been read since decode dropped the row
     rate: float = 0.0  # tokens/s, measured
-    window: tuple[float, int] | None = None  # (time, committed) where the measurement began
+    window: tuple[float, int] | None = None  # (time, committed) at the start of the measurement
 
     plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
-    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that are given back
+    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
-    blocked_s: float = -1.0  # since when it waits for pages, -1: it does not
-    view: RequestView | None = None  # what policies see of it; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
-    grow_at: int = 0  # committed ids with which it wants more KV pages than it has
+    blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
+    view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    grow_at: int = 0  # committed ids at which it needs more KV pages than it has
 
     @property
     def key_in_table(self) -> RowKey:
-        """As plans name its row."""
+        """The name of its row in plans."""
         return self.row, self.row_generation
 
     @property
@@ -184,21 +184,21 @@ class Request:
 
     @property
     def has_kv(self) -> bool:
-        """KV pages for everything up to the next token, and nobody is taking them back."""
+        """True if it has KV pages up to its next token and is not being preempted."""
         return bool(self.block_tables[0]) and not self.record.evicting
 
     @property
     def prefill_plan(self) -> Prefill | None:
-        """The plan that prefills it now."""
+        """The prefill plan in flight for it, if any."""
         return next((plan for plan in self.plans.values() if isinstance(plan, Prefill)), None)
 
     @property
     def analysing(self) -> set[int]:
-        """Items that plans analyse now."""
+        """The items that plans in flight analyse."""
         return {plan.item for plan in self.plans.values() if isinstance(plan, Analyse)}
 
     def segments_of(self, plan: Plan) -> list[tuple[Place, SegmentRecord]]:
-        """The segments whose pages this plan is writing; none that was taken back meanwhile."""
+        """Return the segments whose pages this plan is writing, except those taken back meanwhile."""
         targets = plan.targets(self.key_in_table)
         return [(place, segment) for place, segment in self.record.segments() if segment.target in targets] if targets else []
 
@@ -212,5 +212,5 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """decode has set the end word: no KV is needed any more."""
+        """True if decode has set the end word: KV is no longer needed."""
         return self.end_code != 0

@@ -1,8 +1,8 @@
-"""The controller's state and the few things that change it everywhere: effects, page grants, plans, replies.
+"""The controller's state and its basic changes: effects, page grants, plans, replies.
 
 ``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_results``, ``poison``, ``kv_manager`` and ``recovery`` are the rules, as
-functions over this; ``machine.Controller`` calls them. Whatever is here is either in the journal, the rows and the plan table, or
-derived from them (design §3), but for ``outages``, which the supervisor knows.
+functions over this; ``machine.Controller`` calls them. All of it is either in the journal, the rows and the plan table, or
+derived from them (design §3), except ``outages``, which the supervisor provides.
 """
 
 from collections import OrderedDict
@@ -33,14 +33,14 @@ from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
 BY_RANK = attrgetter("rank")
-DISTURBING = frozenset({"encoder", "prefill"})  # whose plans lengthen decode's steps on the device that they share
+DISTURBING = frozenset({"encoder", "prefill"})  # their plans lengthen decode's steps on a shared device
 LONG_AGO_S = float("-inf")
-STUCK_S = 5.0  # a plan this old is with an actor that is away or hangs: it takes no processor from others
+STUCK_S = 5.0  # the actor of a plan this old is absent or hangs: it uses no processor
 
 
 @dataclass(slots=True, eq=False)
 class InflightPlan:
-    """A plan in the plan table. It is sent again until its result comes, also when its requests are gone."""
+    """A plan in the plan table. It is sent again until its result comes, even after its requests are gone."""
 
     plan_id: int
     slot: int
@@ -51,7 +51,7 @@ class InflightPlan:
     begun_s: float = LONG_AGO_S
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
-        """All that it names, and of a prefill plan *all* KV pages of its rows, whose block tables it follows."""
+        """Yield the pages that it names; for a prefill plan also *all* KV pages of its rows, whose block tables it follows."""
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
         if self.plan.STAGE == "prefill":
@@ -60,7 +60,7 @@ class InflightPlan:
 
 @dataclass(slots=True)
 class Totals:
-    """Counted since the controller started."""
+    """Counts since the controller started."""
 
     admitted: int = 0
     finished: int = 0
@@ -68,7 +68,7 @@ class Totals:
     preempted: int = 0
     evicted: int = 0
     quarantined: int = 0
-    overruled: int = 0  # rounds in which the policy was (``policy_calls``)
+    overruled: int = 0  # rounds in which the policy was overruled (``policy_calls``)
     illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -76,17 +76,17 @@ class Totals:
 
 @dataclass(slots=True)
 class Steering:
-    """Budgets and what they are steered by."""
+    """Budgets and the measurements that steer them."""
 
     prefill: Budget
     encode: Budget
-    allowance_s: float  # of a plan, by who decodes now
+    allowance_s: float  # of a plan, given the rows decoding now
     share: float = 1.0
     tbt_s: float | None = None
     undisturbed_s: float | None = None  # time between tokens while nothing was encoded or prefilled
-    disturbed_s: float = LONG_AGO_S  # when something last was
+    disturbed_s: float = LONG_AGO_S  # when one last was
     last: Device = "prefill"
-    last_streamed: bool = False  # of video's last plan of large work
+    last_streamed: bool = False  # whether video's last plan of large work was
     steered_s: float = LONG_AGO_S
     service_s: float = 1.0
 
@@ -112,8 +112,8 @@ class ControllerState:
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[str, int] = field(default_factory=dict)
-    deadline_s: float = LONG_AGO_S  # no request that could miss its deadline has an earlier one
-    heard_s: float = LONG_AGO_S  # the gateway last spoke of every request then or later
+    deadline_s: float = LONG_AGO_S  # the earliest deadline of a request that could miss it, or earlier
+    heard_s: float = LONG_AGO_S  # for every request, the gateway's last message was then or later
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
@@ -122,13 +122,13 @@ class ControllerState:
     steering: Steering = field(init=False)
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
-    ranking: Policy = field(init=False)  # the policy, or ``unified`` once that could not rank a request
+    ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
     unranked: list[Request] = field(default_factory=list)
-    starved_s: float | None = None  # since when the policy plans nothing and should
+    starved_s: float | None = None  # since when the policy wrongly plans nothing
     overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
-    _by_phase: "RowsByPhase | None" = None  # forgotten by ``set_phase``, ``note_end`` and ``note_counts``
+    _by_phase: "RowsByPhase | None" = None  # cleared by ``set_phase``, ``note_end`` and ``note_counts``
     _touched: set[int] = field(default_factory=set)  # rows, since the last tick began
     _touched_before: set[int] = field(default_factory=set)  # rows, since the tick before that one began, and until that one
 
@@ -152,7 +152,7 @@ class ControllerState:
 
     @property
     def tbt_target_s(self) -> float:
-        """The TBT objective that plans are held to."""
+        """The TBT objective of plans."""
         if self.limits.tbt_factor and self.steering.undisturbed_s is not None:
             return self.limits.tbt_factor * self.steering.undisturbed_s
         return self.limits.tbt_target_s
@@ -160,23 +160,23 @@ class ControllerState:
     # --------------------------------------------------------------------------------------------------------- rows
 
     def requests_in_rows(self) -> Iterator[Request]:
-        """Requests that have a row, also those that are leaving it."""
+        """Yield requests that have a row, including those leaving it."""
         return (request for request in self.rows if request is not None)
 
     def live(self) -> list[Request]:
-        """Requests that have a row and keep it. This list and the next two are in order of rows; do not change them."""
+        """Return requests that have a row and keep it. This list and the next two are in row order; do not change them."""
         return self._rows_by_phase().live
 
     def preparing(self) -> list[Request]:
-        """Requests whose media are worked on or whose prompts are prefilled."""
+        """Return requests whose media or prompts are being processed."""
         return self._rows_by_phase().preparing
 
     def decoding(self) -> list[Request]:
-        """Requests that decode is generating tokens for."""
+        """Return requests that decode is generating tokens for."""
         return self._rows_by_phase().decoding
 
     def watched(self) -> list[tuple[int, int]]:
-        """(row, generation) of the rows whose words matter now."""
+        """Return (row, generation) of the rows whose words matter now."""
         return self._rows_by_phase().watched
 
     @property
@@ -193,8 +193,8 @@ class ControllerState:
         return self._by_phase
 
     def touch(self, request: Request) -> None:
-        """The row has changed: forget what was derived from it. ``emit`` calls this for every effect that names a row; a change without
-        such an effect (of plans, counts, rates) calls it itself. New ids of a row in decode are no change."""
+        """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
+        without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
         request.view, request.grow_at = None, 0
         self._touched.add(request.row)
 
@@ -203,7 +203,7 @@ class ControllerState:
         self._touched_before, self._touched = self._touched, set()
 
     def touched(self) -> list[Request]:
-        """Live rows changed since the tick before this one began: a rule that looks at them in every tick misses no change."""
+        """Return live rows changed since the previous tick began: a rule that checks them in every tick misses no change."""
         rows = sorted(self._touched | self._touched_before)
         return [request for row in rows if (request := self.rows[row]) is not None and not request.ending]
 
@@ -219,7 +219,7 @@ class ControllerState:
         self.emit(WriteJournal(record))
 
     def send(self, actor: str, message: ToActor) -> bool:
-        """To the actor's active generation; False while there is none."""
+        """Send to the actor's active generation; False while there is none."""
         generation = self.actors.get(actor)
         if generation is None:
             return False
@@ -236,30 +236,30 @@ class ControllerState:
         self.emit(SetPhase(request.row, phase))
 
     def note_end(self, request: Request, end_code: int) -> None:
-        """decode appends no more ids to the row."""
+        """Record the row's end: decode appends no further ids."""
         request.end_code = end_code
         self._by_phase = None
         self.touch(request)
 
     def note_counts(self, request: Request, are_known: bool) -> None:
-        """Whether ``committed`` is all that decode will ever have appended under its last membership."""
+        """Record whether ``committed`` is the final count of decode's last membership."""
         request.counts_known = are_known
         self._by_phase = None
         self.touch(request)
 
     def ask(self, key: int, gateway_generation: int) -> None:
-        """Tell this gateway generation at the end of the turn where the request stands."""
+        """Report the request's state to this gateway generation at the end of the turn."""
         self.pending_replies[key] = gateway_generation
 
     def number(self) -> int:
-        """A number that no controller of this run has used or will use: plan ids, drop tickets."""
+        """Return a number unique over all controllers of this run: for plan ids and drop tickets."""
         self._numbers += 1
         return self.epoch << 32 | self._numbers
 
     # -------------------------------------------------------------------------------------------------------- pages
 
     def allocate(self, pool: PoolName, request: Request, count: int) -> PageRun | None:
-        """Pages for a row, all or none, stale for whoever had them before."""
+        """Allocate pages for a row, all or none. Earlier holders of these pages become stale."""
         run = self.pools[pool].allocate(owner(request), count)
         if run is not None and count:
             self.emit(SetPageGenerations(pool, run))
@@ -268,13 +268,13 @@ class ControllerState:
     # -------------------------------------------------------------------------------------------------------- plans
 
     def credit(self, actor: str) -> int:
-        """How many more plans the actor may be sent: depth less those unacknowledged; none while nobody is there."""
+        """Return how many more plans the actor may be sent: depth less the unacknowledged ones; 0 while no generation is active."""
         if actor not in self.actors:
             return 0
         return max(0, self.limits.depth - sum(plan.actor == actor for plan in self.plans.values()))
 
     def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
-        """Write a plan into a slot, hold what it names, and send it."""
+        """Write a plan into a slot, hold the pages that it names, and send it."""
         inflight = InflightPlan(self.number(), self.free_slots.pop(), plan.STAGE, plan, list(requests), begun_s=now)
         self.adopt_plan(inflight)
         for pool, pages in inflight.pages():
@@ -283,7 +283,7 @@ class ControllerState:
         self.send_plan(inflight, now)
 
     def adopt_plan(self, inflight: InflightPlan) -> None:
-        """Account for a plan that is, or is about to be, in the plan table, but for its pages."""
+        """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
         self.plans[inflight.plan_id] = inflight
         if inflight.actor in DISTURBING:
             self.steering.disturbed_s = self.now
@@ -298,7 +298,7 @@ class ControllerState:
             inflight.sent_s = now
 
     def clear_plan(self, inflight: InflightPlan) -> None:
-        """The plan is acknowledged: nobody works on it. Its slot is free first, then what it held."""
+        """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
         del self.plans[inflight.plan_id]
         self.emit(ClearPlan(inflight.slot))
         self.free_slots.append(inflight.slot)
@@ -311,7 +311,7 @@ class ControllerState:
     # ------------------------------------------------------------------------------------------------------- ending
 
     def remember_end(self, key: int) -> None:
-        """So that a late Submit of an ended request does not begin it anew."""
+        """Remember an ended request, so that a late Submit does not start it again."""
         self.ended[key] = None
         self.ended.move_to_end(key)
         if len(self.ended) > KEPT_ENDS:

@@ -1,1 +1,1 @@
-"""Looking at a run from outside: flight records, traces, inspection, captures, the debugger."""
+"""Observation of a run from outside: flight records, traces, inspection, captures, the debugger."""

@@ -1,7 +1,7 @@
-"""Captured plans: a plan with everything that it reads, and what it wrote, as a file that can be done again anywhere.
+"""Captured plans: a plan with its inputs and outputs, as a file that can be replayed anywhere.
 
-Written by ``replay_capture`` in the actor (or from outside, if that hangs), read by ``mmrt replay``. The file is safetensors: pages
-of the pools before and after as tensors, the rest as one JSON object in its metadata. Nothing in it is executed.
+Written by ``replay_capture`` in the actor (or from outside, if the actor hangs), read by ``mmrt replay``. The file is safetensors:
+pages of the pools before and after as tensors, the rest as one JSON object in its metadata. Nothing in it is executed.
 """
 
 import os
@@ -25,7 +25,7 @@ _METADATA = "mmrt"
 
 
 class CapturedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a row a prefill plan reads. Its prompts and ids are tensors of the file."""
+    """The part of a row that a prefill plan reads. Its prompts and ids are tensors of the file."""
 
     row: int
     generation: int
@@ -35,7 +35,7 @@ class CapturedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is no array."""
+    """Everything except the arrays."""
 
     format: str
     actor: str
@@ -50,7 +50,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[CapturedRow]
     max_context: int
     captured_s: float  # wall clock
-    result: Result | None = None  # None: the plan was not done, or not to its end
+    result: Result | None = None  # None: the plan was not done or not finished
     elapsed_s: float = 0.0
 
 
@@ -62,7 +62,7 @@ class Capture(msgspec.Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """The plan in a few words."""
+        """Describe the plan in a few words."""
         plan = self.header.plan
         name, unit = PLAN_NAMES[plan.KIND], UNIT_NAMES[plan.KIND]
         return f"{self.header.actor} plan {self.header.plan_id:#x} ({name}, {plan.units} {unit})"
@@ -73,14 +73,14 @@ class Capture(msgspec.Struct, frozen=True):
 
     @property
     def config(self) -> RuntimeConfig:
-        """The configuration of the run. Raises UserError if this version does not take it."""
+        """Return the configuration of the run. Raises UserError if this version does not accept it."""
         try:
             return convert_config(self.header.config)
         except ConfigError as error:
             raise UserError(f"the capture's configuration: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all. Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         from safetensors.numpy import save
 
         tensors = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()}
@@ -97,7 +97,7 @@ class Capture(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file. Raises UserError naming what is wrong with it."""
+        """Read a file. Raises UserError that names the defect."""
         from safetensors import SafetensorError, safe_open
 
         if not path.is_file():
@@ -121,7 +121,7 @@ class Capture(msgspec.Struct, frozen=True):
         return capture
 
     def _check(self, path: Path) -> None:
-        """Raise UserError unless every tensor is there and as large as the header says, and the plan names no other page."""
+        """Raise UserError unless every tensor is present with the size given in the header, and the plan names no other page."""
         header = self.header
         wanted: dict[str, tuple[tuple[int, ...], str]] = {}
         for when, pages_by_pool in (("before", header.inputs), ("after", header.outputs if header.result is not None else {})):
@@ -150,11 +150,11 @@ class Capture(msgspec.Struct, frozen=True):
             raise UserError(f"{path}: the plan names {error.args[0]!r}, which was not captured") from None
 
     def page_indices(self) -> dict[str, dict[int, int]]:
-        """By pool: where each captured page stands in its tensor."""
+        """Return, by pool, the index of each captured page in its tensor."""
         return {pool: {page: index for index, page in enumerate(pages)} for pool, pages in self.header.inputs.items()}
 
     def renumbered_plan(self) -> Plan:
-        """The plan on pools that hold the captured pages alone, all of generation 1, and rows from 0 on of generation 1.
+        """Return the plan for pools that hold only the captured pages, all of generation 1, and rows from 0 on of generation 1.
 
         Raises: KeyError for a page or row that was not captured.
         """
@@ -180,9 +180,9 @@ def make_header(
     max_context: int,
     captured_s: float,
 ) -> Header:
-    """The header of a plan that has not been done yet. ``info`` is the run's; ``pages`` are those before and after.
+    """Make the header of a plan not done yet. ``info`` is the run's; ``pages`` are those before and after.
 
-    Captures are handed on: the run's API key is left out.
+    Captures may be shared: the run's API key is left out.
     """
     config = msgspec.structs.replace(info.config, server=msgspec.structs.replace(info.config.server, api_key=""))
     return Header(
@@ -203,6 +203,6 @@ def make_header(
 
 
 def captures_in(directory: Path, actor: str = "") -> list[Path]:
-    """The captured plans in a directory, of one actor or of all, the newest last."""
+    """Return the captured plans in a directory, of one actor or of all, the newest last."""
     found = directory.glob(f"{actor or '*'}-*{SUFFIX}")
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))

@@ -1,7 +1,7 @@
-"""An actor under pdb, in a terminal: what ``mmrt debug`` turns into once the supervisor has lent it the role.
+"""An actor under pdb, in a terminal: ``mmrt debug`` executes this once the supervisor has lent it the role.
 
-``python -m mmrt.runtime.observe.debugger ACTOR`` stops before the actor's ``main``; the supervised process serves until this one has
-come as far as taking the role. The role is given back whenever this process ends, however it ends: then the kernel drops the role lock.
+``python -m mmrt.runtime.observe.debugger ACTOR`` stops before the actor's ``main``; the supervised process serves until this one
+is about to take the role. The role is given back when this process ends for any reason: the kernel then drops the role lock.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Debugger(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit
 
     def lookupmodule(self, filename: str) -> str | None:
-        """As pdb finds files; those of the package also by their path inside it, or beside the file that is shown."""
+        """Find files like pdb; those of the package also by their path inside it, or next to the file shown."""
         shown = Path(self.curframe.f_code.co_filename).parent if self.curframe is not None else PACKAGE_DIRECTORY
         for directory in (PACKAGE_DIRECTORY, shown):
             if (found := directory / filename).is_file():
@@ -51,7 +51,7 @@ class Debugger(pdb.Pdb):
 
 
 class DebugSession:
-    """What an actor's process is told to do differently when it runs in a terminal. ``actors/`` has the calls."""
+    """Changes to an actor's process that runs in a terminal. ``actors/`` has the calls."""
 
     def __init__(self, name: str, commands: Sequence[str], *, stops_first: bool) -> None:
         self._name = name
@@ -60,7 +60,7 @@ class DebugSession:
         self._actor: Any = None
 
     def run(self, main: Callable[..., None], actor: Any) -> None:
-        """Call the actor's ``main(actor)``, under pdb unless it was told not to stop there."""
+        """Call the actor's ``main(actor)``, under pdb unless it must not stop there."""
         self._actor = actor
         self._hook()
         self.guard_prompt()
@@ -75,7 +75,7 @@ class DebugSession:
             main(actor)
 
     def guard_prompt(self) -> None:
-        """Whatever SIGTERM does now, at a prompt it shall also end the process: nobody else would notice it there."""
+        """Extend the SIGTERM handler to end the process while it is at a prompt, where the actor would not notice the signal."""
         before = signal.getsignal(signal.SIGTERM)
 
         def terminated(number: int, frame: FrameType | None) -> None:
@@ -88,14 +88,14 @@ class DebugSession:
         signal.signal(signal.SIGTERM, terminated)
 
     def post_mortem(self, traceback: TracebackType) -> None:
-        """Let people look at where an exception came from; ``c`` goes on with what the actor does about it."""
+        """Open a prompt at the origin of an exception; ``c`` continues with the actor's handling of it."""
         debugger = self._debugger if not self._debugger.at_prompt else Debugger(readrc=False)
         print(f"{self._name}: post-mortem; c goes on, q gives the role back", flush=True)
         debugger.reset()
         debugger.interaction(None, traceback)
 
     def leave(self) -> NoReturn:
-        """End the process from where an exception does not: an event loop's callback, which swallows ``SystemExit``."""
+        """End the process where an exception would not: in an event loop's callback, which swallows ``SystemExit``."""
         self._actor.close()
         say_over(self._name)
         os._exit(0)
@@ -109,7 +109,7 @@ class DebugSession:
 
 
 class _OnException(logging.Handler):
-    """Actors log every exception that they survive, and the last one: that is where a debugger belongs."""
+    """Opens the debugger when an actor logs an exception: it logs each one that it survives, and the last one."""
 
     def __init__(self, session: DebugSession) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _OnException(logging.Handler):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be the actor that the arguments name. Returns its exit status."""
+    """Run the actor that the arguments name. Returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m mmrt.runtime.observe.debugger")
     parser.add_argument("actor")
     parser.add_argument("--command", action="append", default=[])

@@ -1,9 +1,9 @@
-"""Recordings: what all flight recorders of a run hold, taken from a live run or from a file that was saved when something died.
+"""Recordings: the contents of all flight recorders of a run, taken from a live run or from a file saved at a crash.
 
-The supervisor saves one whenever an actor ends that should not have; actors whose supervisor is gone leave one as the last of
-them goes; ``mmrt up`` saves what it finds of a run whose processes were all killed. ``mmrt trace`` reads either.
+The supervisor saves one whenever an actor ends unexpectedly; actors whose supervisor is gone save one when the last of them
+ends; ``mmrt up`` saves one of a run whose processes were all killed. ``mmrt trace`` reads live runs and files.
 
-File: magic, length of the header (u32), header (JSON), and the records of each recorder, 64 bytes each, as they lie in memory.
+File: magic, length of the header (u32), header (JSON), and the records of each recorder, 64 bytes each, as in memory.
 """
 
 import datetime
@@ -36,25 +36,25 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose recording it is, and when it was taken: on the wall clock and on CLOCK_MONOTONIC, which the records have."""
+    """The run of a recording, and its time: on the wall clock and on CLOCK_MONOTONIC, the clock of the records."""
 
     run_id: str
     model_path: str
-    reason: str  # why it was saved; "" for one of a live run
+    reason: str  # why it was saved; "" for a live run
     taken_s: float
     taken_ns: int
     records: dict[str, int]  # recorder -> how many records follow
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """Copies of the records of every recorder, by its name."""
+    """Copies of the records of every recorder, by name."""
 
     facts: Facts
     recorders: dict[str, NDArray[Any]]
 
     @classmethod
     def take(cls, run: RunDirectory, reason: str = "", limit: int | None = None) -> Self:
-        """Copy the recorders of a run, whether anybody lives there or not."""
+        """Copy the recorders of a run, live or dead."""
         recorders = read_recorders(run, RECORDERS, limit)
         facts = Facts(
             run_id=run.run_id,
@@ -68,7 +68,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a saved one. Raises UserError if it is none, or cut short."""
+        """Read a saved recording. Raises UserError if the file is not a recording or is truncated."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -93,7 +93,7 @@ class Recording(msgspec.Struct, frozen=True):
         return cls(facts, recorders)
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all. Raises OSError."""
+        """Write it atomically. Raises OSError."""
         header = msgspec.json.encode(self.facts)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -109,12 +109,12 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def saved_recordings(directory: Path) -> list[Path]:
-    """The saved recordings of a run's name, the newest last."""
+    """Return the saved recordings of a run's name, the newest last."""
     return sorted(directory.glob(f"*{SUFFIX}"))
 
 
 def save_crash(run: RunDirectory, directory: Path, who: str, reason: str) -> Path | None:
-    """Save the recorders of ``run`` and let the oldest such files go. None if there was nothing to save.
+    """Save the recorders of ``run`` and delete the oldest such files. Returns None if there was nothing to save.
 
     Raises: OSError.
     """
@@ -131,7 +131,7 @@ def save_crash(run: RunDirectory, directory: Path, who: str, reason: str) -> Pat
 
 
 def salvage(path: Path, directory: Path) -> Path | None:
-    """Save what a run has recorded whose processes are all dead, before its directory is swept. Best effort."""
+    """Save the records of a run whose processes are all dead, before its directory is swept. Best effort."""
     if not path.exists() or RunDirectory.is_alive(path):
         return None
     with suppress(ShmError, OSError, KeyError, ValueError), RunDirectory.attach(path, timeout_s=0.0) as run:
@@ -140,7 +140,7 @@ def salvage(path: Path, directory: Path) -> Path | None:
 
 
 class BlackBox:
-    """The supervisor's part: it records ends of processes, and saves all recorders when one was not expected."""
+    """The supervisor's recorder: records ends of processes, and saves all recorders when one was unexpected."""
 
     def __init__(self, run: RunDirectory, directory: Path) -> None:
         self._run = run
@@ -148,13 +148,13 @@ class BlackBox:
         self._flight: FlightWriter | None = None
 
     def ended(self, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
-        """A process has ended that was these generations of actors, the last the one that it is called after; ``reason`` is "" where
-        that was wanted. Returns what was saved. Raises OSError."""
+        """Record the end of a process with these generations of actors, the last the one that it is named after; ``reason`` is "" if
+        the end was expected. Returns the saved file. Raises OSError."""
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
             except ShmError:
-                return None  # memory has not made it yet
+                return None  # memory has not created it yet
         for actor, generation in generations.items():
             index = ACTORS.index(actor) if actor in ACTORS else len(ACTORS)
             self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))

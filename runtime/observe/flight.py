@@ -1,4 +1,4 @@
-"""What flight records mean: kinds, and the numbers of each. Actors write them (``actors/*/*flight.py``), trace and inspect read.
+"""The meaning of flight records: kinds, and their numbers. Actors write them (``actors/*/*flight.py``), trace and inspect read.
 
 Numbers ``key``, ``a``, ``b``, ``c`` of a record are 64 bits and unsigned. A *request key* is the gateway's name of a request, a
 *row* its place in the sequence table.
@@ -22,7 +22,7 @@ _ID_DIGITS = 24
 
 
 class Kind(enum.IntEnum):
-    """By writer. Where nothing is said of a number it is 0."""
+    """Kinds of records, by writer. Numbers not mentioned are 0."""
 
     # every actor
     ACTIVE = 1  # this generation serves: key pid, a started_ns, b standby_ns (warm, waiting for the role)
@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
     QUEUES = 51  # a waiting, b preparing, c running requests, key plans
     BUDGETS = 52  # a prefill tokens, b encode rows, c ns between tokens as measured
     TICK = 53  # slice. a effects
-    UNSENT = 54  # a message did not leave: nobody there, or a queue full. a index of the actor
+    UNSENT = 54  # a message did not leave: receiver absent, or its queue full. a index of the actor
 
     # gateway
     RECEIVED = 60  # a request was sent to the controller. key request key, a and b its id, c bytes of media
@@ -78,27 +78,27 @@ UNIT_NAMES = {PlanKind.ANALYSE: "bytes", PlanKind.PREPROCESS: "rows", PlanKind.E
 
 
 def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:
-    """``a`` of PLAN: what it was, the HTTP status of its error or 0, and how many plans wait behind it."""
+    """Pack ``a`` of PLAN: its kind, the HTTP status of its error or 0, and how many plans wait behind it."""
     return kind | status << 8 | num_queued << 24
 
 
 def unpack_plan(a: int) -> tuple[PlanKind, int, int]:
-    """(kind, status, plans behind it)."""
+    """Return (kind, status, plans behind it)."""
     return PlanKind(a & 0xFF), a >> 8 & 0xFFFF, a >> 24
 
 
 def pack_pair(first: int, last: int) -> int:
-    """Two numbers of 32 bits as one: ``b`` of PLAN_REQUEST."""
+    """Pack two numbers of 32 bits into one: ``b`` of PLAN_REQUEST."""
     return first << 32 | last & _MASK_32
 
 
 def unpack_pair(value: int) -> tuple[int, int]:
-    """The two halves of first << 32 | last."""
+    """Return the two halves of first << 32 | last."""
     return value >> 32, value & _MASK_32
 
 
 def pack_id(request_id: str) -> tuple[int, int]:
-    """A completion id as two numbers, (0, 0) if it is none of the gateway's."""
+    """Pack a completion id into two numbers, (0, 0) if it is not one of the gateway's."""
     kind = next((n for n, prefix in enumerate(_ID_PREFIXES) if request_id.startswith(prefix)), 0)
     digits = request_id.removeprefix(_ID_PREFIXES[kind])
     if len(digits) != _ID_DIGITS:
@@ -111,23 +111,23 @@ def pack_id(request_id: str) -> tuple[int, int]:
 
 
 def unpack_id(high: int, low: int) -> str:
-    """The completion id, "" for (0, 0)."""
+    """Return the completion id, "" for (0, 0)."""
     prefix = _ID_PREFIXES[low >> 32 & 1]
     return f"{prefix}{high << 32 | low & _MASK_32:0{_ID_DIGITS}x}" if high or low else ""
 
 
 def unsigned(value: int) -> int:
-    """A number that may be negative, as a record holds it."""
+    """Convert a number that may be negative to a record's unsigned form."""
     return value & _MASK_64
 
 
 def signed(value: int) -> int:
-    """The inverse of ``unsigned``."""
+    """Convert back: the inverse of ``unsigned``."""
     return value - (1 << 64) if value >> 63 else value
 
 
 class FlightRecord(NamedTuple):
-    """A record as its readers see it. Times are CLOCK_MONOTONIC nanoseconds."""
+    """A decoded record. Times are CLOCK_MONOTONIC nanoseconds."""
 
     actor: str
     generation: int
@@ -145,7 +145,7 @@ class FlightRecord(NamedTuple):
 
 
 def merge(recorders: Mapping[str, NDArray[Any]], since_ns: int = 0) -> list[FlightRecord]:
-    """The records of all recorders that end at ``since_ns`` or later, in order of time.
+    """Merge the records of all recorders that end at ``since_ns`` or later, in order of time.
 
     Kinds and recorders of later versions are left out.
     """

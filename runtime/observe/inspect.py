@@ -1,7 +1,7 @@
-"""What can be seen of live requests from outside: rows, plans, journal and flight recorders, read and never touched.
+"""Inspect live requests from outside: rows, plans, journal and flight recorders, read-only.
 
-Runs in the process of ``mmrt inspect``, and needs nobody alive: shared memory says it all. What is read is of the moment at which
-it is read; a row that changes hands meanwhile is looked at again.
+Runs in the process of ``mmrt inspect``, and needs no live actor: all data is in shared memory. Each value is from the moment of
+its reading; a row that is reassigned meanwhile is read again.
 """
 
 import time
@@ -42,10 +42,10 @@ _STAGE_NAMES = {
 
 
 class Inspector:
-    """Looks at a run. Maps everything read-only; ``close`` when done."""
+    """Reads a run. Maps everything read-only; ``close`` when done."""
 
     def __init__(self, run: RunDirectory, read_journal: Callable[[], JournalState]) -> None:
-        """``read_journal`` says what the journal holds now. Raises: MissingError while ``memory`` has not made the tables."""
+        """``read_journal`` returns the current state of the journal. Raises: MissingError while ``memory`` has not made the tables."""
         self._run = run
         self._read_journal = read_journal
         self._table = SequenceTable.attach(run, writable=False)
@@ -58,7 +58,7 @@ class Inspector:
             mapped.close()
 
     def look(self) -> RunView:
-        """Everything, now."""
+        """Return the current view of the run."""
         now_ns = time.monotonic_ns()
         records = merge(read_recorders(self._run, RECORDERS))
         spans, done = request_spans(records), plan_spans(records)
@@ -77,7 +77,7 @@ class Inspector:
         return _run_view(self._stats.read(), requests)
 
     def ended(self) -> list[RequestReport]:
-        """Requests that are over and still in the flight recorders, the newest last."""
+        """Return ended requests that are still in the flight recorders, the newest last."""
         records = merge(read_recorders(self._run, RECORDERS))
         done, nothing = plan_spans(records), JournalState()
         over = sorted((span for span in request_spans(records).values() if span.end_ns), key=lambda span: span.end_ns)
@@ -85,7 +85,7 @@ class Inspector:
 
 
 def _is_on_its_way(span: RequestSpan, gateway: ActorReading) -> bool:
-    """The gateway has sent it and still lives, and the controller has not noted it yet."""
+    """Return whether a live gateway has sent the request and the controller has not recorded it yet."""
     return not span.end_ns and span.stages[-1].name == "submitted" and span.gateway_generation == gateway.generation
 
 
@@ -104,7 +104,7 @@ def _run_view(stats: StatsSnapshot, requests: list[RequestReport]) -> RunView:
 
 
 class _Builder:
-    """Puts together what the journal, the row, and the flight recorders know of one request."""
+    """Combines the data of the journal, the row, and the flight recorders on one request."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Builder:
         )
 
     def _stage(self) -> str:
-        """In one or two words: where it is and what it waits for."""
+        """Return the request's stage, or what it waits for, in one or two words."""
         row = self._row
         if self._submitted is None and row is None:
             return "over" if self._span.end_ns else "submitted"

@@ -1,10 +1,10 @@
-"""What ``mmrt inspect`` shows, as data: made by ``inspect``, printed as a table or as JSON."""
+"""The data that ``mmrt inspect`` shows: made by ``inspect``, printed as a table or as JSON."""
 
 import msgspec
 
 
 class SegmentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a medium. ``start`` is its place in the prompt, -1 before the prompt is expanded; pages are those it holds now."""
+    """A part of a medium. ``start`` is its place in the prompt, -1 before the prompt is expanded; pages are its current ones."""
 
     state: str
     rows: int
@@ -33,7 +33,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan in the plan table that names the request's row. ``state``: queued, running since …, or nobody there."""
+    """A plan in the plan table that names the request's row. ``state``: "queued" or "running for … ms"."""
 
     plan_id: int
     what: str
@@ -46,7 +46,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage, and the seconds that it took or has taken so far."""
+    """A stage, and its duration so far in seconds."""
 
     stage: str
     seconds: float
@@ -54,7 +54,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All plans of one kind that were done for the request: seconds of work, and of waiting in the actor's queue."""
+    """All finished plans of one kind for the request: seconds of work, and of waiting in the actor's queue."""
 
     what: str
     plans: int
@@ -63,7 +63,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A request. Lists are empty where nothing is known yet, numbers 0."""
+    """A request. Lists are empty and numbers 0 where nothing is known yet."""
 
     key: str
     request_id: str
@@ -87,11 +87,11 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     plans: list[PlanReport] = []
     timings: list[TimingReport] = []
     work: list[WorkReport] = []
-    marks: list[tuple[str, float]] = []  # (what, seconds after its begin)
+    marks: list[tuple[str, float]] = []  # (event, seconds after its start)
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """All live requests of a run in order of arrival, and what they share."""
+    """All live requests of a run in order of arrival, and the resources that they share."""
 
     epoch: int
     waiting: int

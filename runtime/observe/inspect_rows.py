@@ -1,6 +1,6 @@
-"""Rows and plans as somebody sees them who is not the controller: whole, or not at all. Used by ``inspect`` and by captures.
+"""Consistent reads of rows and plans outside the controller. Used by ``inspect`` and by captures.
 
-A row that changes hands while it is read is read again.
+A row that is reassigned while it is read is read again.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _ATTEMPTS = 5
 
 
 class Row(NamedTuple):
-    """One consistent look at a row."""
+    """A consistent copy of a row."""
 
     row: int
     generation: int
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> RowKey:
-        """As plans name it."""
+        """The row's name in plans."""
         return self.row, self.generation
 
 
@@ -46,7 +46,7 @@ class LivePlan(NamedTuple):
 
 
 def read_row(table: SequenceTable, row: int) -> Row | None:
-    """The row, or None if it is free or never holds still."""
+    """Read the row; None if it is free or keeps changing."""
     for _ in range(_ATTEMPTS):
         generation, phase = table.phase(row)
         if phase == Phase.FREE:
@@ -57,7 +57,7 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
             spec = decode_sequence_spec(table.read_spec(row, generation))
         except StaleRow:
             spec = None
-        first, second = table.prefilled[row].tolist()  # before what it is a part of, which grows
+        first, second = table.prefilled[row].tolist()  # before the values that bound it, which grow
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
         if table.phase(row) == (generation, phase):
@@ -67,5 +67,5 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
 
 
 def live_plans(table: PlanTable) -> list[LivePlan]:
-    """Every plan in the plan table."""
+    """Return every plan in the plan table."""
     return [LivePlan(plan.plan_id, plan.slot, ACTORS[plan.actor], decode_plan(plan.payload)) for plan in table.live()]

@@ -1,7 +1,7 @@
-"""Capturing plans while they are done. ``mmrt replay --capture`` leaves an order in the run directory; the actor looks for it.
+"""Capture plans while they are done. ``mmrt replay --capture`` leaves an order in the run directory; the actor looks for it.
 
-``PlanCapture`` runs in the actor: the one process that knows for sure that nobody touches a plan's pages. Without an order it costs
-one look for a file per plan. ``capture_live`` is for an actor that hangs or is dead: it copies what its live plans name, from
+``PlanCapture`` runs in the actor: the only process that knows that no other process touches a plan's pages. Without an order it
+costs one file check per plan. ``capture_live`` is for an actor that hangs or is dead: it copies the data of its live plans from
 outside.
 """
 
@@ -33,23 +33,23 @@ NUM_KEPT = 8  # of each actor
 
 Pages = dict[str, list[int]]
 DevicePages = Mapping[str, Callable[[list[int]], NDArray[Any]]]
-"""Of each pool on a device that the process has mapped: copies pages, uint8 [n, page_bytes]."""
+"""For each pool on a device that the process has mapped, a function that copies pages, uint8 [n, page_bytes]."""
 
 
 class CaptureOrder(msgspec.Struct, frozen=True):
-    """What is to be captured: the next ``count`` plans, into ``directory``."""
+    """An order to capture the next ``count`` plans into ``directory``."""
 
     directory: str
     count: int
 
 
 def order_path(run: Path, actor: str) -> Path:
-    """Where the order for an actor lies."""
+    """Return the path of the order for an actor."""
     return run / f"capture-{actor}"
 
 
 def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
-    """Leave an order, or replace it."""
+    """Write an order, or replace it."""
     path = order_path(run, actor)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(msgspec.json.encode(order))
@@ -57,7 +57,7 @@ def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
 
 
 class PlanCapture:
-    """The actor's side. Whatever goes wrong here is logged, and the plan is done all the same."""
+    """The actor's side. Errors here are logged, and the plan is done regardless."""
 
     def __init__(self, run: RunDirectory, actor: str, page_tokens: int, device_pages: DevicePages) -> None:
         self._run = run
@@ -69,7 +69,7 @@ class PlanCapture:
         self._began_s = 0.0
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
-        """Take the plan's inputs if somebody wants them; they are in a file before the plan is begun."""
+        """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
         if not os.path.exists(self._order_path):
             return None
         try:
@@ -87,7 +87,7 @@ class PlanCapture:
         return capture
 
     def after(self, capture: Capture | None, result: Result) -> None:
-        """The plan was done: its outputs and result belong to the capture."""
+        """Add the outputs and the result of the finished plan to the capture."""
         if capture is None or self._memory is None:
             return
         elapsed_s = time.monotonic() - self._began_s
@@ -102,13 +102,13 @@ class PlanCapture:
             else:
                 os.unlink(self._order_path)
         except FileNotFoundError:
-            return  # nobody waits any more
+            return  # the order has been withdrawn
         except (OSError, ValueError) as error:
             log.warning("the result of plan %x cannot be captured: %s", capture.header.plan_id, error)
 
 
 def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Path) -> list[Path]:
-    """Copy the inputs of the plans that ``actor`` has not done, from outside. Raises: OSError, ShmError."""
+    """Copy the inputs of ``actor``'s unfinished plans from outside. Raises: OSError, ShmError."""
     memory = _Memory(run, page_tokens, {})
     table = PlanTable.attach(run, writable=False)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -123,7 +123,7 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
 
 
 class _Memory:
-    """The pools and rows of a run, for reading."""
+    """Read access to the pools and rows of a run."""
 
     def __init__(self, run: RunDirectory, page_tokens: int, device_pages: DevicePages) -> None:
         self._run = run
@@ -133,7 +133,7 @@ class _Memory:
         self._pools: dict[str, PagePool] = {}
 
     def capture(self, actor: str, plan_id: int, plan: Plan) -> Capture:
-        """Everything that the plan reads, as it is now. Raises ShmError (a ValueError) if a row is somebody else's by now."""
+        """Copy everything that the plan reads. Raises ShmError (a ValueError) if a row has been reassigned."""
         read, written = plan.reads(), plan.writes()
         rows: list[CapturedRow] = []
         tensors: dict[str, NDArray[Any]] = {}
@@ -164,7 +164,7 @@ class _Memory:
         return Capture(header, tensors)
 
     def finished(self, capture: Capture, result: Result, elapsed_s: float) -> Capture:
-        """With what the plan has written."""
+        """Return the capture with the pages that the plan has written."""
         header = msgspec.structs.replace(capture.header, result=result, elapsed_s=elapsed_s)
         after = {f"after.{pool}": self._copy(pool, pages) for pool, pages in header.outputs.items()}
         return Capture(header, {**capture.tensors, **after})
@@ -185,7 +185,7 @@ class _Memory:
         return list(found.values())
 
     def _block_table(self, plan: Prefill, row: int, member: int) -> list[int]:
-        """As much of it as the plan's chunks reach into."""
+        """Return the part of the block table that the plan's chunks use."""
         ends = [chunk.end for chunk in plan.chunks if (chunk.row, chunk.member) == (row, member)]
         pages: list[int] = self._table.pages(row, member)[: -(-max(ends, default=0) // self._page_tokens)].tolist()
         return pages

@@ -1,6 +1,6 @@
-"""Flight records as a trace in Chrome's JSON format, which https://ui.perfetto.dev and chrome://tracing show (pure).
+"""Convert flight records to a trace in Chrome's JSON format, for https://ui.perfetto.dev and chrome://tracing (pure).
 
-One process track per actor with its steps as slices, its waits and its generations beside them; one track of nested slices per
+One process track per actor with its steps as slices, and its waits and generations beside them; one track of nested slices per
 request; counters for pools, queues and budgets; arrows from plan to plan of a request, along its stages. Times are microseconds of
 CLOCK_MONOTONIC.
 """
@@ -21,7 +21,7 @@ Event = dict[str, Any]
 _REQUESTS_PID = 1
 _STEPS_TID = 1
 _PIDS = {name: pid for pid, name in enumerate(RECORDERS, _REQUESTS_PID + 1)}
-# What must have been done, at the latest, before a plan of a kind: where the arrows of a request go.
+# The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
     PlanKind.ENCODE: (PlanKind.PREPROCESS,),
@@ -30,7 +30,7 @@ _BEFORE = {
 
 
 def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, Any]:
-    """The whole JSON object. ``last_s``: only what was not over so many seconds before the recording was taken."""
+    """Make the whole JSON object. ``last_s``: leave out events that ended more than so many seconds before the recording."""
     facts = recording.facts
     records = merge(recording.recorders)
     since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
@@ -47,7 +47,7 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
             recent += _request_track(span, facts.taken_ns)
     for event in recent:
         del event["_end"]
-    recent.sort(key=lambda event: event["ts"])  # stable: each track stays in the order that it was made in
+    recent.sort(key=lambda event: event["ts"])  # stable: each track keeps its order
     return {
         "traceEvents": [*_names(), *recent],
         "displayTimeUnit": "ms",
@@ -62,7 +62,7 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
 
 
 def num_requests(trace: dict[str, Any]) -> int:
-    """How many requests a trace shows."""
+    """Return how many requests a trace shows."""
     return len({event["id"] for event in trace["traceEvents"] if event.get("cat") == "request"})
 
 
@@ -74,12 +74,12 @@ def _names() -> Iterator[Event]:
 
 
 def _event(ph: str, name: str, time_ns: int, pid: int, end_ns: int = 0, **more: Any) -> Event:
-    """``end_ns``: until when it is of interest, if that is not when it happened."""
+    """Make an event. ``end_ns``: its end, if that differs from its time."""
     return {"ph": ph, "name": name, "ts": time_ns / 1000, "pid": pid, "tid": _STEPS_TID, "_end": end_ns or time_ns, **more}
 
 
 def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: str, **args: Any) -> Iterator[Event]:
-    """An asynchronous slice."""
+    """Yield the events of an asynchronous slice."""
     end_ns = max(begin_ns, end_ns)
     yield _event("b", name, begin_ns, pid, end_ns, cat=category, id=id, args=args)
     yield _event("e", name, end_ns, pid, cat=category, id=id)
@@ -89,7 +89,7 @@ def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: st
 
 
 def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
-    """What processes did, one thing at a time."""
+    """Yield the sequential work of processes as slices."""
     for record in records:
         described = _describe(record, plans, requests)
         if described is not None:
@@ -105,7 +105,7 @@ def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], request
 
 
 def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a record that is a slice."""
+    """Return name and arguments of a record that is a slice; None otherwise."""
     match record.kind:
         case Kind.PLAN:
             plan = plans[record.key]
@@ -131,7 +131,7 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
 
 
 def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int) -> Iterator[Event]:
-    """Beside the slices: how long plans were in flight, and how long they lay in their actor's queue."""
+    """Yield, beside the slices, the time of plans in flight and in their actor's queue."""
     for plan in plans.values():
         name, id = PLAN_NAMES[plan.kind], f"{plan.plan_id:#x}"
         if plan.issued_ns:
@@ -142,7 +142,7 @@ def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int) -> Iterator[Event]:
 
 
 def _generations(records: Sequence[FlightRecord], taken_ns: int) -> Iterator[Event]:
-    """The lives of processes: starting, standby, active."""
+    """Yield the phases of processes: starting, standby, active."""
     ends: dict[tuple[str, int], int] = {}
     for record in records:
         if record.kind is Kind.STOPPING:
@@ -167,7 +167,7 @@ def _generations(records: Sequence[FlightRecord], taken_ns: int) -> Iterator[Eve
 
 
 def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
-    """Pools, queues, budgets, and how many rows a step had."""
+    """Yield counters of pools, queues, budgets, and rows per step."""
     rows, queued = -1, dict[str, int]()
     for record in records:
         pid = _PIDS[record.actor]
@@ -197,7 +197,7 @@ def _actor(index: int) -> str:
 
 
 def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
-    """A request and its stages, nested, with what happened at a moment; in the order that tells the nesting at equal times."""
+    """Return a request and its stages, nested, with instant events; the order gives the nesting at equal times."""
     id, end_ns = f"{span.key:#x}", max(span.end_ns or taken_ns, span.begin_ns)
     args = {"row": span.row, "prompt_tokens": span.num_prompt_tokens, "tokens_sent": span.num_sent, "status": span.status}
     inner: list[Event] = []
@@ -212,7 +212,7 @@ def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
 
 
 def _flows(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
-    """Arrows: to each plan of a request from the last one that had to be done before it, and from its last prefill to decode."""
+    """Yield arrows to each plan of a request from its last prerequisite, and from its last prefill to decode."""
     steps = [(record.time_ns, record.end_ns) for record in records if record.kind is Kind.STEP]
     by_request: dict[int, list[PlanSpan]] = {}
     for plan in plans.values():
@@ -234,10 +234,10 @@ def _flows(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests
             yield _event("s", name, start_ns, _PIDS[source.actor], source.end_ns, cat="flow", id=number)
             yield _event(
                 "f", name, begin_ns, _PIDS[actor], source.end_ns, cat="flow", id=number, bp="e"
-            )  # with its beginning or not at all
+            )  # with its start or not at all
 
 
 def _source(plan: PlanSpan, mine: Sequence[PlanSpan]) -> PlanSpan | None:
-    """The last plan of the request that ended before this one began and is of a kind that comes before it."""
+    """Return the last plan of the request that ended before this one began and is of a prerequisite kind."""
     before = [other for other in mine if other.kind in _BEFORE.get(plan.kind, ()) and other.end_ns <= plan.begin_ns]
     return max(before, key=lambda other: other.end_ns, default=None)

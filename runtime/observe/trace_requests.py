@@ -1,4 +1,4 @@
-"""What flight records say of single requests: the stages each went through, and the plans that were made for it (pure).
+"""Extract single requests from flight records: the stages of each, and the plans made for it (pure).
 
 Used by ``mmrt trace`` for its request tracks and by ``mmrt inspect`` for its timings.
 """
@@ -10,13 +10,13 @@ from ...schema.rows import Phase
 from ..bus.plans import PlanKind
 from .flight import FlightRecord, Kind, unpack_id, unpack_pair, unpack_plan
 
-# In the order in which a request goes through them; a preempted one is prefilled again.
+# In the order in which requests pass them; a preempted one is prefilled again.
 STAGES = ("submitted", "queued", "fetching", "analysing", "prefilling", "decoding", "delivering", "failing")
 
 
 @dataclass(slots=True)
 class Stage:
-    """A stretch of a request's life. ``end_ns`` 0: it is in it still, as far as is known."""
+    """A stage of a request. ``end_ns`` 0: the request is still in it, as far as known."""
 
     name: str
     begin_ns: int
@@ -25,7 +25,7 @@ class Stage:
 
 @dataclass(slots=True)
 class PlanSpan:
-    """A plan from its writing to its result. 0 for what has not happened or was not recorded."""
+    """A plan from its writing to its result. Times are 0 for events that have not happened or were not recorded."""
 
     plan_id: int
     kind: PlanKind
@@ -54,7 +54,7 @@ class RequestSpan:
     num_items: int = -1  # -1: not recorded
     num_prompt_tokens: int = 0
     stages: list[Stage] = field(default_factory=list)
-    marks: list[tuple[str, int]] = field(default_factory=list)  # (what, when): first text, preempted, failed
+    marks: list[tuple[str, int]] = field(default_factory=list)  # (event, time): first text, preempted, failed
     num_sent: int = 0  # tokens
     status: int = 0
     end_ns: int = 0  # 0: it lives
@@ -68,7 +68,7 @@ class RequestSpan:
         return self.stages[0].begin_ns if self.stages else 0
 
     def enter(self, stage: str, now_ns: int) -> None:
-        """Leave the stage that it is in for another one."""
+        """Leave the current stage for another one."""
         if self.stages and not self.stages[-1].end_ns:
             if self.stages[-1].name == stage:
                 return
@@ -76,14 +76,14 @@ class RequestSpan:
         self.stages.append(Stage(stage, now_ns))
 
     def finish(self, now_ns: int) -> None:
-        """It is forgotten by everybody."""
+        """End the request: all actors have forgotten it."""
         if self.stages and not self.stages[-1].end_ns:
             self.stages[-1].end_ns = now_ns
         self.end_ns = now_ns
 
 
 def request_spans(records: Iterable[FlightRecord]) -> dict[int, RequestSpan]:
-    """The requests of these records, which are in order of time, by their keys."""
+    """Return the requests of these records, which are in order of time, by key."""
     spans: dict[int, RequestSpan] = {}
     rows: dict[tuple[int, int], int] = {}
     for record in records:
@@ -150,7 +150,7 @@ def _apply(span: RequestSpan, record: FlightRecord) -> None:
             span.num_sent = record.a
             span.status = span.status or record.b
             if all(stage.name == "submitted" for stage in span.stages):
-                span.finish(now_ns)  # refused, or given up before the controller took note
+                span.finish(now_ns)  # refused, or given up before the controller recorded it
         case Kind.ENDED:
             span.finish(now_ns)
 
@@ -164,7 +164,7 @@ def _phase(span: RequestSpan, phase: int, now_ns: int) -> None:
 
 
 def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
-    """The plans of these records, which are in order of time, by their ids. One that was done twice is told as it was done last."""
+    """Return the plans of these records, which are in order of time, by id. A plan done twice appears as it was done last."""
     plans: dict[int, PlanSpan] = {}
     for record in records:
         if record.kind is Kind.PLAN:
@@ -184,6 +184,6 @@ def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
 
 
 def plans_of(key: int, plans: dict[int, PlanSpan]) -> list[PlanSpan]:
-    """The plans that were made for a request, in the order in which they were done, those not done last."""
+    """Return the plans made for a request in the order of their execution, followed by those not done."""
     mine = [plan for plan in plans.values() if key in plan.requests]
     return sorted(mine, key=lambda plan: (not plan.begin_ns, plan.begin_ns or plan.issued_ns))

@@ -1,1 +1,1 @@
-"""What every process of a run shares: the run itself, signs of life, and how processes end."""
+"""Code shared by all processes of a run: joining it, signs of life, and how processes end."""

@@ -1,13 +1,13 @@
-"""What the generation before died of, as its successor finds out: was it the work that it was doing, or somebody from outside?
+"""Find out why the previous process died: because of its work, or because of a signal from outside?
 
-A step that still stands in the status words of a dead generation is what it died in. Whether that work is to blame is told by how
-the process ended, which the supervisor notes in the run directory before it starts another one: a signal that a process raises in
-itself, an exit, an exception, memory that ran out or a missed deadline is a *crash* and counts against the work; SIGKILL from outside
-never does. Used by every actor that becomes active (``actors/host/actor.py``); the note is written by the supervisor.
+A dead generation died in the step that its status words still show. The way in which the process ended tells if that work is the
+cause; the supervisor notes it in the run directory before it starts another process. A signal that a process raises in itself, an
+exit, an exception, exhausted memory or a missed deadline is a *crash* and counts against the work; SIGKILL from outside never does.
+Used by every actor that becomes active (``actors/host/actor.py``); the supervisor writes the note.
 
 The thresholds: a piece of work that has crashed its actor twice is given up (``MAX_CRASHES`` in ``runtime/controller/poison.py``; a
-crash and a trial in ``actors/host/solo_trials.py``). Crashes in steps do not break an actor, since each brings a culprit nearer, but
-for ``MAX_UNEXPLAINED`` of late for which none was found: from there on they are failures like others (``supervisor/restart_policy``).
+crash and a trial in ``actors/host/solo_trials.py``). Crashes in steps do not break an actor, since each narrows down the cause. After
+``MAX_UNEXPLAINED`` recent ones without a known cause, further ones count as ordinary failures (``supervisor/restart_policy``).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 MAX_UNEXPLAINED = 16
-FORGET_STEPS = 1000  # without a crash make up for one unexplained
+FORGET_STEPS = 1000  # without a crash cancel one unexplained crash
 
 _MARK = "mmrt_actor_"
 _POLL_S = 0.01
@@ -44,15 +44,15 @@ _OWN_SIGNALS = frozenset({
 
 
 def is_from_outside(status: int, obeys: bool, oom_kills: int) -> bool:
-    """Whether somebody else has ended a process: by a signal that no process raises in itself, or one that it ``obeys``, as it has
-    said. ``oom_kills`` of the machine in its life: it is the kernel's SIGKILL then, which will come again, and nobody else's."""
+    """Return whether a process was ended from outside: by a signal that no process raises in itself, or one that it ``obeys``, as it
+    has reported. ``oom_kills`` on the machine during its life: then SIGKILL is attributed to the kernel, which will repeat it."""
     if status >= 0:
         return status == 0 and obeys
     return -status not in _OWN_SIGNALS and not (status == -signal.SIGKILL and oom_kills)
 
 
 class ExitNote(msgspec.Struct, frozen=True):
-    """How a process ended: exit status, or minus the signal.
+    """The end of a process: exit status, or minus the signal.
 
     ``hang``: by the watchdog; ``debugger``: under a debugger; ``other_actor``: by the work of another actor of the same process.
     """
@@ -65,9 +65,9 @@ class ExitNote(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """The generation before died in step ``step``. ``crashed``: the work is to blame.
+    """The previous process died in step ``step``. ``crashed``: the work is the cause.
 
-    If not, the step is done again as if nothing had been. ``crashes``: unexplained ones of late, this one included.
+    If not, the step is simply repeated. ``crashes``: recent unexplained ones, including this one.
     """
 
     step: int
@@ -77,9 +77,9 @@ class Death(msgspec.Struct, frozen=True):
 
 
 def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> Death | None:
-    """What the generation that wrote ``last`` died of; None if it was in no step or ended in order.
+    """Judge the death of the generation that wrote ``last``; None if it was in no step or ended in order.
 
-    ``note`` is about the same process, if there is one. ``oom_kills`` is the machine's counter of now. Only for the holder of the
+    ``note`` is about the same process, if there is one. ``oom_kills`` is the machine's current counter. Only for the holder of the
     role lock, which proves that generation dead.
     """
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
@@ -89,9 +89,9 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
 
 
 def leave_notes(run: Path, note: ExitNote, actors: Collection[str], suspects: Collection[str]) -> list[str]:
-    """Tell each actor of a process of its end, unless the process has left word itself. Returns those whose work is to blame for it.
+    """Leave a note on a process's end for each of its actors, unless the process left one. Returns the actors whose work is the cause.
 
-    ``suspects``: whose work ended it, as far as that is known: then the others' is not to blame, else everybody's is.
+    ``suspects``: the actors whose work is known to have ended it; if none is known, the work of all counts as the cause.
     """
     blamed = []
     for actor in actors:
@@ -105,7 +105,7 @@ def leave_notes(run: Path, note: ExitNote, actors: Collection[str], suspects: Co
 
 
 def marked(function: Callable[P, R], actor: str) -> Callable[P, R]:
-    """The plain ``function`` as the body of an actor's thread: under a name that Python prints when the thread crashes.
+    """Wrap the plain ``function`` as the body of an actor's thread, under a name that Python prints when the thread crashes.
 
     (``faulthandler`` prints functions, not the names of threads.)
     """
@@ -116,12 +116,12 @@ def marked(function: Callable[P, R], actor: str) -> Callable[P, R]:
 
 
 def crashed_in(actors: Collection[str], lines: Sequence[str]) -> list[str]:
-    """The actors of a process whose marked thread stands in ``faulthandler``'s traceback, the last lines that the process printed."""
+    """Return the actors whose marked thread is in ``faulthandler``'s traceback, the last lines that the process printed."""
     return [actor for actor in actors if any(line.endswith(f" in {_MARK}{actor}") for line in lines)]
 
 
 def recent_crashes(last: ActorReading, death: Death | None) -> int:
-    """Crashes of late, for the status words of the generation after ``last``."""
+    """Return the number of recent crashes, for the status words of the generation after ``last``."""
     return _forgetting(last) if death is None else death.crashes
 
 
@@ -144,13 +144,13 @@ def _blame(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: in
 
 
 def outlive(pid: int, command: str, pause: Callable[[float], None]) -> None:
-    """Wait until a process is gone with all its files, where its memory may be gone already: its role is free then, but its device
-    is closed with its files, and until then what it launched may write there. ``command`` is what the process was called: another
-    that has got its pid is not waited for."""
+    """Wait until a process and all its files are gone. Its memory may be gone before: then its role is free, but its device is closed
+    only with its files, and until then its kernels may write there. ``command`` is the process's name: another process that
+    got the same pid is not waited for."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # the two others: a thread or a process group has the number now
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # EINVAL, ENOENT: a thread or a process group has the number now
             return
         raise
     began_s, is_said = time.monotonic(), False
@@ -172,7 +172,7 @@ def _command(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed on this machine because memory ran out; 0 where it does not tell."""
+    """Return how many processes the kernel has killed on this machine for lack of memory; 0 where it does not tell."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -185,7 +185,7 @@ def _path(run: Path, actor: str) -> Path:
 
 
 def write_exit_note(run: Path, actor: str, note: ExitNote) -> None:
-    """Leave word of how a process of ``actor`` ended. Without room for it nothing is left: a successor then guesses."""
+    """Write a note on how a process of ``actor`` ended. Without room for it none is left, and a successor has to guess."""
     part = run / f".{actor}.exit"
     try:
         part.write_bytes(msgspec.json.encode(note))
@@ -195,7 +195,7 @@ def write_exit_note(run: Path, actor: str, note: ExitNote) -> None:
 
 
 def read_exit_note(run: Path, actor: str, pid: int) -> ExitNote | None:
-    """The note about this process, or None."""
+    """Read the note about this process; None if there is none."""
     try:
         note = msgspec.json.decode(_path(run, actor).read_bytes(), type=ExitNote)
     except (OSError, msgspec.DecodeError):

@@ -1,7 +1,7 @@
-"""How much of a CUDA device's memory pools may take: what is left of a share of it after weights and working memory (pure).
+"""The memory of a CUDA device available to pools: a share of it, less weights and working memory (pure).
 
-Nobody can ask for more later: pools are made once, by ``memory``, before the processes that compute exist. So what these will need is
-estimated, generously, from the model's shape. No estimate was compared with a device yet.
+Pools cannot grow later: ``memory`` makes them once, before the processes that compute exist. So the needs of these processes are
+estimated, generously, from the model's shape. No estimate has been compared with a device yet.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ SLACK = 1.25  # what torch's allocator holds beyond what is in use
 
 
 class DeviceRoom(NamedTuple):
-    """Memory of a device in bytes: all of it, and what is free once the weights are there."""
+    """Memory of a device in bytes: the total, and the free part once the weights are loaded."""
 
     total_bytes: int
     free_bytes: int
 
 
 def working_bytes(num_processes: int, token_bytes: int, row_bytes: int, num_rows: int) -> int:
-    """What the processes of a run need beside weights and pools: contexts, the largest prefill or encoding, and the logits of a step.
+    """Estimate the bytes that a run needs besides weights and pools: contexts, the largest prefill or encoding, a step's logits.
 
     ``token_bytes``: of a prompt's token while it is prefilled; ``row_bytes``: of the logits of one row of a step.
     """
@@ -28,6 +28,6 @@ def working_bytes(num_processes: int, token_bytes: int, row_bytes: int, num_rows
 
 
 def pool_bytes(room: DeviceRoom, share: float, working: int) -> int:
-    """What pools may take so that the run, and whatever else is on the device, stay below ``share`` of its memory; less than 0 if
-    nothing is left."""
+    """Return the bytes that pools may take so that the run and all else on the device stay below ``share`` of its memory; negative
+    if nothing is left."""
     return int(share * room.total_bytes) - (room.total_bytes - room.free_bytes) - working

@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Exit statuses in words."""
 
 import signal
 

@@ -1,7 +1,7 @@
-"""How a process of a run notices that its supervisor is gone, even by kill -9, and what it leaves behind then: nothing.
+"""The lifeline: processes of a run notice the supervisor's death, even by kill -9, and then leave nothing behind.
 
-The supervisor alone holds the write end of one pipe; every actor inherits the read end, whose number stands in
-MMRT_LIFELINE_FD. When the supervisor dies, however it dies, the kernel closes the write end and the read end becomes readable
+The supervisor alone holds the write end of one pipe; every actor inherits the read end, whose number is in
+MMRT_LIFELINE_FD. When the supervisor dies for any reason, the kernel closes the write end and the read end becomes readable
 (POLLHUP). Used by ``actors/host/process.py`` in every actor, ``sweep`` by the zygote as guardian. Under systemd there is no lifeline:
 the manager stops what it started.
 """
@@ -16,7 +16,7 @@ from ...shm.run_directory import sweep_dead_run
 
 
 class Lifeline:
-    """The read end. ``fd`` is to be polled with everything else (None: nobody to outlive); ``is_gone`` looks without waiting."""
+    """The read end. ``fd`` is to be polled with everything else (None: no supervisor); ``is_gone`` checks without waiting."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
@@ -27,7 +27,7 @@ class Lifeline:
             self._poll.register(fd, select.POLLIN | select.POLLHUP)
 
     def is_gone(self) -> bool:
-        """True once the supervisor has died; from then on for ever. About 1 µs."""
+        """Return True once the supervisor has died; permanent from then on. About 1 µs."""
         if not self._gone and self.fd is not None:
             self._gone = bool(self._poll.poll(0))
         return self._gone
@@ -39,6 +39,6 @@ class Lifeline:
 
 
 def sweep(path: str) -> None:
-    """Remove what a run left in ``path``, if no process belongs to it any more. Called by the zygote as guardian."""
+    """Remove a run's remains in ``path``, if no process belongs to it any more. Called by the zygote as guardian."""
     with contextlib.suppress(ShmError):
         sweep_dead_run(Path(path))

@@ -1,8 +1,8 @@
-"""The sockets that clients connect to. They belong to whoever outlives the gateway: the supervisor, or systemd.
+"""The sockets that clients connect to. They belong to a process that outlives the gateway: the supervisor, or systemd.
 
 ``mmrt up`` opens them once, and each generation of the gateway inherits them. Connections that arrive while no gateway accepts,
 because one hands over to the next or has been killed, wait in the kernel's queue: they are never refused while the run is up. A
-gateway that nobody gave sockets (systemd without a socket unit) opens its own.
+gateway without inherited sockets (systemd without a socket unit) opens its own.
 """
 
 import errno
@@ -72,7 +72,7 @@ def _listen(family: int, kind: int, protocol: int, address: tuple[object, ...]) 
 
 
 def inherited_listeners(fds: Sequence[int]) -> list[socket.socket]:
-    """The sockets that this process was given. Raises: RunError if a descriptor is no listening TCP socket."""
+    """Return the sockets that this process inherited. Raises: RunError if a descriptor is no listening TCP socket."""
     listeners = []
     for fd in fds:
         try:

@@ -1,6 +1,6 @@
-"""How a run's shared memory is divided: sizes of pools and tables, computed once by ``memory`` from configuration and model facts.
+"""The layout of a run's shared memory: sizes of pools and tables, computed once by ``memory`` from configuration and model facts.
 
-``memory`` writes the layout into the run directory last, when every segment exists; its presence is what the other actors wait for.
+``memory`` writes the layout into the run directory last, when every segment exists; the other actors wait for it.
 """
 
 import os
@@ -15,8 +15,8 @@ from ..stage_table import RECORDERS, device_pools, parse_layout
 from .device_room import DeviceRoom, pool_bytes, working_bytes
 
 LAYOUT_NAME = "layout"
-DEVICE_SOCKET = "device"  # where memory hands out what lies on the device
-SPARE_SOCKET = "device.spare"  # where the supervisor does, to a memory whose predecessor is dead
+DEVICE_SOCKET = "device"  # here memory hands out descriptors of device memory
+SPARE_SOCKET = "device.spare"  # here the supervisor does, to a memory whose predecessor is dead
 
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_ROWS = 256
@@ -29,12 +29,12 @@ PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 DELTA_RING_BYTES = 4 << 20
 CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
 EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
-EMBEDDING_SHARE = 0.02  # of what pools may take of a device
+EMBEDDING_SHARE = 0.02  # of the device memory available to pools
 FLIGHT_BYTES = len(RECORDERS) * NUM_RECORDS * RECORD_BYTES
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a model says about memory: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
+    """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
     prefill and of a row's logits; tokens of context."""
 
     kv_page_bytes: int
@@ -58,7 +58,7 @@ class PoolLayout(msgspec.Struct, frozen=True):
 
 
 class MemoryLayout(msgspec.Struct, frozen=True):
-    """Sizes of everything in shared memory, and what the model is computed on and in. Pools are by name: media, patch, embedding, kv.
+    """Sizes of everything in shared memory, and the model's device and dtype. Pools are by name: media, patch, embedding, kv.
     ``sharing``: see ``report.ComputeReport``."""
 
     num_rows: int
@@ -73,7 +73,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
 
     @property
     def plan_slot_bytes(self) -> int:
-        """Room for a plan that names every page of the pools that plans name pages of."""
+        """Room for a plan that names every page of all pools whose pages plans name."""
         return PLAN_BASE_BYTES + PAGE_NAME_BYTES * sum(self.pools[name].num_pages for name in ("media", "patch", "embedding"))
 
     @property
@@ -85,8 +85,8 @@ class MemoryLayout(msgspec.Struct, frozen=True):
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | None = None) -> MemoryLayout:
-    """Divide memory. ``room``: of the CUDA device that the model's pools lie on, once the weights are there; without it their sizes are
-    those of the CPU. Raises ConfigError when the KV pool is too small."""
+    """Divide memory. ``room``: memory of the CUDA device of the model's pools, once the weights are loaded; without it the CPU's sizes
+    apply. Raises ConfigError when the KV pool is too small."""
     memory = config.memory
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
@@ -147,7 +147,7 @@ def write_layout(run: Path, layout: MemoryLayout) -> None:
 
 
 def read_layout(run: Path) -> MemoryLayout | None:
-    """The layout, or None while ``memory`` has not finished."""
+    """Read the layout; None while ``memory`` has not finished."""
     try:
         return msgspec.json.decode((run / LAYOUT_NAME).read_bytes(), type=MemoryLayout)
     except FileNotFoundError:

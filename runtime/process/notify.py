@@ -1,4 +1,4 @@
-"""sd_notify(3), both ends: how an actor tells whoever started it (``mmrt up`` or systemd) what it is doing.
+"""sd_notify(3), both ends: actors report their state to the process that started them (``mmrt up`` or systemd).
 
 Actors use ``Notifier``; the supervisor owns a ``NotifyListener`` on ``<run>/notify``. Beside systemd's own assignments (READY,
 STATUS, WATCHDOG, STOPPING, EXTEND_TIMEOUT_USEC) three are ours, which systemd ignores: X_MMRT_ACTOR, X_MMRT_GENERATION and
@@ -20,17 +20,17 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Notifier:
-    """The sending end. Without an address (nobody supervises) every method does nothing.
+    """The sending end. Without an address (no supervisor) every method does nothing.
 
     ``ready``, ``active`` and ``stopping`` wait up to ``SEND_TIMEOUT_S`` for room in the receiver's queue; ``status`` and
-    ``watchdog`` never wait, since a newer one follows. A receiver that is gone is no error: the lifeline tells about that.
+    ``watchdog`` never wait, since a newer one follows. A missing receiver is no error: the lifeline reports that.
     """
 
     def __init__(self, address: str | None, actor: str, generation: int = 0) -> None:
         self.actor = actor
         self.generation = generation
         self._address = ""
-        self._state: tuple[str, ...] = ()  # said again with every beat, in case it was lost
+        self._state: tuple[str, ...] = ()  # repeated with every beat, in case it was lost
         self._status_at_s = 0.0
         self._socket: socket.socket | None = None
         if address:
@@ -38,33 +38,33 @@ class Notifier:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def ready(self, status: str = "ready") -> None:
-        """A warm standby: everything that can be done without the role lock is done."""
+        """Report a warm standby: everything that can be done without the role lock is done."""
         self._state = ("READY=1",)
         self._send(SEND_TIMEOUT_S, *self._state, f"STATUS={_line(status)}")
 
     def active(self, status: str = "active") -> None:
-        """This generation holds its role lock and serves (for the gateway: it listens)."""
+        """Report that this generation holds its role lock and serves (for the gateway: it listens)."""
         self._state = ("READY=1", "X_MMRT_ACTIVE=1")
         self._send(SEND_TIMEOUT_S, *self._state, f"STATUS={_line(status)}")
 
     def status(self, text: str) -> None:
-        """One line for people: what is being done, and how far it is. What comes too soon after the last is left out."""
+        """Report activity and progress in one line for users. A line too soon after the last is dropped."""
         now_s = time.monotonic()
         if now_s >= self._status_at_s:
             self._status_at_s = now_s + STATUS_INTERVAL_S
             self._send(0, f"STATUS={_line(text)}")
 
     def watchdog(self) -> None:
-        """The main loop turns. Call it from the loop, at least every third of ``watchdog_s`` while no step deadline is declared."""
+        """Report that the main loop runs. Call it there at least every third of ``watchdog_s`` while no step deadline is declared."""
         self._send(0, "WATCHDOG=1", *self._state)
 
     def extend(self, seconds: float) -> None:
-        """Starting or stopping takes at least ``seconds`` more from now; also holds the watchdog off for that long."""
+        """Announce that starting or stopping takes at least ``seconds`` more from now; also holds the watchdog off for that long."""
         usec = max(1, int(seconds * 1e6))
         self._send(SEND_TIMEOUT_S, f"EXTEND_TIMEOUT_USEC={usec}", "WATCHDOG=1")
 
     def stopping(self, status: str = "stopping") -> None:
-        """The actor has begun to end on its own accord or because it was told to."""
+        """Report that the actor has begun to end, on its own or on request."""
         self._send(SEND_TIMEOUT_S, "STOPPING=1", f"STATUS={_line(status)}")
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Notification(msgspec.Struct, frozen=True):
 
 
 def parse(pid: int, datagram: bytes) -> Notification:
-    """Read the assignments that we know; anything else, and values that are no numbers, are ignored as systemd does."""
+    """Parse the known assignments; anything else, and malformed numbers, are ignored, as systemd does."""
     fields: dict[str, str] = {}
     for line in datagram.decode(errors="replace").split("\n"):
         key, equals, value = line.partition("=")
@@ -142,7 +142,7 @@ class NotifyListener:
         return self._socket.fileno()
 
     def drain(self) -> list[Notification]:
-        """Everything that has arrived. Datagrams of other users are dropped."""
+        """Return all notifications that have arrived. Datagrams of other users are dropped."""
         found: list[Notification] = []
         while True:
             try:

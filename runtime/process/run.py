@@ -1,7 +1,7 @@
-"""What a run is made of before its first actor: the checkpoint, the address, and ``run.json``; and how a process joins it.
+"""Create a run before its first actor starts (checkpoint, address, ``run.json``), and join a process to it.
 
-Called by the command line for ``mmrt up``, and by actors that nobody supervises (systemd): there ``memory`` makes the run
-directory, and the others wait until it has.
+Called by the command line for ``mmrt up``, and by actors without a supervisor (systemd): there ``memory`` makes the run
+directory, and the others wait for it.
 """
 
 import re
@@ -24,7 +24,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def model_path(config: RuntimeConfig) -> Path:
-    """The checkpoint directory of the configuration; that of the demo model when there is none.
+    """Return the checkpoint directory of the configuration, or that of the demo model if none is configured.
 
     Raises: ConfigError if it is not a checkpoint directory.
     """
@@ -42,7 +42,7 @@ def model_path(config: RuntimeConfig) -> Path:
 
 
 def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
-    """What is wrong with a path without a config.json, and what to do."""
+    """Explain what is wrong with a path without a config.json, and what to do."""
     what = "has no config.json" if is_directory else "is not a directory"
     name = given.removeprefix("https://huggingface.co/").rstrip("/")
     if given.lower().endswith((".gguf", "-gguf")) or (is_directory and any(path.glob("*.gguf"))):
@@ -53,7 +53,7 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
 
 
 def free_port(config: RuntimeConfig) -> int:
-    """The port to serve on: the configured one if it is free, any free one for 0.
+    """Return the port to serve on: the configured one if it is free, any free one for 0.
 
     Raises: RunError if it is in use or the address cannot be bound.
     """
@@ -65,7 +65,7 @@ def free_port(config: RuntimeConfig) -> int:
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``run.json`` says of a run. The port that was picked stands in its configuration."""
+    """The contents of ``run.json``. Its configuration holds the port that was picked."""
 
     version: str = __version__
     config: RuntimeConfig = RuntimeConfig()
@@ -80,7 +80,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_info(config: RuntimeConfig, model: Path, port: int) -> RunInfo:
-    """What a run of this configuration says of itself, which serves on ``port``."""
+    """Make the ``run.json`` contents of a run of this configuration that serves on ``port``."""
     server = msgspec.structs.replace(config.server, port=port)
     return RunInfo(config=msgspec.structs.replace(config, server=server), model_path=str(model))
 
@@ -91,11 +91,13 @@ def create_run(path: Path, info: RunInfo) -> RunDirectory:
 
 
 def read_run_info(run: RunDirectory) -> RunInfo:
-    """What the run's creator has written. Raises: RunError if another version has, in terms that this one does not know."""
+    """Read the run's ``run.json``. Raises: RunError if another version wrote it with contents unknown to this one."""
     try:
         return msgspec.convert(run.info, RunInfo)
     except msgspec.ValidationError as error:
-        raise RunError(f"the run in {run.path} was started by mmrt {run.info.get('version')}, this is {__version__}: {error}") from None
+        raise RunError(
+            f"the run in {run.path} was started by another build of mmrt ({run.info.get('version')}, this is {__version__}): {error}"
+        ) from None
 
 
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:

@@ -1,4 +1,4 @@
-"""What is asked over the control socket, done to the actors of the run. Owned by the supervisor."""
+"""Requests over the control socket, carried out on the actors of the run. Owned by the supervisor."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .starter import Starter
 
 
 class Commanded(Protocol):
-    """What the commands need of the supervisor."""
+    """The supervisor's interface for commands."""
 
     @property
     def actors(self) -> Mapping[str, SupervisedActor]: ...
@@ -35,9 +35,9 @@ class Commands:
         self._loans: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: Request, pid: int) -> Reply | WithDescriptors:
-        """Do what process ``pid`` asks for. Raises: RunError if that is refused, as all that a process of the run asks for is.
+        """Answer a request of process ``pid``. Raises: RunError if it is refused, as are all requests from processes of the run.
 
-        Whoever takes over the one that parses media would get listening sockets and environment of any role otherwise.
+        Otherwise an attacker in the process that parses media could get listening sockets and environment of any role.
         """
         if self._is_ours(pid):
             raise RunError(f"process {pid} belongs to the run and may not command it")
@@ -59,7 +59,7 @@ class Commands:
         return any(instance.process.pid == pid and not instance.is_debugger for instance in instances)
 
     def _actor(self, name: str) -> SupervisedActor:
-        """The one that lives in the process that ``name`` lives in."""
+        """Return the supervised actor of the process that ``name`` runs in."""
         for actor in self._run.actors.values():
             if name in actor.spec.roles:
                 return actor

@@ -1,6 +1,6 @@
 """The supervisor's control socket: ``<run>/control``, a unix stream of JSON lines, mode 0600; one request, one reply.
 
-What is said over it, and ``call`` and ``borrow_role``, the ends of the command line; ``control_server`` is the supervisor's.
+Defines its messages, and the command line's ends ``call`` and ``borrow_role``; the supervisor's end is ``control_server``.
 """
 
 import os
@@ -47,7 +47,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
 
 
 class RestartReply(msgspec.Struct, frozen=True, tag="restart"):
-    """``message`` is for people; after a failure ``log`` holds the last lines of the generation that did not come up."""
+    """``message`` is for users; after a failure ``log`` holds the last lines of the generation that did not come up."""
 
     ok: bool
     message: str
@@ -133,7 +133,10 @@ def _connect(run: Path, timeout_s: float | None) -> socket.socket:
 def _read(line: bytes, run: Path) -> Reply:
     if not line.endswith(b"\n"):
         raise RunError(f"the supervisor of {run} ended before it answered")
-    reply: Reply = _decode_reply(line)
+    try:
+        reply: Reply = _decode_reply(line)
+    except msgspec.MsgspecError as error:
+        raise RunError(f"the supervisor of {run} runs another version of mmrt: {error}") from None
     if isinstance(reply, ErrorReply):
         raise RunError(reply.message)
     return reply

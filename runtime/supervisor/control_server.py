@@ -1,4 +1,4 @@
-"""The supervisor's end of the control socket (see ``control``): only processes of the same user are heard (SO_PEERCRED)."""
+"""The supervisor's end of the control socket (see ``control``): only processes of the same user are accepted (SO_PEERCRED)."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class WithDescriptors(msgspec.Struct, frozen=True):
-    """A reply that is sent together with open files of ours, which stay ours."""
+    """A reply sent together with open files; the supervisor keeps its own descriptors of them."""
 
     reply: Reply
     fds: Sequence[int]
@@ -45,7 +45,7 @@ class ControlServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection. It is closed whatever happens: whoever asks may wait for an answer without end."""
+        """Serve one connection. It is always closed in the end: the client may wait for an answer without a timeout."""
         pid, uid = _peer(writer)
         try:
             with contextlib.suppress(ConnectionError):
@@ -63,7 +63,7 @@ class ControlServer:
             writer.close()
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Listen no more; let replies that are under way go out."""
+        """Stop listening; let pending replies go out."""
         if self._server is None:
             return
         self._server.close()
@@ -74,7 +74,7 @@ class ControlServer:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """A request; nothing if the other end has closed, or sends more than a line may have."""
+    """Read a request; empty if the other end has closed or exceeds the line limit."""
     try:
         return await reader.readline()
     except ValueError:
@@ -82,7 +82,7 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """(pid, uid) of the other end, as the kernel noted them when it connected."""
+    """Return (pid, uid) of the other end, as the kernel noted them when it connected."""
     pid, uid, _ = _CREDENTIALS.unpack(
         writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )

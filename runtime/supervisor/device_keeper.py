@@ -1,6 +1,6 @@
-"""What ``memory`` has on a CUDA device, kept for its next generation by the supervisor, which knows nothing of CUDA.
+"""Keep the device memory of ``memory`` for its next generation, in the supervisor, without CUDA.
 
-An allocation lives as long as somebody has it mapped or holds its descriptor (``shm.device_memory``). The supervisor holds the
+An allocation lives as long as a process has it mapped or holds its descriptor (``shm.device_memory``). The supervisor holds the
 descriptors too, and hands them to a ``memory`` that finds its predecessor dead.
 """
 
@@ -29,13 +29,13 @@ class DeviceKeeper:
         self._server: DescriptorServer | None = None
 
     def follow(self, pid: int) -> None:
-        """The process ``pid`` is the acting ``memory``: keep what it has, instead of what its predecessor had."""
+        """Follow process ``pid``, the acting ``memory``: keep its descriptors instead of its predecessor's."""
         if pid != self._pid:
             self._pid = pid
             self._following = asyncio.get_running_loop().create_task(self._fetch(pid))
 
     async def _fetch(self, pid: int) -> None:
-        """What ``pid`` hands out, unless another one has come meanwhile. Nothing that was received is left open."""
+        """Fetch the descriptors of ``pid``, unless another process replaces it meanwhile; then close all received ones."""
         is_said = False
         while pid == self._pid:
             try:
@@ -64,7 +64,7 @@ class DeviceKeeper:
         asyncio.get_running_loop().add_reader(server.fd, server.serve)
 
     async def close(self) -> None:
-        """Keep nothing any more."""
+        """Stop keeping descriptors."""
         self._pid = 0
         if self._following is not None:
             await self._following  # a fetch that has begun ends within its limit, and what came of it is closed

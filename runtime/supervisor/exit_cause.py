@@ -1,4 +1,4 @@
-"""Why a process of an actor ended: what its successor and the restart policy are told. Called by the supervisor at every end."""
+"""Find the cause of a process's end, for its successor and the restart policy. Called by the supervisor at every end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from .status_report import ActorWords
 
 
 def conclude(run: Path, actor: SupervisedActor, instance: Instance, words: Mapping[str, ActorWords]) -> list[str]:
-    """Leave notes for the successor of ``instance``, which has ended, and set its ``cause``. Returns the roles whose work is to blame.
+    """Leave notes for the successor of ``instance``, which has ended, and set its ``cause``. Returns the roles whose work is the cause.
 
     ``words``: the status words of each of its roles, as far as they are its own.
     """

@@ -1,4 +1,4 @@
-"""Handing an actor's role from one live process to another: a new generation (``mmrt restart``), or a terminal's (``mmrt debug``).
+"""Hand an actor's role from one live process to another: a new generation (``mmrt restart``) or a debugger (``mmrt debug``).
 
 Called by ``commands`` and ``reload`` in the supervisor, on a ``SupervisedActor``, whose own task promotes the candidate when the
 process before it has ended. The newcomer is warm before the old process is told to end, and the role lock lets it write only then.
@@ -13,7 +13,7 @@ from .managed_actor import Instance, SupervisedActor, first
 
 
 def expect_free(actor: SupervisedActor) -> None:
-    """Raises: RunError if the role is being handed over already, is in a debugger's hands, or the actor is ending."""
+    """Check that the role is free. Raises: RunError if it is being handed over, a debugger has it, or the actor is ending."""
     if actor.stopping.is_set():
         raise RunError(f"{actor.name} is {actor.state}")
     if actor.debugger is not None:
@@ -25,7 +25,7 @@ def expect_free(actor: SupervisedActor) -> None:
 async def restart(actor: SupervisedActor) -> RestartReply:
     """Replace the running generation by a new one that is warm before the old one ends.
 
-    If the new one does not come up, the old one goes on as if nothing had been.
+    If the new one does not come up, the old one goes on unchanged.
 
     Raises: RunError, see ``expect_free``; OSError if no process can be started, and then nothing has changed.
     """
@@ -63,7 +63,7 @@ async def restart(actor: SupervisedActor) -> RestartReply:
 
 
 async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> None:
-    """Give the role to ``debugger`` once that is ready, and keep a warm process that takes over when it ends, however it ends.
+    """Give the role to ``debugger`` once it is ready, and keep a warm process that takes over when it ends for any reason.
 
     Ends with the debugger. ``actor`` must be free (``expect_free``).
     """
@@ -95,7 +95,7 @@ async def _keep_standby(actor: SupervisedActor, debugger: Instance) -> None:
 
 
 def drop_standby(actor: SupervisedActor) -> None:
-    """While a debugger has the role: forget the warm process behind it, whose code is outdated. A fresh one will start instead."""
+    """Drop the warm process behind a debugger, since its code is outdated. A fresh one will start instead."""
     standby = actor.candidate
     if standby is not None and not standby.is_debugger:
         actor.candidate = None
@@ -103,7 +103,7 @@ def drop_standby(actor: SupervisedActor) -> None:
 
 
 async def _hurry(actor: SupervisedActor) -> Instance | None:
-    """Cut short the wait before the next start; the process that comes, None if the actor ends instead."""
+    """Cut short the wait before the next start. Returns the new process, None if the actor ends instead."""
     actor.retry_now.set()
     actor.came.clear()
     await first(actor.spec.ready_timeout_s, actor.came, actor.stopping)

@@ -1,8 +1,8 @@
-"""Which modules of the package a program imports, read from the source without running it: pure. Called by ``reload``.
+"""Find the package's modules that a program imports, from the source, without running it (pure). Called by ``reload``.
 
-A module's imports are the ``import`` statements anywhere in it (also in functions: they will run some day), but for those under
-``if TYPE_CHECKING``, and ``importlib.import_module`` with a name that is written out. Names that are put together at run time cannot
-be seen: whoever asks for a closure names those modules as roots.
+A module's imports are the ``import`` statements anywhere in it (also in functions, which may run later), except those under
+``if TYPE_CHECKING``, and ``importlib.import_module`` with a literal name. Names built at run time cannot
+be seen: callers of ``closure`` name those modules as roots.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 
 def imports_of(tree: ast.AST, module: str, is_package: bool) -> frozenset[str]:
-    """Every dotted name that ``module``, parsed, may import; ``from a import b`` counts as a and as a.b."""
+    """Return every dotted name that ``module``, parsed, may import; ``from a import b`` counts as a and as a.b."""
     package = module if is_package else module.rpartition(".")[0]
     found: set[str] = set()
     for node in _runtime_nodes(tree):
@@ -42,7 +42,7 @@ def _is_import_module(function: ast.AST) -> bool:
 
 
 def _name(node: ast.AST) -> str:
-    """The dotted name that an expression is, "" if it is none."""
+    """Return the dotted name of an expression, "" if it is none."""
     if isinstance(node, ast.Attribute):
         return f"{_name(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -60,9 +60,9 @@ def _absolute(name: str, package: str) -> str:
 
 
 def closure(roots: Iterable[str], imports: Mapping[str, Set[str]]) -> frozenset[str]:
-    """The modules of ``imports`` that importing ``roots`` runs: they, what they import, and the packages around each.
+    """Return the modules of ``imports`` that importing ``roots`` runs: themselves, their imports, and the packages around each.
 
-    Names that are no keys of ``imports`` are attributes or other people's modules, and are left out.
+    Names that are not keys of ``imports`` are attributes or foreign modules, and are left out.
     """
     reached: set[str] = set()
     waiting = list(roots)

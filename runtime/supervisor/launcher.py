@@ -1,7 +1,7 @@
-"""How the supervisor starts processes: plainly, or forked from the zygote, of which ``Zygote`` is the supervisor's end.
+"""Start processes for the supervisor: plainly, or forked from the zygote; ``Zygote`` is the supervisor's end of it.
 
-Whenever the zygote is not there or not fit to fork (more than one thread) it raises ZygoteError, and the supervisor starts
-the actor plainly: that is slower and nothing else.
+If the zygote is absent or cannot fork (more than one thread), ``Zygote`` raises ZygoteError, and the supervisor starts
+the actor plainly, which is only slower.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from .zygote import MAX_PACKET_BYTES, Fork, Forked, Guard, Imported, Reply, Requ
 
 log = logging.getLogger(__name__)
 
-# -P: the working directory is no place to import from.
+# -P: do not import from the working directory.
 PYTHON = (sys.executable, "-P", "-u")
 ACTOR_ENTRY = "mmrt.actors.host.process:run_actor"
 BASE_STAGE = "base"
-# What every actor imports of others' modules: half of the time that one needs to start.
+# Third-party modules that every actor imports: half of an actor's start time.
 BASE_MODULES = (
     "asyncio",
     "numpy",
@@ -45,7 +45,7 @@ TORCH_STAGE = "torch"
 TOWER_STAGE = "towers"
 IMPORT_STAGES = (BASE_STAGE, TORCH_STAGE, TOWER_STAGE)  # in order: each is there when those before it are
 FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
-IMPORT_LIMIT_S = 120.0  # while it still imports modules: until it is done with a stage it does nothing else
+IMPORT_LIMIT_S = 120.0  # while it still imports modules: it does nothing else until a stage is done
 _LOOK_S = 0.25
 
 
@@ -54,16 +54,16 @@ class ZygoteError(RuntimeError):
 
 
 class ZygoteDiedError(ZygoteError):
-    """It died, or is being killed, over a fork that it may have made all the same."""
+    """The zygote died, or is being killed, during a fork that may have happened."""
 
 
 def actor_command(name: str) -> list[str]:
-    """The plain way to start an actor: what a systemd unit runs, with this interpreter."""
+    """Return the command that starts an actor plainly: the one in a systemd unit, with this interpreter."""
     return [*PYTHON, "-m", "mmrt.cli.main", "actor", name]
 
 
 def is_fork(pid: int, run: Path) -> bool:
-    """Whether this is the run's zygote, or was forked from it and lives: a fork keeps the command line."""
+    """Return whether this is the run's zygote or a live fork of it: a fork keeps the command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -72,7 +72,7 @@ def is_fork(pid: int, run: Path) -> bool:
 
 
 def zygote_stages(tower_modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What the zygote imports, in order: what all actors need, what most wait for, and what the model's towers import."""
+    """Return the zygote's imports, in order: those that all actors need, those that most wait for, and those of the model's towers."""
     return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: tower_modules}
 
 
@@ -80,14 +80,14 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class Patience:
-    """With a process that somebody waits for, from ``since_s`` on, when it had used ``used_s`` seconds of a processor (pure)."""
+    """Time limits for a process that is waited for since ``since_s``, when it had used ``used_s`` seconds of a processor (pure)."""
 
     def __init__(self, since_s: float, used_s: float) -> None:
         self._resting_since_s = since_s
         self._used_s = used_s
 
     def is_over(self, now_s: float, seen: Activity, limit_s: float) -> bool:
-        """Whether it has rested for longer than ``limit_s``, or computed for longer. Waiting for a processor is neither."""
+        """Return whether it has idled or computed for longer than ``limit_s``. Waiting for a processor is neither."""
         if seen.wants_processor:
             self._resting_since_s = now_s
         return max(now_s - self._resting_since_s, seen.used_s - self._used_s) > limit_s
@@ -102,7 +102,7 @@ class Zygote:
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[int]] = {}
         self._fit = True
-        self.has_hung = False  # over a fork, and was killed for it
+        self.has_hung = False  # in a fork, and was killed for it
         self._importing = set(stages)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control, self._receive)
@@ -132,7 +132,7 @@ class Zygote:
 
     @property
     def busy(self) -> bool:
-        """A fork is under way: there may be a child of ours that we do not know yet."""
+        """True while a fork is in progress: there may be a child that the supervisor does not know yet."""
         return bool(self._replies)
 
     async def fork(
@@ -165,7 +165,7 @@ class Zygote:
             del self._replies[number]
 
     async def _forked(self, reply: asyncio.Future[int]) -> int:
-        """The pid of the fork. A zygote that waits for a processor, on a busy machine, is given time."""
+        """Wait for the pid of the fork. A zygote that waits for a processor, on a busy machine, gets more time."""
         patience: Patience | None = None
         while not reply.done():
             seen = activity(self.process.pid)
@@ -181,13 +181,13 @@ class Zygote:
         return reply.result()
 
     def guard(self, process: Process) -> None:
-        """Have the zygote end this process too, should the supervisor die and the process not notice."""
+        """Make the zygote end this process too, if the supervisor dies and the process does not notice."""
         if self.usable and process.alive:
             with contextlib.suppress(ZygoteError):
                 self._send(Guard(process.pid), [process.pidfd])
 
     def close(self) -> None:
-        """Forget the zygote and kill it: it has nothing to lose, and closing its socket alone would set it guarding."""
+        """Forget the zygote and kill it: it has no state to lose, and closing its socket alone would start its guarding."""
         reason = "the zygote was closed" if self.process.alive else "the zygote died"  # its end may be seen before its socket's
         self._fit = False
         self.process.signal(signal.SIGKILL)
@@ -245,7 +245,7 @@ class Zygote:
 
 
 def pipe_to_logs() -> tuple[int, int]:
-    """A pipe for a child's output: our end does not block, neither end is inherited."""
+    """Make a pipe for a child's output: the supervisor's end does not block, neither end is inherited."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     return read_end, write_end

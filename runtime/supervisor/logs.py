@@ -1,4 +1,4 @@
-"""Logs: what actors print, from their pipes to the terminal and to size-rotated files, and back out for ``mmrt logs``.
+"""Logs: the output of actors, from their pipes to the terminal and to size-rotated files, and back for ``mmrt logs``.
 
 ``LogPump`` (one per process) and ``LogFile`` (one per name of a process) run in the supervisor; ``LogReader`` in the command line. A
 log file is ``<state>/mmrt/<run>/<process>.log``; each line is a UTC timestamp, a space and what the actor printed.
@@ -26,7 +26,7 @@ _LAYOUT = "layout"
 
 
 def timestamp() -> str:
-    """UTC to the microsecond, of constant width: lines of several files sort as text."""
+    """Return UTC to the microsecond, of constant width: lines of several files sort as text."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -81,7 +81,7 @@ def _open_private(path: Path) -> FileIO:
 
 
 class LogFiles:
-    """The log files of one run by name, each opened when there is something to write."""
+    """The log files of one run by name, each opened at its first line."""
 
     def __init__(self, directory: Path, on_error: Callable[[str], None]) -> None:
         self._directory = directory
@@ -89,7 +89,7 @@ class LogFiles:
         self._files: dict[str, LogFile] = {}
 
     def begin(self, layout: str) -> None:
-        """Note the layout of the run that logs from now on."""
+        """Record the layout of the run that logs from now on."""
         with contextlib.suppress(OSError):  # what cannot be written is said of the logs
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self._directory / _LAYOUT).write_text(layout)
@@ -105,7 +105,7 @@ class LogFiles:
 
 
 def read_layout_of_logs(directory: Path) -> str:
-    """The layout of the run that logged there last; the default where none is noted."""
+    """Return the layout of the last run that logged there; the default if none is recorded."""
     try:
         layout = (directory / _LAYOUT).read_text()
     except OSError:
@@ -117,7 +117,7 @@ class LogPump:
     """Reads one process's output pipe and hands whole lines to ``sink``. Keeps the last ``NUM_TAIL_LINES`` in ``tail``."""
 
     def __init__(self, fd: int, sink: Callable[[list[str]], None]) -> None:
-        """Takes ``fd``, a nonblocking read end, and closes it in the end."""
+        """Take over ``fd``, a nonblocking read end, and close it in the end."""
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._fd = fd
         self._sink = sink
@@ -145,14 +145,14 @@ class LogPump:
         return True
 
     def _emit(self, lines: Sequence[bytes]) -> None:
-        # A progress bar rewrites its line with carriage returns: only what stood there last counts.
+        # A progress bar rewrites its line with carriage returns: only its last state counts.
         texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
         if texts:
             self.tail.extend(texts)
             self._sink(texts)
 
     def finish(self) -> None:
-        """The process has ended: take what is left in the pipe, and stop, even if somebody else holds its other end."""
+        """Read the rest of the pipe after the process's end, and stop, even if another process holds its other end."""
         while self._open and self._read():
             pass
         if self._open:
@@ -168,7 +168,7 @@ class LogPump:
 
 
 class LogReader:
-    """The log files of a run, for people: the last lines of all or some actors in the order of time, then what is appended."""
+    """Reads the log files of a run for users: the last lines of all or some actors in order of time, then new lines."""
 
     def __init__(self, directory: Path, actors: Sequence[str] = ()) -> None:
         self._directory = directory
@@ -176,7 +176,7 @@ class LogReader:
         self._files: dict[Path, BinaryIO] = {}
 
     def last(self, num_lines: int) -> list[tuple[str, str]]:
-        """The last ``num_lines`` lines over all chosen actors as (actor, line)."""
+        """Return the last ``num_lines`` lines over all chosen actors as (actor, line)."""
         tails = []
         for path in self._paths():
             file = self._opened(path)
@@ -193,7 +193,7 @@ class LogReader:
         return merged[max(0, len(merged) - num_lines) :]
 
     def new(self) -> list[tuple[str, str]]:
-        """What has been appended since the last call of ``last`` or ``new``, across rotations."""
+        """Return the lines appended since the last call of ``last`` or ``new``, across rotations."""
         found = []
         for path in self._paths():
             file = self._opened(path)
@@ -201,7 +201,7 @@ class LogReader:
                 is_rotated = os.fstat(file.fileno()).st_ino != path.stat().st_ino
             except FileNotFoundError:  # at this moment
                 is_rotated = False
-            found += [(path.stem, line) for line in _whole_lines(file)]  # once it is rotated nothing more comes
+            found += [(path.stem, line) for line in _whole_lines(file)]  # after its rotation it gets no more lines
             if is_rotated:
                 file.close()
                 self._files[path] = path.open("rb")
@@ -224,7 +224,7 @@ class LogReader:
 
 
 def _whole_lines(file: BinaryIO) -> list[str]:
-    """Read to the end, and leave a line that is still being written for the next time."""
+    """Read complete lines up to the end; a line still being written is left for the next call."""
     start = file.tell()
     whole, newline, _ = file.read().rpartition(b"\n")
     file.seek(start + len(whole) + len(newline))
@@ -232,5 +232,5 @@ def _whole_lines(file: BinaryIO) -> list[str]:
 
 
 def _stamp(entry: tuple[str, str]) -> str:
-    """Sort by time alone: lines written at once keep their order."""
+    """Return the sort key, the time alone: simultaneous lines keep their order."""
     return entry[1].partition(" ")[0]

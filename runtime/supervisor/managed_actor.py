@@ -1,8 +1,8 @@
-"""One actor as the supervisor sees it: its processes, one after another or two at once during a hand-over, and its state.
+"""The supervisor's view of one actor: its processes, one after another or two at once during a hand-over, and its state.
 
 ``SupervisedActor.run`` is the actor's task in the supervisor's event loop; it starts a process, waits for its end, and lets
-``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. The supervisor is reached through the
-``SupervisorApi`` protocol alone.
+``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. Only the ``SupervisorApi`` protocol
+gives access to the supervisor.
 """
 
 import asyncio
@@ -30,47 +30,47 @@ State = Literal[
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How one actor is started and stopped."""
+    """Settings to start and stop one actor."""
 
     name: str
     command: tuple[str, ...]  # the plain way
-    others: tuple[str, ...] = ()  # actors that live in its process, too
+    others: tuple[str, ...] = ()  # other actors in the same process
     needs: str | None = None  # the zygote's import stage after which it can be forked; None: always start plainly
-    entry: str = ""  # what the fork calls, "module:function", with its name
+    entry: str = ""  # the function that the fork calls with the actor's name, "module:function"
     requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
     threads: int = 1
     nice: int = 0
     stop_grace_s: float = 5.0  # between SIGTERM and SIGKILL
-    handover_grace_s: float = 5.0  # the same where a successor waits: a step is done to its end, and a hang is the watchdog's
+    handover_grace_s: float = 5.0  # the same if a successor waits: the current step is finished, and the watchdog handles hangs
     ready_timeout_s: float = 180.0
     watchdog_s: float = 30.0
-    is_essential: bool = False  # the run ends with it: nobody can do without
+    is_essential: bool = False  # the run cannot go on without it
     stop_rank: int = 0  # the lowest are told to end first
-    listens: bool = False  # inherits the sockets that clients connect to
+    listens: bool = False  # inherits the sockets for clients
     handover_signal: signal.Signals = signal.SIGTERM  # tells it to end because a successor is ready
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The actors that its process is."""
+        """The actors in its process."""
         return (*self.others, self.name)
 
 
 class Step(NamedTuple):
-    """What an actor is in the middle of, as it has declared; CLOCK_MONOTONIC."""
+    """The step that an actor has declared to be in; CLOCK_MONOTONIC."""
 
     start_s: float
     deadline_s: float
 
 
 class Outage(NamedTuple):
-    """Why the run does without an actor, and when it is tried again; CLOCK_MONOTONIC."""
+    """An outage: why the run does without an actor, and when it is tried again; CLOCK_MONOTONIC."""
 
     reason: str
     next_probe_s: float
 
 
 class SupervisorApi(Protocol):
-    """What an actor needs of the supervisor."""
+    """The supervisor's interface for its actors."""
 
     policy: RestartPolicy
 
@@ -87,9 +87,10 @@ class SupervisorApi(Protocol):
 
 
 class Instance:
-    """One process of an actor, and what it has told about itself.
+    """One process of an actor, and the state that it has reported.
 
-    A *debugger* runs in a user's terminal (``mmrt debug``): no child of ours, its output is not ours, no watchdog looks at it.
+    A *debugger* runs in a user's terminal (``mmrt debug``): it is no child of the supervisor, which neither reads its output nor
+    watches it.
     """
 
     def __init__(self, process: Process, pump: LogPump | None, *, is_debugger: bool = False) -> None:
@@ -105,27 +106,27 @@ class Instance:
         self.extended_until_s = 0.0
         self.excused_until_s = 0.0
         self.killed_because = ""
-        self.suspects: list[str] = []  # actors of the process whose work ended it, where that is known
+        self.suspects: list[str] = []  # actors of the process whose work ended it, if known
         self.is_relieved = False  # told to end because its successor is ready
-        self.obeys = False  # it has said that it ends because it was told to
-        self.oom_kills = oom_kills()  # the machine's counter when it was started
-        self.cause: Cause = "itself"  # of its end, once that is known
+        self.obeys = False  # it has reported that it ends on request
+        self.oom_kills = oom_kills()  # the machine's counter at its start
+        self.cause: Cause = "itself"  # of its end, once known
 
     def kill(self, reason: str) -> None:
-        """SIGKILL it, and remember why."""
+        """Send SIGKILL, and remember the reason."""
         if self.process.alive and not self.killed_because:
             self.killed_because = reason
             self.process.signal(signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Wait for the process and for the last of its output."""
+        """Wait for the process and the end of its output."""
         await self.process.wait()
         if self.pump is not None:
             self.pump.finish()
 
     @property
     def tail(self) -> list[str]:
-        """The last lines that it has printed."""
+        """Return the last lines that it printed."""
         return [] if self.pump is None else list(self.pump.tail)
 
     def describe_exit(self) -> str:
@@ -134,7 +135,7 @@ class Instance:
 
 
 class SupervisedActor:
-    """State and processes of one actor. ``current`` is the generation that does the work, ``candidate`` the one to replace it."""
+    """State and processes of one actor. ``current`` is the working generation, ``candidate`` its replacement."""
 
     def __init__(self, spec: ActorSpec, host: SupervisorApi) -> None:
         self.spec = spec
@@ -146,7 +147,7 @@ class SupervisedActor:
         self.last_tail: list[str] = []
         self.stopping = asyncio.Event()
         self.retry_now = asyncio.Event()
-        self.hurried = asyncio.Event()  # while it stops: it is to drain no longer
+        self.hurried = asyncio.Event()  # while it stops: it must stop draining
         self.came = asyncio.Event()  # a process was started and is ``current``, or none could be
         self.outage: Outage | None = None  # while it is broken, until one of its processes serves
         self._host = host
@@ -158,7 +159,7 @@ class SupervisedActor:
 
     @property
     def ready(self) -> bool:
-        """Some generation serves, and everything that this actor requires is ready too."""
+        """True if some generation serves, and all actors that this one requires are ready too."""
         current = self.current
         return current is not None and current.process.alive and current.active.is_set() and self._host.is_ready(self.spec.requires)
 
@@ -173,7 +174,7 @@ class SupervisedActor:
 
     @property
     def status(self) -> str:
-        """One line for people."""
+        """The status in one line for users."""
         if self.debugger is not None:
             return f"{'debugged' if self.debugger is self.current else 'about to be debugged'} by pid {self.debugger.process.pid}"
         if self.outage is not None:
@@ -182,7 +183,7 @@ class SupervisedActor:
         return self.current.status if self.current else ""
 
     def say(self, text: str) -> None:
-        """Have the supervisor tell people something about this actor."""
+        """Make the supervisor report something about this actor to users."""
         self._host.on_message(self.name, text)
 
     async def run(self) -> None:
@@ -203,7 +204,7 @@ class SupervisedActor:
             self.follow(instance)
             await instance.ended()
             if not instance.is_debugger:
-                # One that was told to make room has not failed: that is no news.
+                # A process told to make room has not failed: do not report it.
                 handed_over = instance.is_relieved and instance.process.returncode == 0
                 self.last_exit = "" if handed_over else instance.describe_exit()
                 self.last_tail = instance.tail
@@ -212,7 +213,7 @@ class SupervisedActor:
             self.current = self._successor()
             if self.stopping.is_set():
                 break
-            lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a start that failed has not run
+            lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a failed start has no running time
             if self.current is not None or instance.is_debugger:
                 self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
             else:
@@ -221,14 +222,14 @@ class SupervisedActor:
             self.set_state("stopped")
 
     def _successor(self) -> Instance | None:
-        """The candidate, now that the process before it has ended."""
+        """Return the candidate, now that the previous process has ended."""
         if self.candidate is not None and self.candidate.is_debugger and not self.candidate.ready.is_set():
-            return None  # somebody sits at its first prompt: until it goes on a process of ours serves
+            return None  # a user is at its first prompt: until it continues, a supervised process serves
         successor, self.candidate = self.candidate, None
         return successor
 
     async def _recover(self, *, lifetime_s: float, status: int, cause: Cause) -> None:
-        """Wait until it is to be started again. If the run cannot do without it that never comes: the run ends."""
+        """Wait until the next start. If the run cannot do without the actor, the run ends instead."""
         decision, self._history = decide(
             self._host.policy, self._history, lifetime_s=lifetime_s, status=status, jitter=random.random(), cause=cause
         )
@@ -252,7 +253,7 @@ class SupervisedActor:
         await first(decision.delay_s, self.stopping, self.retry_now)
 
     async def start(self) -> Instance:
-        """Start one process; the caller says what it is to be."""
+        """Start one process; the caller decides its part."""
         read_end, write_end = pipe_to_logs()
         try:
             process = await self._host.start_process(self.spec, write_end)
@@ -291,13 +292,13 @@ class SupervisedActor:
         await instance.process.stop(grace_s)
 
     def kill(self) -> None:
-        """SIGKILL every process and start none again."""
+        """Send SIGKILL to every process and start none again."""
         self.stopping.set()
         for instance in self.instances:
             instance.kill("forced")
 
     def on_notification(self, instance: Instance, notification: Notification) -> None:
-        """Take what a process of this actor says about itself."""
+        """Handle the report of one of this actor's processes about itself."""
         instance.generation = notification.generation or instance.generation
         instance.beat_s = time.monotonic()
         said = notification.status is not None and notification.status != instance.status
@@ -318,13 +319,13 @@ class SupervisedActor:
             self._host.on_state(self)
 
     def excuse(self, now_s: float) -> None:
-        """Count every process as heard of now: what has stopped us may have stopped it too, in the middle of a step."""
+        """Count every process as heard of now: the cause that stopped the supervisor may have stopped it too, in a step."""
         for instance in self.instances:
             instance.beat_s = now_s
             instance.excused_until_s = now_s + self.spec.watchdog_s
 
     def check(self, now_s: float, steps_of: Mapping[int, Mapping[str, Step]]) -> None:
-        """Kill what does not become ready in time, what misses its step's deadline, and what has stopped beating.
+        """Kill processes that are not ready in time, miss their step's deadline, or have stopped sending watchdog beats.
 
         ``steps_of``: for each process, the steps that its actors are in.
         """
@@ -336,7 +337,7 @@ class SupervisedActor:
                 self._check_active(instance, now_s, steps)
             if instance.active.is_set():
                 continue
-            # A standby may wait for its predecessor as long as that takes, which is bounded by its stop.
+            # A standby may wait for its predecessor without limit: the predecessor's stop is bounded.
             replacing = instance is self.candidate and instance.ready.is_set()
             if replacing or not self._host.is_ready(self.spec.requires):
                 instance.waiting_since_s = now_s
@@ -348,21 +349,21 @@ class SupervisedActor:
             instance.beat_s = now_s
             first_s = min(step.deadline_s for step in steps.values())
             if now_s > max(first_s, instance.excused_until_s) and not instance.killed_because:
-                # Whatever was under way at the deadline may be what held the other up.
+                # Any step in progress at the deadline may have delayed the other.
                 instance.suspects = [actor for actor, step in steps.items() if step.start_s < first_s]
                 instance.kill(f"hang: a step is {now_s - first_s:.1f} s past its deadline")
         elif now_s > instance.beat_s + self.spec.watchdog_s:
             instance.kill(f"hang: no sign of life for {self.spec.watchdog_s:g} s")
 
     def _mended(self) -> None:
-        """A process of it serves."""
+        """Clear the outage: one of its processes serves."""
         if self.outage is not None:
             self.outage = None
             self._host.on_message(self.name, "serves again")
             self._host.on_outage(self)
 
     def follow(self, instance: Instance) -> None:
-        """Make the state of the actor that of its process; a broken one stays that until a process serves."""
+        """Set the actor's state to that of its process; a broken actor stays broken until a process serves."""
         if self.stopping.is_set():
             return
         if instance.active.is_set():

@@ -23,14 +23,14 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process: what the zygote forks is then ours to wait for."""
+    """Make orphaned descendants children of this process, so that it can wait for the zygote's forks."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Process:
-    """One child. Must be made while the pid is certainly ours: not yet waited for. Belongs to the running event loop."""
+    """One child. Construct it while the pid is certainly the child's: not yet waited for. Belongs to the running event loop."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -66,13 +66,13 @@ class Process:
         return (time.monotonic() if self.alive else self.ended_s) - self.started_s
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the process has ended."""
+        """Send a signal; no effect if the process has ended."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
     async def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit status, or None when the time is over first."""
+        """Wait for the exit status; None if the time is over first."""
         try:
             return await asyncio.wait_for(asyncio.shield(self._ended), timeout_s)
         except TimeoutError:
@@ -80,7 +80,7 @@ class Process:
 
     @property
     def exit_status(self) -> int:
-        """Of a process that has ended: its exit status, or minus the signal."""
+        """Return the exit status of an ended process, or minus the signal."""
         assert self.returncode is not None, "it runs"
         return self.returncode
 
@@ -93,7 +93,7 @@ class Process:
 
 
 class ForeignProcess(Process):
-    """A process that is not our child: we learn that it has ended, and not how (``returncode`` 0)."""
+    """A process that is not a child: its end is known, but not its exit status (``returncode`` 0)."""
 
     def _reap(self) -> None:
         self._finish(0)
@@ -132,7 +132,7 @@ def spawn(
 
 
 def reap_strangers(known: set[int]) -> None:
-    """Wait for ended children that we did not start: a subreaper inherits the orphans of its actors."""
+    """Wait for ended children that this process did not start: a subreaper inherits the orphans of its actors."""
     while True:
         try:
             result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -144,12 +144,12 @@ def reap_strangers(known: set[int]) -> None:
 
 
 def children() -> list[int]:
-    """Pids of this process's children, those that have ended and are not waited for included."""
+    """Return the pids of this process's children, including ended ones not yet waited for."""
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def end_strangers(timeout_s: float = 2.0) -> None:
-    """Kill and reap every child that is left, at the end of a run: nobody else would."""
+    """Kill and reap every remaining child at the end of a run: no other process would."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         pids = children()
@@ -157,12 +157,12 @@ def end_strangers(timeout_s: float = 2.0) -> None:
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+                os.kill(pid, signal.SIGKILL)  # a child not waited for: the pid is still its own
                 os.waitpid(pid, 0)
 
 
 def pss_bytes(pid: int) -> int | None:
-    """Proportional set size; None if the process is gone. Costs the kernel a walk over the page tables: some ms."""
+    """Return the proportional set size; None if the process is gone. The kernel walks the page tables for it: some ms."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -174,7 +174,7 @@ def pss_bytes(pid: int) -> int | None:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Processor time used so far, user and system; None if the process is gone."""
+    """Return the processor time used so far, user and system; None if the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -184,18 +184,18 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 class Activity(NamedTuple):
-    """What a process and its children do: processor time used, and whether one of them runs, or waits for a processor or a disk."""
+    """Activity of a process and its children: processor time used, and a flag: one of them runs or waits for a processor or disk."""
 
     used_s: float
     wants_processor: bool
 
 
 def activity(pid: int) -> Activity | None:
-    """None if the process is gone."""
+    """Measure the activity; None if the process is gone."""
     try:
         pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in pids]
-    except OSError:  # of a child that has just gone: the next look tells
+    except OSError:  # a child that has just ended: the next measurement shows it
         return None
     used_s = sum(int(field) for stat in stats for field in stat[11:13]) / _CLOCK_TICKS
     return Activity(used_s, any(stat[0] in "RD" for stat in stats))

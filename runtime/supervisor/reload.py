@@ -5,7 +5,7 @@ made up for at the next edit.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import RunError
@@ -23,12 +23,18 @@ RETRY_S = 0.2  # while somebody else restarts the actor
 SUPERVISOR_ROOTS = (f"{PACKAGE}.runtime.supervisor.supervisor", f"{PACKAGE}.cli.up", f"{PACKAGE}.runtime.supervisor.zygote")
 
 
-def actor_roots(names: Sequence[str], is_forked: bool) -> tuple[str, ...]:
-    """The modules that a process of these actors starts from: ``actors/host/process.py`` imports each by its name."""
+def actor_roots(names: Sequence[str], is_forked: bool, known: Iterable[str]) -> tuple[str, ...]:
+    """The modules that a process of these actors imports by their names: those that it starts from, and families' towers.
+
+    ``known`` are all modules of the package.
+    """
     entry = () if is_forked else (f"{PACKAGE}.cli.main",)
     shared = ("host.shared_process",) if len(names) > 1 else ()
     modules = ("host.process", *shared, *(STAGES[name].module for name in names))
-    return (*entry, *(f"{PACKAGE}.actors.{module}" for module in modules))
+    families = f"{PACKAGE}.models.families."
+    builds_towers = any(STAGES[name].imports == "towers" for name in names)
+    towers = [name for name in known if builds_towers and name.startswith(families) and name.endswith(".towers")]
+    return (*entry, *(f"{PACKAGE}.actors.{module}" for module in modules), *towers)
 
 
 class Reloader:
@@ -82,7 +88,7 @@ class Reloader:
         affected = {
             name
             for name, actor in self._actors.items()
-            if self._unread & closure(actor_roots(actor.spec.roles, actor.spec.needs is not None), imports)
+            if self._unread & closure(actor_roots(actor.spec.roles, actor.spec.needs is not None, imports), imports)
         }
         if self._unread & closure(SUPERVISOR_ROOTS, imports):
             self._say(f"reload: the supervisor uses {names}, too, and keeps the old code until the next mmrt up")

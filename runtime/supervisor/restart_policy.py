@@ -1,4 +1,4 @@
-"""When a dead actor is started again: a pure function of its history, called by the supervisor.
+"""Decide when to restart a dead actor: a pure function of its history, called by the supervisor.
 
 A process that keeps failing by itself is *broken*: the run goes on without it, and it is tried at growing intervals (*probes*) until
 one of them serves for long enough. The window counts *running* time. Time spent waiting in backoff does not age a failure, so
@@ -9,18 +9,18 @@ from typing import Literal
 
 import msgspec
 
-CONFIGURATION_STATUS = 2  # exit status of an actor that will never start with this configuration
+CONFIGURATION_STATUS = 2  # exit status of an actor that cannot start with this configuration
 PROBE_S, PROBE_MAX_S = 5.0, 60.0  # from becoming broken to the first probe, doubled with each; and the longest wait
 
-# Who ended the process: it did itself, or its supervisor for a fault of it; it did, in the work of a request, which is quarantined
-# after a few deaths (docs/recovery.md); somebody from outside.
+# Cause of the end: the process itself, or its supervisor because of its fault; the work of a request, which is quarantined
+# after a few deaths (docs/recovery.md); a signal from outside.
 Cause = Literal["itself", "work", "outside"]
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """``limit`` failures within ``window_s`` of running time are a crash loop.
 
-    Delays double from ``backoff_s`` to ``backoff_max_s``. A first kill from outside is followed by a start at once.
+    Delays double from ``backoff_s`` to ``backoff_max_s``. After a first kill from outside the actor is restarted at once.
     """
 
     limit: int = 5
@@ -30,11 +30,11 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartHistory(msgspec.Struct, frozen=True):
-    """The recent past of one actor. Ages are seconds that its processes have run since, oldest first.
+    """The recent past of one actor. Ages are seconds of running time since then, oldest first.
 
-    ``failure_ages_s``: of deaths by itself; ``kill_ages_s``: of those by outside hands, which only delay the next start.
-    ``num_probes``: starts since it became broken, with none of which the failures have come of age. ``reason``: why it is broken; ""
-    when it is not.
+    ``failure_ages_s``: of its own failures; ``kill_ages_s``: of kills from outside, which only delay the next start.
+    ``num_probes``: starts since it became broken, none long enough for the failures to expire. ``reason``: why it is broken; ""
+    if it is not.
     """
 
     failure_ages_s: tuple[float, ...] = ()
@@ -43,7 +43,7 @@ class RestartHistory(msgspec.Struct, frozen=True):
     reason: str = ""
 
     def aged(self, lifetime_s: float, window_s: float) -> "RestartHistory":
-        """After another ``lifetime_s`` of running, and an end that was wanted."""
+        """Return the history after another ``lifetime_s`` of running and a requested end."""
         failures = _aged(self.failure_ages_s, lifetime_s, window_s)
         kills = _aged(self.kill_ages_s, lifetime_s, window_s)
         return RestartHistory(failures, kills, self.num_probes if failures else 0, self.reason if lifetime_s == 0.0 else "")
@@ -56,7 +56,7 @@ class StartAgain(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Do without it, and try again after ``delay_s``. ``reason`` is for people."""
+    """Do without it, and try again after ``delay_s``. ``reason`` is for users."""
 
     reason: str
     delay_s: float
@@ -68,11 +68,11 @@ Decision = StartAgain | Broken
 def decide(
     policy: RestartPolicy, history: RestartHistory, *, lifetime_s: float, status: int, jitter: float, cause: Cause = "itself"
 ) -> tuple[Decision, RestartHistory]:
-    """What follows on the death of a process that nobody asked to end, with the history that includes it.
+    """Decide what follows the unrequested death of a process; also return the history that includes it.
 
-    ``lifetime_s`` is how long it lived, 0 if it never came to serve; whatever it died of, its time ages the failures before it.
+    ``lifetime_s`` is how long it lived, 0 if it never served; for any cause of death, its time ages earlier failures.
     ``status`` is the exit status (negative: the signal); 0 is a failure too. ``jitter`` in [0, 1) shortens the delay by up to half, so
-    that actors that died together do not come back together. Only a death by itself can make it broken.
+    that actors that died together do not restart together. Only its own failures can make it broken.
     """
     before = history.aged(lifetime_s, policy.window_s)
     failures, kills, num_probes = before.failure_ages_s, before.kill_ages_s, before.num_probes
@@ -102,5 +102,5 @@ def decide(
 
 
 def _aged(ages_s: tuple[float, ...], lifetime_s: float, window_s: float) -> tuple[float, ...]:
-    """What is not forgotten yet after another ``lifetime_s`` of running."""
+    """Return the ages still within the window after another ``lifetime_s`` of running."""
     return tuple(age_s + lifetime_s for age_s in ages_s if age_s + lifetime_s <= window_s)

@@ -1,4 +1,4 @@
-"""Who is who: what processes say over ``<run>/notify`` reaches the instance that runs as that pid. Owned by the supervisor."""
+"""Route notifications from ``<run>/notify`` to the instance with the sender's pid. Owned by the supervisor."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ..process.notify import Notification
 from .managed_actor import Instance, SupervisedActor
 
-MAX_EARLY = 64  # notifications kept of processes that are not known yet
+MAX_EARLY = 64  # notifications kept from processes not yet known
 
 
 class Roster:
@@ -21,14 +21,14 @@ class Roster:
         return self._known.keys()
 
     def add(self, actor: SupervisedActor, instance: Instance) -> None:
-        """A process is there; what it has said before we knew its pid counts too. Those that have ended are forgotten."""
+        """Add a process; its notifications from before its pid was known are delivered. Ended processes are forgotten."""
         self._known = {pid: known for pid, known in self._known.items() if known[1].process.alive}
         self._known[instance.process.pid] = actor, instance
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         self.pass_on(early)
 
     def pass_on(self, notifications: Iterable[Notification]) -> None:
-        """Tell each instance what its process has said, and keep what nobody has said yet."""
+        """Pass each notification to its instance, and keep those from unknown processes."""
         for notification in notifications:
             known = self._known.get(notification.pid)
             if known is None:

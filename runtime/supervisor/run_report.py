@@ -1,4 +1,4 @@
-"""What ``mmrt status`` shows, as data: made by ``status_report``, sent over the control socket, printed as a table or JSON."""
+"""The data that ``mmrt status`` shows: made by ``status_report``, sent over the control socket, printed as a table or JSON."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class ActorReport(msgspec.Struct, kw_only=True):
     queue_depth: int = 0
     steps: int = 0
     broken: str = ""  # why the run does without it for now
-    next_probe_s: float | None = None  # seconds until it is tried again; of a broken one that nobody is trying
+    next_probe_s: float | None = None  # seconds until the next try, if broken and not being tried
 
 
 class PoolReport(msgspec.Struct):
@@ -35,9 +35,9 @@ class RequestsReport(msgspec.Struct):
 
 
 class ComputeReport(msgspec.Struct):
-    """What the model is computed on and in. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices", where
-    the driver gives it to one process after the other, "MPS", where they run side by side, or "streams" of one process; of a layout
-    like EP+D both: "time slices, EP by streams"."""
+    """The model's device and dtype. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices" (the driver
+    alternates between processes), "MPS" (they run side by side), or "streams" of one process; for a layout like EP+D
+    both: "time slices, EP by streams"."""
 
     device: str
     dtype: str

@@ -1,7 +1,7 @@
-"""The package's source files: what has changed since the last look, and who imports whom. Used by ``reload`` in the supervisor.
+"""The package's source files: changes since the last scan, and imports. Used by ``reload`` in the supervisor.
 
-It looks at modification times of some 150 files, about a millisecond each time: that needs no library, no descriptors, and works on
-every file system. A file counts as changed when its bytes are others than before, not when it was merely written again.
+It checks the modification times of some 150 files, about a millisecond each time: that needs no library, no descriptors, and works on
+every file system. A file counts as changed when its bytes differ, not when it was merely rewritten.
 """
 
 import ast
@@ -24,7 +24,7 @@ class _File(msgspec.Struct):
     stamp: tuple[int, int, int]  # inode, size, modification time in ns
     digest: bytes = b""
     imports: frozenset[str] = frozenset()
-    error: str = ""  # why it does not compile, as Python would say it
+    error: str = ""  # why it does not compile, in Python's words
 
 
 class SourceTree:
@@ -36,14 +36,14 @@ class SourceTree:
         self._files: dict[str, _File] = {}
 
     def load(self) -> Iterator[str]:
-        """Read everything, one module at each turn of the iterator, so that the caller can do something else in between."""
+        """Read everything, one module per iteration, so that the caller can do other work in between."""
         for module, file in self._walk(self._root, self._name):
             _read(module, file)
             self._files[module] = file
             yield module
 
     def scan(self) -> set[str]:
-        """Modules that were added, removed or changed since the last look."""
+        """Return the modules added, removed or changed since the last scan."""
         changed = set()
         seen = set()
         for module, file in self._walk(self._root, self._name):
@@ -62,28 +62,28 @@ class SourceTree:
 
     @property
     def imports(self) -> dict[str, frozenset[str]]:
-        """What each module may import; of one that does not compile, what it did when it last compiled."""
+        """Return the possible imports of each module; for one that does not compile, those when it last compiled."""
         return {module: file.imports for module, file in self._files.items()}
 
     @property
     def errors(self) -> dict[str, str]:
-        """Modules that do not compile, and why."""
+        """Return the modules that do not compile, and why."""
         return {module: file.error for module, file in self._files.items() if file.error}
 
     def label(self, module: str) -> str:
-        """How people call it: its path inside the package."""
+        """Return the module's name for users: its path inside the package."""
         known = self._files.get(module)
         return module if known is None else os.path.relpath(known.path, self._root)
 
     def forget_bytecode(self, module: str) -> None:
-        """Remove its compiled form, which Python takes for current if the source has the same size and second."""
+        """Remove the module's bytecode, which Python takes for current if the source has the same size and second."""
         known = self._files.get(module)
         if known is not None:
             with contextlib.suppress(OSError):  # not there, or not ours to remove
                 Path(importlib.util.cache_from_source(known.path)).unlink()
 
     def _walk(self, directory: str, package: str) -> Iterator[tuple[str, _File]]:
-        """Every module below a directory that is a package. Symbolic links and what disappears meanwhile are left out."""
+        """Every module below a directory that is a package. Symbolic links and files that disappear meanwhile are left out."""
         try:
             entries = list(os.scandir(directory))
         except OSError:
@@ -105,7 +105,7 @@ class SourceTree:
 
 
 def _read(module: str, file: _File, before: _File | None = None) -> None:
-    """Fill in what the file says now. One that vanishes counts as empty until the next look."""
+    """Fill in the file's current contents. A vanished file counts as empty until the next scan."""
     try:
         source = Path(file.path).read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""How every actor is started and stopped, as the configuration says: values for the supervisor, made by ``mmrt up``."""
+"""Settings to start and stop every actor, from the configuration: values for the supervisor, made by ``mmrt up``."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from .launcher import ACTOR_ENTRY, IMPORT_STAGES, actor_command
 from .managed_actor import ActorSpec
 
 STOP_GRACE_S = 5.0
-HURRY_GRACE_S = 3.0  # for a gateway that was told to drain no longer
+HURRY_GRACE_S = 3.0  # for a gateway told to stop draining
 
 
 def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | None = None) -> list[ActorSpec]:
-    """How to start every process. ``commands`` (for tests) names all actors of the run and their programs instead."""
+    """Make the specs of all processes. ``commands`` (for tests) names all actors of the run and their programs instead."""
     specs = []
     processes = config.processes if commands is None else {name: (name,) for name in commands}
     for name, actors in processes.items():
@@ -46,13 +46,13 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
 
 
 def stop_order(specs: Sequence[ActorSpec]) -> list[list[ActorSpec]]:
-    """All of them, in the groups that a run ends one after another."""
+    """Return all specs, in the groups that a run stops one after another."""
     ranks = sorted({spec.stop_rank for spec in specs})
     return [[spec for spec in specs if spec.stop_rank == rank] for rank in ranks]
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What actors inherit: everything but what concerns this process alone, and settings that all of them share."""
+    """Return the actors' environment: all variables except those for this process alone, plus settings common to all actors."""
     own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD", "MMRT_LISTEN_FDS")
     inherited = {key: value for key, value in environ.items() if key not in own}
     return inherited | {
@@ -61,5 +61,5 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever asks for a GPU in the zygote must not initialise CUDA: forks could not use it
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # GPU checks in the zygote must not initialise CUDA: forks could not use it
     }

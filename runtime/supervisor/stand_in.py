@@ -1,6 +1,6 @@
-"""Answers clients while the gateway is broken: 503 to everything, so that nobody waits in the listening sockets' queue for a probe.
+"""Answer clients with 503 while the gateway is broken, so that none waits in the listening sockets' queue for a probe.
 
-Part of the supervisor, which owns these sockets. It reads nothing of a request but its end, and never holds a client for long.
+Part of the supervisor, which owns these sockets. It reads only up to the end of a request, and never holds a client for long.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class StandIn:
             self.close()
 
     def close(self) -> None:
-        """Accept nobody any more; who has been accepted is answered."""
+        """Stop accepting connections; those accepted are answered."""
         self._is_open = False
         for server in self._servers:
             server.close()
@@ -73,7 +73,7 @@ class StandIn:
 
 
 def response(wait_s: float) -> bytes:
-    """An answer in OpenAI's shape, as the gateway gives them (``actors/gateway/responses.py``)."""
+    """Make an answer in OpenAI's format, like the gateway's (``actors/gateway/responses.py``)."""
     body = msgspec.json.encode({"error": {"message": _MESSAGE, "type": "overloaded_error", "param": None, "code": 503}})
     head = (
         "HTTP/1.1 503 Service Unavailable",

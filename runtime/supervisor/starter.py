@@ -1,4 +1,4 @@
-"""The supervisor's way to start processes: keeps the zygote, decides between fork and plain start, gives each its environment."""
+"""Start processes for the supervisor: keep the zygote, choose fork or plain start, and set each process's environment."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _FORKS_END_S, _FORKS_POLL_S = 1.0, 0.005
 
 
 class StarterHost(Protocol):
-    """What the starter needs of the supervisor."""
+    """The supervisor's interface for the starter."""
 
     policy: RestartPolicy
 
@@ -32,7 +32,7 @@ class StarterHost(Protocol):
 
 
 class Starter:
-    """Starts the processes of one run. Owns the lifeline: its write end closes with this process, however that ends."""
+    """Starts the processes of one run. Owns the lifeline: its write end closes with this process, in any case."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Starter:
         stages: Mapping[str, Sequence[str]],
         listeners: Sequence[socket.socket] = (),
     ) -> None:
-        """``planner`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
+        """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
         self._host = host
         self._run = run
         self._environment = dict(environment)
@@ -60,7 +60,7 @@ class Starter:
         return self._zygote.process.pid if self._zygote is not None and self._zygote.process.alive else None
 
     def end(self) -> None:
-        """Start nothing any more; whoever waits for a fork gets a RunError."""
+        """Start no more processes; callers that wait for a fork get a RunError."""
         self._ending = True
         if self._zygote is not None:
             self._zygote.close()
@@ -70,7 +70,7 @@ class Starter:
         os.close(self._lifeline_end)
 
     async def keep_zygote(self) -> None:
-        """Keep a zygote there until cancelled. While it is broken actors start plainly."""
+        """Keep a zygote running until cancelled. While it is broken, actors start plainly."""
         history = RestartHistory()
         try:
             while True:
@@ -104,7 +104,7 @@ class Starter:
                     self._host.on_message("zygote", f"is broken: {decision.reason}; actors start without it")
                     self._zygote = None
                 await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
-                async with self._clearing:  # of what the dead one has forked: of two nobody could tell whose it is
+                async with self._clearing:  # of the dead one's forks: with two zygotes they cannot be attributed
                     pass
         finally:
             if self._zygote is not None:
@@ -112,7 +112,7 @@ class Starter:
                 await self._zygote.process.wait()
 
     def environment(self, spec: ActorSpec) -> dict[str, str]:
-        """What a process of this actor finds in its environment."""
+        """Return the environment of a process of this actor."""
         environment = {
             **self._environment,
             "MMRT_RUN_DIR": str(self._run),
@@ -126,11 +126,11 @@ class Starter:
         return environment
 
     def listen_fds(self, spec: ActorSpec) -> list[int]:
-        """The sockets that it inherits."""
+        """Return the sockets that the actor inherits."""
         return [listener.fileno() for listener in self._listeners] if spec.listens else []
 
     async def start(self, spec: ActorSpec, output_fd: int) -> Process:
-        """Fork the actor from the zygote where that is possible, start it plainly otherwise.
+        """Fork the actor from the zygote if possible, else start it plainly.
 
         Raises: OSError if the program cannot be started; RunError if the run is ending.
         """
@@ -170,9 +170,9 @@ class Starter:
         return process
 
     async def _end_forks_of(self, zygote: Zygote) -> None:
-        """Kill what a dead zygote has forked and could not announce: it may take the role of the one that starts instead.
+        """Kill unannounced forks of a dead zygote: they may take the role of the process started instead.
 
-        Once there is another zygote nobody can tell whose a fork is; what is left then is for ``reap_strangers``.
+        Once there is another zygote, forks cannot be attributed; ``reap_strangers`` handles the remaining ones.
         """
         await zygote.process.wait(_FORKS_END_S)  # then its children are ours
         killed: set[int] = set()
@@ -193,7 +193,7 @@ class Starter:
 
     def _kill_stranger(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is still its own
+            os.kill(pid, signal.SIGKILL)  # a child not waited for: the pid is still its own
         self._host.on_message("supervisor", f"killed orphan process {pid}")
 
     def _remember(self, process: Process) -> None:
@@ -202,10 +202,10 @@ class Starter:
             self._zygote.guard(process)
 
     def reap_strangers(self) -> None:
-        """Wait for orphans that we have inherited, unless a fork is under way, whose child we do not know yet.
+        """Reap inherited orphans, unless a fork is in progress, whose child is not known yet.
 
-        One that lives is what a zygote has forked and died before it could say so, or what an actor has left: nobody watches
-        it, and it may hold a role. It is killed when it is seen a second time.
+        A live orphan is an unannounced fork of a dead zygote, or was left by an actor: it is not supervised and may hold a role.
+        It is killed when it is seen a second time.
         """
         if self._zygote is not None and self._zygote.busy:
             return

@@ -1,4 +1,4 @@
-"""Making a ``RunReport``: by the supervisor, or by ``mmrt status`` from the run directory alone when no supervisor answers.
+"""Make a ``RunReport``: in the supervisor, or in ``mmrt status`` from the run directory alone when no supervisor answers.
 
 Everything about pools, queues and steps is read from the status words in shared memory, without the bus.
 """
@@ -26,17 +26,17 @@ _CPU_SAMPLE_S = 0.1
 
 
 class ActorWords(msgspec.Struct, frozen=True):
-    """What an actor's active generation has written into its row."""
+    """The status words of an actor's active generation."""
 
     state: str = "absent"
     pid: int = 0
     generation: int = 0
     started_s: float = 0.0
-    step_start_s: float = 0.0  # CLOCK_MONOTONIC, as all here
+    step_start_s: float = 0.0  # CLOCK_MONOTONIC, like all times here
     step_deadline_s: float = 0.0  # 0: no step is running
     queue_depth: int = 0
     steps: int = 0
-    crashes: int = 0  # of late, of unknown work
+    crashes: int = 0  # recent, unexplained
 
 
 class StatusTables:
@@ -48,10 +48,10 @@ class StatusTables:
         self._stats: ControllerStats | None = None
 
     def actor(self, name: str) -> ActorWords:
-        """The row of ``name``."""
+        """Return the row of ``name``."""
         if self._actors is None:
             if read_layout(self._run.path) is None:
-                return ActorWords()  # a memory actor that dies now makes all segments anew
+                return ActorWords()  # if the memory actor dies now, its successor makes all segments again
             try:
                 self._actors = ActorTable.attach(self._run, writable=False)
             except ShmError:
@@ -72,7 +72,7 @@ class StatusTables:
         )
 
     def pools_and_requests(self) -> tuple[dict[str, PoolReport], RequestsReport]:
-        """Use of every pool, and how many requests are where, as the controller last said."""
+        """Return the use of every pool, and the requests per state, as last reported by the controller."""
         if self._stats is None:
             try:
                 self._stats = ControllerStats.attach(self._run, writable=False)
@@ -84,7 +84,7 @@ class StatusTables:
         return pools or _pools_of_layout(self._run), requests
 
     def broken(self) -> dict[str, str]:
-        """Actors that the controller does without, and why; after ``pools_and_requests``."""
+        """Return the actors that the controller does without, and why; call it after ``pools_and_requests``."""
         return {} if self._stats is None else self._stats.read().broken
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ class StatusTables:
 
 
 def _pools_of_layout(run: RunDirectory) -> dict[str, PoolReport]:
-    """Before the controller has counted anything: the pools as ``memory`` has made them, none used."""
+    """Return the pools as made by ``memory``, all unused: for the time before the controller's first counts."""
     layout = read_layout(run.path)
     pools = {} if layout is None else layout.pools
     return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in POOLS}
 
 
 def compute_of(run: RunDirectory) -> ComputeReport | None:
-    """What the run computes on, once ``memory`` has made its layout."""
+    """Return the run's compute report, once ``memory`` has made its layout."""
     layout = read_layout(run.path)
     if layout is None:
         return None
@@ -110,20 +110,20 @@ def compute_of(run: RunDirectory) -> ComputeReport | None:
 
 
 class CpuMeter:
-    """Processor use of processes between looks. One per observer."""
+    """Measures processor use of processes between calls. One per observer."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float]] = {}  # pid -> (when, seconds used)
 
     def watch(self, pids: Collection[int]) -> None:
-        """Begin to measure those of ``pids`` that are new, and forget all others."""
+        """Start to measure the new processes of ``pids``, and forget all not in it."""
         self._last = {pid: last for pid, last in self._last.items() if pid in pids}
         for pid in pids:
             if pid not in self._last:
                 self.percent(pid)
 
     def percent(self, pid: int) -> float | None:
-        """Of one processor, since the last call for this pid; at the first call None."""
+        """Return percent of one processor since the last call for this pid; None at the first call."""
         used_s = cpu_seconds(pid)
         now_s = time.monotonic()
         if used_s is None:
@@ -137,9 +137,9 @@ class CpuMeter:
 
 
 def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: CpuMeter) -> ActorReport:
-    """Actor ``name``, as the supervisor knows the process that it lives in, and as it describes itself.
+    """Report actor ``name`` from the supervisor's view of its process and from its own status words.
 
-    Memory and processor are the process's, and stand with the actor that it is called after.
+    Memory and processor use are the process's, and are reported for the actor that it is named after.
     """
     report = ActorReport(
         name=name,
@@ -173,7 +173,7 @@ def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: Cp
 
 
 class RunFacts(NamedTuple):
-    """What only the supervisor knows of its run. ``began_s`` is CLOCK_MONOTONIC."""
+    """Facts that only the supervisor knows about its run. ``began_s`` is CLOCK_MONOTONIC."""
 
     run: RunDirectory
     began_s: float
@@ -183,7 +183,7 @@ class RunFacts(NamedTuple):
 
 
 def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: StatusTables, meter: CpuMeter) -> RunReport:
-    """The state of a run as its supervisor sees it. Some ms: the kernel adds up every process's memory."""
+    """Report the state of a run from its supervisor. Some ms: the kernel adds up every process's memory."""
     pools, requests = tables.pools_and_requests()
     actors = [report_actor(name, actor, tables.actor(name), meter) for actor in supervised for name in actor.spec.roles]
     ready = all(actor.ready for actor in actors)
@@ -207,7 +207,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
 
 
 def report_without_supervisor(run: RunDirectory) -> RunReport:
-    """The run as its directory, role locks and status words show it: for runs under systemd, or whose supervisor is gone."""
+    """Report a run from its directory, role locks and status words: for runs under systemd, or whose supervisor is gone."""
     info, tables = read_run_info(run), StatusTables(run)
     meter = CpuMeter()
     try:
@@ -242,7 +242,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
 
 
 def _observe(name: str, process: str, holder: int | None, words: ActorWords, meter: CpuMeter) -> ActorReport:
-    """``process``: the actor that its process is called after, with which memory and processor stand."""
+    """Report an actor from outside. ``process``: the actor that its process is named after, which gets memory and processor use."""
     if not holder:
         return ActorReport(name=name, state="absent")
     return ActorReport(

@@ -1,4 +1,4 @@
-"""The supervisor: one run of all actors in one process group tree, from ``mmrt up`` to the last of them.
+"""The supervisor: one run of all actors in one process group tree, from ``mmrt up`` to the last actor's end.
 
 An asyncio program without torch. It owns the run directory, the notify and control sockets, the lifeline and the zygote; each actor
 is a ``SupervisedActor``. Dependencies gate readiness, not spawning: every actor is started at once and waits for what it needs.
@@ -44,7 +44,7 @@ LATE_S = 1.0  # a tick later than this means that this process was stopped or st
 
 
 class Reporter(Protocol):
-    """Whoever is told what happens: the terminal, or the process that waits for a detached run."""
+    """A receiver of events: the terminal, or the process that waits for a detached run."""
 
     def lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def progress(self, actor: str, state: str, status: str) -> None: ...
@@ -54,7 +54,7 @@ class Reporter(Protocol):
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is started with."""
+    """The settings to start a run."""
 
     path: Path
     info: RunInfo
@@ -62,14 +62,14 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]  # of every process
     log_directory: Path
     zygote_stages: Mapping[str, Sequence[str]] = {}  # without them every actor starts plainly
-    notify_socket: str | None = None  # where the run itself is reported ready (sd_notify)
+    notify_socket: str | None = None  # gets the readiness of the run itself (sd_notify)
     hang_up_ends: bool = True  # SIGHUP means SIGTERM, rather than nothing
-    listeners: Sequence[socket.socket] = ()  # what clients connect to; closed when the gateway has ended
-    watched_source: Path | None = None  # the package's directory, whose changes restart the actors that import what changed
+    listeners: Sequence[socket.socket] = ()  # for clients; closed when the gateway has ended
+    watched_source: Path | None = None  # the package's directory; changes restart the actors that import the changed modules
 
 
 class Supervisor:
-    """One run. ``serve`` is all of its life; it must run in the main thread of a process that has no other children."""
+    """One run. ``serve`` spans its whole life; it must run in the main thread of a process that has no other children."""
 
     def __init__(self, setup: RunSetup, reporter: Reporter) -> None:
         settings = setup.info.config.supervisor
@@ -83,7 +83,7 @@ class Supervisor:
         self._setup = setup
         self._config = setup.info.config
         self._reporter = reporter
-        self._notifier = Notifier(setup.notify_socket, "supervisor")  # to whoever has started us
+        self._notifier = Notifier(setup.notify_socket, "supervisor")  # to the process that started the supervisor
         self._stand_in = StandIn(setup.listeners)
         self._began_s = time.monotonic()
         self._was_ready = False
@@ -99,9 +99,9 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------------ the run
 
     async def serve(self) -> int:
-        """Start everything, keep it running until somebody ends it, and leave nothing behind.
+        """Start everything, keep it running until it is told to end, and leave nothing behind.
 
-        Returns the exit status: 0 ended as asked, 1 an actor failed, 130 forced by a second Ctrl-C.
+        Returns the exit status: 0 ended on request, 1 an actor failed, 130 forced by a second Ctrl-C.
         Raises: RunError if a run is up already in this directory, or the directory cannot be used.
         """
         self._run = self._create_run()
@@ -165,12 +165,12 @@ class Supervisor:
         try:
             if self._setup.zygote_stages:
                 background.add(asyncio.create_task(self._starter.keep_zygote()))
-                await asyncio.sleep(0)  # it starts first: it is the longest way to ready
+                await asyncio.sleep(0)  # it starts first: it takes longest to become ready
             background.add(asyncio.create_task(self._tick()))
             if self._setup.watched_source is not None:
                 background.add(asyncio.create_task(Reloader(self._setup.watched_source, self.actors, self.say).watch()))
             actors = {asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors.values()}
-            # An exception in one of these is a bug of ours: it must end the run, not hang it.
+            # An exception in one of these is a bug in mmrt: it must end the run, not hang it.
             watched: set[asyncio.Task[Any]] = {ending, *background, *actors}
             while not ending.done():
                 done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +196,7 @@ class Supervisor:
                 self._stop_listening()
 
     def _stop_listening(self) -> None:
-        """Refuse what has been waiting for a gateway, too: none will come."""
+        """Close the listeners, which also refuses connections that wait for a gateway: none will come."""
         self._stand_in.close()
         for listener in self._setup.listeners:
             listener.close()
@@ -228,13 +228,13 @@ class Supervisor:
             actor.kill()
 
     async def _tick(self) -> None:
-        """Watchdog and orphans: what no event tells."""
+        """Run the periodic checks: watchdog and orphans, for which there is no event."""
         last_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             self._notifier.watchdog()
             now_s = time.monotonic()
-            # What we have not read yet cannot be held against anybody; nor can it when we were stopped ourselves (Ctrl-Z).
+            # Unread notifications do not count against an actor, nor does time in which the supervisor was stopped (Ctrl-Z).
             self._on_notify()
             late, last_s = now_s - last_s > TICK_S + LATE_S, now_s
             for actor in self.actors.values():
@@ -244,7 +244,7 @@ class Supervisor:
             self._starter.reap_strangers()
 
     def _words_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, ActorWords]:
-        """What the actors of this process have written into their rows, as far as these are theirs."""
+        """Return the status words of this process's actors, for rows that this process wrote."""
         words = {role: self._tables.actor(role) for role in actor.spec.roles}
         return {role: one for role, one in words.items() if one.pid == instance.process.pid}
 
@@ -262,12 +262,12 @@ class Supervisor:
         self._roster.pass_on(self._notify.drain())
 
     def on_started(self, actor: SupervisedActor, instance: Instance) -> None:
-        """Host: a process is there."""
+        """Host: a process has started."""
         self._roster.add(actor, instance)
         self._meter.watch(set(self._roster.pids))
 
     def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
-        """Host: a process of an actor is gone. What everybody did before that is saved if nobody wanted it."""
+        """Host: a process of an actor is gone. If that was unexpected, all flight records are saved."""
         self._on_notify()  # its last words
         words = self._words_of(actor, instance)
         blamed = conclude(self._run.path, actor, instance, words)
@@ -285,20 +285,20 @@ class Supervisor:
             self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
 
     def is_ready(self, names: frozenset[str]) -> bool:
-        """Host: whether all of these actors serve."""
+        """Host: return whether all of these actors serve."""
         return all(self.actors[name].ready for name in names if name in self.actors)
 
     def on_lines(self, actor: str, lines: Sequence[str]) -> None:
-        """Host: an actor has printed something."""
+        """Host: an actor has printed lines."""
         self._logs.write(actor, lines)
         self._reporter.lines(actor, lines)
 
     def on_message(self, actor: str, text: str) -> None:
-        """Host: the supervisor itself has something to say about an actor."""
+        """Host: report a message of the supervisor itself about an actor."""
         self.say(f"{actor} {text}")
 
     def on_state(self, actor: SupervisedActor) -> None:
-        """Host: state or status line of an actor have changed."""
+        """Host: an actor's state or status line has changed."""
         self._reporter.progress(actor.name, actor.state, actor.status)
         if self._keeper is not None and actor.name == "memory" and actor.ready and actor.current is not None:
             self._keeper.follow(actor.current.process.pid)
@@ -311,8 +311,8 @@ class Supervisor:
             self._notifier.active(f"serving at {endpoint}")
 
     def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
-        """Host: whether the run goes on while this actor is broken. Not while it starts: nobody is served yet, and somebody waits to
-        hear of it. While somebody edits it does, since the next edit may mend anything but the configuration."""
+        """Host: return whether the run goes on while this actor is broken. Not during the start: no client is served yet, and a caller
+        waits for the outcome. With reloading it does, since the next edit may fix anything except the configuration."""
         if self._setup.watched_source is not None and not is_misconfigured:
             return True
         return self._was_ready and not actor.spec.is_essential
@@ -320,7 +320,7 @@ class Supervisor:
     def on_outage(self, actor: SupervisedActor) -> None:
         """Host: an actor is broken, or serves again."""
         if actor.spec.listens and actor.outage is not None:
-            self._stand_in.open(actor.outage.next_probe_s)  # clients are answered while nobody else does
+            self._stand_in.open(actor.outage.next_probe_s)  # answers clients in place of the gateway
         elif actor.spec.listens:
             self._stand_in.close()
         self._outages.publish(
@@ -343,23 +343,23 @@ class Supervisor:
         self._end.set()
 
     def say(self, text: str) -> None:
-        """Tell people, and note in the log."""
+        """Report to users and write to the log."""
         self._logs.write("supervisor", text.splitlines())
         self._reporter.message(text)
 
     # ------------------------------------------------------------------------------------------------------ control
 
     async def end(self, drain_s: float | None) -> None:
-        """Commanded: end the run, with at most ``drain_s`` for what is running, and return when nothing is left."""
+        """Commanded: end the run, with at most ``drain_s`` for running requests, and return when nothing is left."""
         if drain_s is not None and drain_s < self._drain_s:
             self._drain_s = drain_s
-            if self._end.is_set():  # they have been told of a longer one
+            if self._end.is_set():  # the actors have been given a longer one
                 for actor in self.actors.values():
                     self._loop.call_later(drain_s, actor.hurried.set)
         self._end.set()
         await self._gone.wait()
 
     def report(self) -> RunReport:
-        """Commanded: the state of the run now. Some ms: the kernel adds up every process's memory."""
+        """Commanded: return the state of the run now. Some ms: the kernel adds up every process's memory."""
         facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pid)
         return report_run(facts, self.actors.values(), self._tables, self._meter)

@@ -22,11 +22,11 @@ def service_name(actor: str) -> str:
 
 
 def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """File name -> contents. ``program`` is the absolute path of the mmrt command, ``environment`` what every actor gets.
+    """Return file name -> contents. ``program`` is the absolute path of the mmrt command, ``environment`` that of every actor.
 
-    ``directory`` is where actors run: what relative paths in the configuration start from.
+    ``directory`` is the actors' working directory: relative paths in the configuration start from it.
 
-    ``environment`` must name MMRT_RUN_DIR, since every actor has to find the same one.
+    ``environment`` must name MMRT_RUN_DIR, since all actors must find the same one.
     """
     assert "MMRT_RUN_DIR" in environment, "units need a fixed run directory"
     services = {service_name(process): _service(config, process, program, environment, directory) for process in config.processes}
@@ -36,9 +36,9 @@ def unit_files(config: RuntimeConfig, program: str, environment: Mapping[str, st
 
 
 def _socket(config: RuntimeConfig) -> str:
-    """What systemd listens on for the gateway, so that connections wait rather than fail while it restarts.
+    """Return the socket unit for the gateway, so that connections wait rather than fail while it restarts.
 
-    "" where systemd cannot know the address: a name that must be resolved, or any free port. The gateway then listens itself.
+    "" if systemd cannot know the address: a name that must be resolved, or any free port. The gateway then listens itself.
     """
     host, port = config.server.host, config.server.port
     try:
@@ -117,12 +117,12 @@ WantedBy={TARGET}
 
 
 def _order(config: RuntimeConfig, actor: str) -> str:
-    """Stop in the order that a run stops in: systemd ends units in reverse of After=, at the price of starting in that order."""
+    """Order units to stop as a run does: systemd stops units in reverse of After=, at the cost of starting them in that order."""
     after = {service_name(config.process_of(other)): None for other in starts_after(actor)}
     return f"After={' '.join(after)}\n" if after else ""
 
 
 def _quote(text: str) -> str:
-    """One word of a unit file, taken literally."""
+    """Quote one word of a unit file, to be taken literally."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

@@ -1,12 +1,12 @@
 """The zygote: one process per run that imports torch and the tower modules once and forks actors in tens of milliseconds.
 
 Started by ``launcher`` as ``python -m mmrt.runtime.supervisor.zygote``. It imports nothing else of mmrt, so that a forked actor loads
-its code as it is now. Rules that were measured: no parallel region ever, one thread at every fork, and no GPU opened: a process that
+its current code. Measured rules: no parallel region ever, one thread at every fork, and no GPU opened: a process that
 has initialised CUDA cannot be forked, one that has only imported torch can. An actor is forked twice, so that the supervisor, a
 subreaper, becomes its parent.
 
-The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket ends the supervisor is
-gone; actors then end on their own, whoever has not after ``GUARD_GRACE_S`` is killed, and the run directory is removed.
+The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket closes, the supervisor
+is gone; actors then end on their own, the zygote kills those left after ``GUARD_GRACE_S`` and removes the run directory.
 
 Protocol: SOCK_SEQPACKET, one ``Request`` or ``Reply`` per packet, in MessagePack.
 """
@@ -37,7 +37,7 @@ _PR_SET_NAME = 15
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Fork a process that calls ``entry`` ("module:function") with ``argument``, once the import stage ``needs`` is done.
 
-    Two descriptors come with it: where its output goes, and its lifeline.
+    Two descriptors come with it: its output and its lifeline.
     """
 
     id: int
@@ -80,7 +80,7 @@ _decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 def main() -> int:
-    """Run the import stages in turn, serving what each makes possible, then serve until the supervisor is gone."""
+    """Run the import stages in turn, serving requests in between, then serve until the supervisor is gone."""
     parser = argparse.ArgumentParser(prog="python -m mmrt.runtime.supervisor.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--run", required=True, help="the run directory, to be removed when the supervisor is gone")
@@ -108,7 +108,7 @@ class _Zygote:
         self._waiting: list[tuple[Fork, list[int]]] = []
 
     def load(self, stage: str, modules: list[str]) -> None:
-        """Import the modules of a stage. A module that fails is the actor's to complain about, with its own traceback."""
+        """Import the modules of a stage. The actor reports a module that fails, with its own traceback."""
         began_s = time.monotonic()
         error = ""
         for module in modules:
@@ -126,7 +126,7 @@ class _Zygote:
             self._handle(request, fds)
 
     def serve(self, *, block: bool) -> bool:
-        """Handle requests; without ``block`` those that have arrived. Returns False when the supervisor is gone."""
+        """Handle requests; without ``block`` only those that have arrived. Returns False when the supervisor is gone."""
         while block or select.select([self.control], [], [], 0)[0]:
             try:
                 packet, fds, _, _ = socket.recv_fds(self.control, MAX_PACKET_BYTES, 4)
@@ -186,7 +186,7 @@ class _Zygote:
 
 
 def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
-    """In the grandchild: take on descriptors, environment and priority, forget the zygote's state, run the entry, exit."""
+    """Turn the grandchild into an actor: set descriptors, environment and priority, drop the zygote's state, run the entry, exit."""
     status = 1
     try:
         output, lifeline = fds
@@ -227,14 +227,14 @@ def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
 
 
 def _unfit() -> str:
-    """Why this process cannot be forked, "" if it can."""
+    """Return why this process cannot be forked, "" if it can."""
     if (threads := _num_threads()) != 1:
         return f"has {threads} threads"
     return "has opened a GPU" if _has_opened_gpu() else ""
 
 
 def _has_opened_gpu() -> bool:
-    """Whether CUDA was initialised: torch says so, or one of its device files is open."""
+    """Return whether CUDA was initialised: torch reports it, or one of its device files is open."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
@@ -257,7 +257,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def _guard(pidfds: list[int], run: str, grace_s: float) -> None:
-    """The supervisor is gone: give its children time to end, kill those that do not, remove what they leave."""
+    """Clean up after the supervisor: give its children time to end, kill those that do not, remove the run directory."""
     deadline_s = time.monotonic() + grace_s
     while pidfds and (left_s := deadline_s - time.monotonic()) > 0:
         select.select(pidfds, [], [], left_s)

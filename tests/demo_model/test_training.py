@@ -151,6 +151,7 @@ def test_more_processes_than_can_share_a_batch_are_refused(tmp_path: Path, devic
     assert done.returncode == 1 and done.stderr.strip().endswith(expected)
 
 
+@pytest.mark.slow
 def test_the_towers_learn_alone_at_first_and_another_recipe_does_not_go_on(tmp_path: Path) -> None:
     recipe = small_recipe(towers=towers(2), mixture={"text": 1.0}, steps=3)
     train(recipe, tmp_path, workers=0, device="cpu", progress=lambda *_: None)

@@ -59,6 +59,7 @@ def test_times(durations, seconds):
         (MediaLimits(max_frame_pixels=48 * 64 - 1), "video frames of 64x48 exceed the limit of 3071 pixels"),
         (MediaLimits(max_video_s=0.3), "the video takes 0.3 s, longer than the limit of 0.3 s"),
         (MediaLimits(max_packets=5), "the file has more than 5 packets"),
+        (MediaLimits(max_animation_frames=5), "the animation has more than 5 frames"),
         (MediaLimits(max_aspect=1.2), "video frames of 64x48 exceed the aspect ratio limit of 1.2:1"),
     ],
 )

@@ -78,3 +78,9 @@ def test_scans_are_work() -> None:
     assert decoding_work(plain) == 10_000 < decoding_work(progressive)
     assert decoding_work(progressive[:-2] + 96 * b"\xff\xda") >= 250_000
     assert decoding_work(encoded(10, 10, "PNG") + 40 * b"\xff\xda") == 100
+
+
+def test_jpeg_2000_costs_more_than_its_pixels() -> None:
+    assert decoding_work(encoded(20, 30, "JPEG2000")) == 16 * 600
+    liar = b"\xff\x4f\xff\x51" + bytes(4) + b"\xff" * 8 + bytes(20)
+    assert num_pixels(liar) == (2**32 - 1) ** 2 and decoding_work(liar) < 2**63, "a message holds it"

@@ -1,6 +1,7 @@
 """Pictures of rarer formats against Pillow's own reading, their limits, and files that are broken or not what their names say."""
 
 import io
+import itertools
 import struct
 
 import numpy as np
@@ -9,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmrt.media.errors import MediaError
+from mmrt.media.errors import MediaError, OutOfTime
 from mmrt.media.image import decode_image
-from mmrt.media.limits import MediaLimits
+from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.video_info import analyse
 from mmrt.tests.media.test_image import decoded, encoded, expected
 
@@ -142,3 +143,21 @@ def test_an_avif_still_is_no_video(files):
         with pytest.raises(MediaError, match="this is an AVIF image, not a video: send it as image_url") as caught:
             analyse(io.BytesIO(files[name]), MediaLimits())
         assert caught.value.status == 422
+
+
+def test_a_jpeg_2000_that_takes_too_long_says_so() -> None:
+    """Its decoder reads from C, which turns our exceptions into its own."""
+    out = io.BytesIO()
+    Image.effect_noise((1200, 1200), 90).convert("RGB").save(out, "JPEG2000", tile_size=(64, 64))
+
+    def decode_in(limit_s: float) -> int:
+        """How often the clock was looked at, a second apart."""
+        clock = itertools.count()
+        budget = TimeBudget(limit_s, lambda: float(next(clock)))
+        with budget.running():
+            decode_image(io.BytesIO(out.getvalue()), MediaLimits(), budget)
+        return next(clock)
+
+    num_looks = decode_in(1e9)
+    with pytest.raises(OutOfTime):
+        decode_in(num_looks - 4)

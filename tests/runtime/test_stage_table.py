@@ -107,7 +107,7 @@ def test_a_stage_that_is_added_is_started_stopped_and_restarted(talker: Stage) -
     groups = [[spec.name for spec in group] for group in stop_order(list(specs.values()))]
     assert "talker" in groups[1] and {name for group in groups for name in group} == set(STAGES)
     assert set(restart_order()) == set(STAGES) and restart_order().index("talker") < restart_order().index("controller")
-    assert "mmrt.actors.talker.loop" in actor_roots(["talker"], is_forked=True)
+    assert "mmrt.actors.talker.loop" in actor_roots(["talker"], True, ())
     files = unit_files(config, "/usr/bin/mmrt", {"MMRT_RUN_DIR": "/r"}, Path("/d"))
     assert service_name("talker") in files[TARGET]
     assert f"\nAfter={service_name('memory')} {service_name('controller')}\n" in files[service_name("talker")]

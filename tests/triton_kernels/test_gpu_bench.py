@@ -238,6 +238,7 @@ def test_a_quick_run_times_some_of_it() -> None:
         assert set(quick) <= set(whole) and (quick or name == "sweep")
 
 
+@pytest.mark.slow
 def test_every_timing_launches_what_it_says() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", LAUNCHES], env=environment, capture_output=True, text=True, check=False)

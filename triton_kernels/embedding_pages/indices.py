@@ -11,8 +11,8 @@ from torch import Tensor
 class PageSpan(NamedTuple):
     """One request's part of an iteration: ``num_tokens`` rows from its row ``cu_page_len`` on.
 
-    ``pages`` starts at the page that holds row ``cu_page_len``: those before it may be in other hands already (US4). Without any
-    pages the rows of the contiguous buffer are left as they are: that is how text between media is stepped over.
+    ``pages`` starts at the page that holds row ``cu_page_len``: earlier pages may have been freed already (US4). Without any
+    pages the rows of the contiguous buffer stay unchanged: text between media is skipped in this way.
     """
 
     pages: Sequence[int]
@@ -21,7 +21,7 @@ class PageSpan(NamedTuple):
 
 
 def num_consumed_pages(cu_page_len: int, num_tokens: int, page_tokens: int) -> int:
-    """How many leading pages of a ``PageSpan`` hold nothing beyond its rows, and can be freed once it is read (US4)."""
+    """The number of leading pages of a ``PageSpan`` that hold only its rows, and can be freed once it is read (US4)."""
     return (cu_page_len + num_tokens) // page_tokens - cu_page_len // page_tokens
 
 
@@ -43,7 +43,7 @@ class PageIndices:
 
     @classmethod
     def pack(cls, spans: Sequence[PageSpan], page_tokens: int, device: torch.device) -> Self:
-        """One copy to ``device``. Raises: ValueError for negative numbers, or too few pages for a span's rows."""
+        """Pack into one copy to ``device``. Raises: ValueError for negative numbers, or too few pages for a span's rows."""
         indptr, page_indptr, page_indices = [0], [0], list[int]()
         for number, span in enumerate(spans):
             if span.cu_page_len < 0 or span.num_tokens < 0:

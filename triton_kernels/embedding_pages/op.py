@@ -23,7 +23,7 @@ def write_embeddings(rows: Tensor, pages: Tensor, indices: PageIndices) -> None:
 
 
 def read_embeddings(pages: Tensor, indices: PageIndices, out: Tensor) -> None:
-    """Fetch rows from pages into ``out`` [N, H], as ``write_embeddings`` the other way round. Rows without pages stay as they are."""
+    """Fetch rows from pages into ``out`` [N, H], the reverse of ``write_embeddings``. Rows without pages stay unchanged."""
     _copy(out, pages, indices, write=False)
 
 

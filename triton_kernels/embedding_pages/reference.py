@@ -1,4 +1,4 @@
-"""What the kernel must do, row by row."""
+"""Reference for the kernel, row by row."""
 
 from collections.abc import Iterator
 

@@ -70,7 +70,7 @@ def write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
 def rotate_and_write_kv(
     heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
 ) -> None:
-    """QK-norm, (M-)RoPE and ``write_kv`` in one launch: all that lies between a layer's projection and its attention.
+    """QK-norm, (M-)RoPE and ``write_kv`` in one launch: everything between a layer's projection and its attention.
 
     heads [N, num_heads + 2 num_kv_heads, head_dim], the projection's output: query, key and value heads, dense. Query and key heads
     are normalized and rotated in place; num_heads may be 0. positions int64 [axes, N], so that angles stay below 4e5; slots as in

@@ -1,4 +1,4 @@
-"""What the kernels must do, in plain torch; ``models.lm`` does the same on the CPU (its ``_project``)."""
+"""Reference for the kernels, in plain torch; ``models.lm`` does the same on the CPU (its ``_project``)."""
 
 import torch
 import torch.nn.functional as F

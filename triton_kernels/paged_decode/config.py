@@ -24,7 +24,7 @@ def decode_launch(head_dim: int, group: int, kv_bytes: int) -> Launch:
 
 
 def num_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """How many items a batch is cut into at most, at least one per row: a wave of programs where the rows are few; where they fill the
-    device by themselves, half a wave more, to cut the long among short ones."""
+    """The largest number of items of a batch, at least one per row: a wave of programs for few rows; where rows alone fill the
+    device, half a wave more, to cut long rows among short ones."""
     wave = -(-PROGRAMS_PER_SM * num_sms // num_kv_heads)
     return max(wave, num_rows + wave // 2)

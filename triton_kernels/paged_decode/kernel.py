@@ -1,6 +1,6 @@
 """Three kernels: the plan of a step, attention over one item of it, and the sum of a row's items.
 
-``op`` launches them and has checked what they are given. Scores carry log2(e), so that exponentials are powers of two.
+``op`` checks their arguments and launches them. Scores carry log2(e), so that exponentials are powers of two.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """The checked entry to paged decode. A step calls ``plan_decode`` once and ``paged_decode`` in each layer.
 
 Nothing here reads device memory from the host, and grids depend on shapes alone: both can be captured in a CUDA graph, whose
-replays follow whatever stands in ``lengths``, ``block_table`` and the pages.
+replays follow the contents of ``lengths``, ``block_table`` and the pages.
 """
 
 import math
@@ -34,7 +34,7 @@ class DecodeWorkspace:
 
     @classmethod
     def allocate(cls, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, num_sms: int, device: torch.device) -> Self:
-        """For batches of ``num_rows`` on a device of ``num_sms`` multiprocessors. Raises: ValueError."""
+        """Allocate for batches of ``num_rows`` on a device of ``num_sms`` multiprocessors. Raises: ValueError."""
         if not 1 <= num_rows <= MAX_ROWS:
             raise ValueError(f"{num_rows} rows are not between 1 and {MAX_ROWS}")
         if not 1 <= num_kv_heads <= num_heads or num_sms < 1:
@@ -75,8 +75,8 @@ def paged_decode(
     """Attention of each row's one new token over the row's tokens, as ``plan_decode`` has cut them.
 
     q [B, num_heads, head_dim], bfloat16, float16 or float32; query head h reads KV head h // (num_heads / num_kv_heads).
-    block_table int32 [B, W]: pages in the order of the row's tokens; beyond the row's own anything may stand.
-    out as q, made where it is not given; rows of length 0 get 0. ``scale`` of the scores is 1 / sqrt(head_dim) by default.
+    block_table int32 [B, W]: pages in the order of the row's tokens; entries after the row's own are arbitrary.
+    out as q, allocated if not given; rows of length 0 get 0. ``scale`` of the scores is 1 / sqrt(head_dim) by default.
     ``launch`` replaces the table's choice in sweeps. Split over tokens after Flash-Decoding (Dao et al., 2023). Raises: ValueError.
     """
     check_device("q", q.device)
@@ -122,7 +122,7 @@ def paged_decode(
 
 
 def check_shape(head_dim: int, group: int) -> None:
-    """What the attention kernels over pages are compiled for. Raises: ValueError."""
+    """Check that the attention kernels over pages support this shape. Raises: ValueError."""
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim {head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
     if group > MAX_GROUP:

@@ -1,4 +1,4 @@
-"""What the kernels compute, in torch and float32, row by row and head by head."""
+"""Reference for the kernels, in torch and float32, row by row and head by head."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What ahead-of-time compilation guards: the kernels of the 7B, 3B and small shapes, in each kind of cache."""
+"""Variants for ahead-of-time compilation: the kernels of the 7B, 3B and small shapes, in each kind of cache."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,7 @@
-"""Attention of a chunk's tokens over the pages before it, and causally over the chunk itself. ``op`` launches and has checked.
+"""Attention of a chunk's tokens over the pages before it, and causally over the chunk itself. ``op`` checks and launches.
 
-The rows of a tile are the query heads of one KV head for consecutive tokens. Whole tiles that every row may see carry no mask; in a
-long context nearly all are such. Running maxima are in log2 units.
+The rows of a tile are the query heads of one KV head for consecutive tokens. Whole tiles that every row may see have no mask: nearly
+all of a long context. Running maxima are in log2 units.
 """
 
 import triton

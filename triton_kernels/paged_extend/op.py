@@ -17,7 +17,7 @@ from .kernel import extend_kernel
 
 @dataclass(frozen=True, slots=True)
 class ExtendPlan:
-    """Which tokens a program takes. ``blocks`` int32 [X, 5], longest work first: sequence, row of the block's first token in the batch,
+    """The tokens of each program. ``blocks`` int32 [X, 5], longest work first: sequence, row of the block's first token in the batch,
     number of tokens, index of the first one in its chunk, and tokens before the chunk."""
 
     blocks: Tensor
@@ -77,7 +77,7 @@ def paged_extend(
 
     q [N, num_heads, head_dim], and k, v [N, num_kv_heads, head_dim] with equal strides: the chunks of all sequences one after another,
     in bfloat16, float16 or float32, before any quantization. block_table int32 [S, W]: pages in the order of a sequence's tokens, at
-    least those before its chunk; beyond, anything may stand. out as q, made where it is not given. ``scale`` of the scores, above 0,
+    least those before its chunk; later entries are arbitrary. out as q, allocated if not given. ``scale`` of the scores, above 0,
     is 1 / sqrt(head_dim) by default. The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
     """
     check_device("q", q.device)

@@ -1,4 +1,4 @@
-"""What the kernel computes, in torch and float32, sequence by sequence and head by head."""
+"""Reference for the kernel, in torch and float32, sequence by sequence and head by head."""
 
 import math
 from collections.abc import Sequence

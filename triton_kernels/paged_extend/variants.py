@@ -1,4 +1,4 @@
-"""What ahead-of-time compilation guards: the kernel at the 7B, 3B and small shapes, over plain and quantized pages.
+"""Variants for ahead-of-time compilation: the kernel at the 7B, 3B and small shapes, over plain and quantized pages.
 
 Heads of 256, which no model here has, and heads of 128 in float32 spill and are not guarded.
 """
@@ -18,7 +18,7 @@ _LONG, _SHORT = 8192, 8
 
 
 def _extend(name: str, q: str, kv: str, head_dim: int, group: int, chunk: int, limits: dict[int, tuple[int, int]]) -> Iterator[Variant]:
-    """One for each architecture, on which tiles depend. ``limits``: registers and bytes of shared memory."""
+    """One variant for each architecture, since tiles depend on it. ``limits``: registers and bytes of shared memory."""
     pointers = dict.fromkeys(("q_ptr", "k_new_ptr", "v_new_ptr", "out_ptr"), f"*{q}") | {"k_ptr": f"*{kv}", "v_ptr": f"*{kv}"}
     for architecture, (registers, shared_bytes) in limits.items():
         launch = extend_launch(head_dim, group, chunk, 4 if q == "fp32" else 2, architecture)

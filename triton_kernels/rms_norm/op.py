@@ -12,7 +12,7 @@ from .kernel import norm_row
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, in float32 (Zhang and Sennrich, 2019).
 
-    x [N, H] float32, float16 or bfloat16, rows dense, strides multiples of 16; weight [H] in x's dtype; out as x, made where it is not
+    x [N, H] float32, float16 or bfloat16, rows dense, strides multiples of 16; weight [H] in x's dtype; out as x, allocated if not
     given, and may be x. Raises: ValueError.
     """
     if out is None:
@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = None) -> Tensor:
     """residual += x, then ``rms_norm(residual, weight, epsilon)``, in one launch.
 
-    Shapes and dtypes as there; ``out`` may be ``x``. The sum is rounded first, as if the two were apart. Raises: ValueError.
+    Shapes and dtypes as there; ``out`` may be ``x``. The sum is rounded first, as in two separate steps. Raises: ValueError.
     """
     if out is None:
         out = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""What the kernel must do, in plain torch."""
+"""Reference for the kernel, in plain torch."""
 
 import torch
 from torch import Tensor

@@ -7,7 +7,7 @@ _SMALL_VOCABULARY = 2**15
 
 
 def tile_size(vocabulary: int) -> int:
-    """Tokens of a program of the kernels that run over tiles. Small ones keep many multiprocessors busy with few rows."""
+    """Tokens per program of the kernels that run over tiles. Small tiles keep many multiprocessors busy with few rows."""
     return 4096 if vocabulary > _SMALL_VOCABULARY else 1024
 
 

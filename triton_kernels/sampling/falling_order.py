@@ -1,7 +1,7 @@
-"""Scores in falling order, without a sort: where in it something is, found by counting.
+"""Scores in falling order, without a sort: places in it are found by counting.
 
 Every filter keeps a prefix of the falling order, and the draw is a place in it; so all of them ask one question, ``find_threshold``.
-What a score measures is 1, or its mass: e^(score - top) as an integer. Sums of integers do not depend on their order, so neither do
+A score measures 1, or its mass: e^(score - top) as an integer. Sums of integers do not depend on their order, so neither do
 cut-offs and draws depend on tile sizes or the number of programs.
 """
 

@@ -1,6 +1,6 @@
 """The counter-based generator on the device: SplitMix64's stream of a hashed seed, at any place (Steele, Lea and Flood, OOPSLA 2014).
 
-Bit for bit ``models.sampler.uniforms``, so that a token does not depend on where it was drawn.
+Bit for bit ``models.sampling.sampler.uniforms``, so that a token does not depend on the device that draws it.
 """
 
 import triton

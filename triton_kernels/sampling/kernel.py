@@ -1,6 +1,6 @@
 """Four kernels of a step, for any mixture of rows: scores and tops of tiles; masses; candidates; the draw. And one that counts tokens.
 
-N rows, V vocabulary, in T tiles. The first three run over (row, tile), the last over rows. Which rows do what is read on the device, so
+N rows, V vocabulary, in T tiles. The first three run over (row, tile), the last over rows. Each row's work is read on the device, so
 that a captured graph serves every step.
 """
 

@@ -1,4 +1,4 @@
-"""The checked entrances: ``sample`` a token per row, and ``count_tokens`` for penalties. The decode actor calls them, once per step."""
+"""The checked wrappers: ``sample`` a token per row, and ``count_tokens`` for penalties. The decode actor calls them, once per step."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class SamplingWorkspace:
-    """What the kernels of a step tell each other, for up to ``max_rows`` rows; allocate once, its addresses go into captured graphs.
+    """Data that the kernels of a step pass to each other, for up to ``max_rows`` rows; allocate once: graphs hold its addresses.
 
     About (V + 2 x max_candidates) x 4 bytes per row. Rows with more candidates than ``max_candidates`` are right, but slow.
     ``kept`` int64 [max_rows] is left for the caller: the mass of what a row's filters kept, in units of 2**-40 of its likeliest token.
@@ -70,7 +70,7 @@ def sample(
     counts: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Draw one token per row: guidance (CF1), penalties, grammar mask, temperature, top-k, top-p, min-p, as ``models.sampler`` does.
+    """Draw one token per row: guidance (CF1), penalties, grammar mask, temperature, top-k, top-p, min-p, as ``models.sampling``.
 
     ``logits`` [L, V] float32, bfloat16 or float16; row i draws from ``logits[rows.logits_row[i]]``. ``masks`` int32 [M, words]: bit
     t % 32 of word t // 32 allows token t, and tokens beyond the words are not allowed. ``counts`` int32 [C, V], see ``count_tokens``.
@@ -173,7 +173,7 @@ def count_tokens(counts: Tensor, counts_rows: Tensor, tokens: Tensor, num_tokens
     """Mark the tokens of prompts, or count generated ones, in ``counts`` int32 [C, V]; the caller zeroes a row when it is taken.
 
     Row i adds the first ``num_tokens[i]`` of ``tokens[i]`` (int64 [N, n]) to ``counts[counts_rows[i]]`` (int32 [N]; -1: skipped). Ids
-    outside the vocabulary are skipped, so what ``sample`` gave, padding among it, can be passed on as it is.
+    outside the vocabulary are skipped, so the output of ``sample``, padding included, can be passed on as it is.
 
     Raises: ValueError for tensors that do not fit together.
     """

@@ -1,4 +1,4 @@
-"""What each row of a sampling step is: parameters of its request, and which logits, mask and counts are its own."""
+"""Rows of a sampling step: the parameters of each row's request, and the numbers of its logits, mask and counts."""
 
 import torch
 from torch import Tensor
@@ -50,5 +50,5 @@ class SamplingRows:
         self.buffer.copy_(other.buffer, non_blocking=True)
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What kernels read: int64 [2, S], int32 [5, S], float32 [7, S] with S = ``stride``, in the order of LONGS, INTS, FLOATS."""
+        """The kernels' input: int64 [2, S], int32 [5, S], float32 [7, S] with S = ``stride``, in the order of LONGS, INTS, FLOATS."""
         return self.longs, self.ints, self.floats

@@ -1,4 +1,4 @@
-"""What of the sampling kernels is compiled ahead of time, and what it may cost. A vocabulary of 152,064 tokens: 38 tiles of 4096."""
+"""Variants of the sampling kernels for ahead-of-time compilation, with budgets. A vocabulary of 152,064 tokens: 38 tiles of 4096."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -15,7 +15,7 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """silu(gate) x up in float32, rounded once (SwiGLU: Shazeer, 2020).
 
     gate_up [N, 2 I] float32, float16 or bfloat16: the fused projection, gate first; rows dense, I and row strides multiples of 16.
-    out [N, I] likewise, made where it is not given. Raises: ValueError.
+    out [N, I] likewise, allocated if not given. Raises: ValueError.
     """
     if out is None:
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[-1] // 2)
@@ -27,7 +27,7 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
 def silu_mul_pair(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``silu_mul`` of two matrices [N, I] of any width and row strides, rows dense.
 
-    out likewise, made where it is not given, and may be gate or up. Raises: ValueError.
+    out likewise, allocated if not given, and may be gate or up. Raises: ValueError.
     """
     if out is None:
         out = gate.new_empty(gate.shape)

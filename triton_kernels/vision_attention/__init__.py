@@ -1,4 +1,4 @@
-"""Attention of vision towers, many sequences one behind the other: frames (full attention) or windows (Qwen2.5-VL); and rotation."""
+"""Attention of vision towers, many sequences one after another: frames (full attention) or windows (Qwen2.5-VL); and rotation."""
 
 from .config import HEAD_DIMS
 from .op import attend, rotate

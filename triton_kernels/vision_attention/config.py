@@ -1,4 +1,4 @@
-"""How heads are cut, and tiles and warps by size of the head and type. Pure."""
+"""Head partition, and tiles and warps by head size and type. Pure."""
 
 from ..launch import Launch
 

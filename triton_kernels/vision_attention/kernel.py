@@ -1,7 +1,7 @@
-"""Attention within each of many sequences that lie one behind the other, without causality: long ones in tiles, short ones at once.
+"""Attention without causality within each of many consecutive sequences: long ones in tiles, short ones at once.
 
 A head of 80 is taken as 64 + 16: two products each way instead of one over 128 with 37.5 % of it zeros. Scores carry log2(e), so that
-exponentials are powers of two. ``op`` launches the kernels and has checked what they are given.
+exponentials are powers of two. ``op`` checks the kernels' arguments and launches them.
 
 M queries and N keys of a tile, D0 + D1 the size of a head (D1 = 0: one part).
 """

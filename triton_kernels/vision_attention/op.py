@@ -1,5 +1,5 @@
-"""The checked entrances: rotation, and attention within frames or within windows. The tower's forward (``models/triton_vision``) calls
-them once per block, in the encoder actor."""
+"""The checked wrappers: rotation, and attention within frames or windows. The tower's forward
+(``models/families/qwen2_5/triton_vision``) calls them once per block, in the encoder actor."""
 
 import torch
 import triton
@@ -27,8 +27,8 @@ def attend(
     ``q``, ``k``, ``v`` [T, H, D] bfloat16, float16 or float32, D of 16, 32, 64, 80 or 128, the last dimension dense: views of a fused
     projection will do. ``cu_seqlens`` int32 [S + 1] from 0, not falling, as Qwen2.5-VL's for frames (full attention) and for
     windows; empty sequences are allowed. ``max_length`` of a sequence, known where ``cu_seqlens`` is made: up to 64 a program takes
-    a whole sequence. ``scale``: 1 / sqrt(D) if not given. -> [T, H, D] in ``out`` where given, sums in float32; tokens behind the
-    last sequence are left as they are. The values of ``cu_seqlens`` are not checked: they lie on the device.
+    a whole sequence. ``scale``: 1 / sqrt(D) if not given. -> [T, H, D] in ``out`` where given, sums in float32; tokens after the
+    last sequence stay unchanged. The values of ``cu_seqlens`` are not checked: they lie on the device.
 
     Raises: ValueError for tensors that do not fit together.
     """
@@ -56,7 +56,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Turn element j of every head with j + D / 2 by the token's angle j, in place: x cos + rotate_half(x) sin in float32, rounded once
     (RoPE: Su et al., 2021).
 
-    ``q``, ``k`` [T, H, D] as in ``attend``, apart in memory. ``cos``, ``sin`` float32 [T, D / 2], contiguous. Raises: ValueError.
+    ``q``, ``k`` [T, H, D] as in ``attend``, not overlapping. ``cos``, ``sin`` float32 [T, D / 2], contiguous. Raises: ValueError.
     """
     num_tokens, num_heads, head_dim = _check_heads(q=q, k=k)
     for name, tensor in (("cos", cos), ("sin", sin)):

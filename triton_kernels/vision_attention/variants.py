@@ -1,4 +1,4 @@
-"""What of vision attention is compiled ahead of time, and what it may cost."""
+"""Variants of vision attention for ahead-of-time compilation, with budgets."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def _variant(name: str, launch: Launch, architecture: int, budget: Budget) -> Va
 
 
 def _frames(head_dim: int, limits: _Limits) -> Iterator[Variant]:
-    """One for each architecture, on which the launch depends. ``limits``: registers and bytes of shared memory."""
+    """One variant for each architecture, since the launch depends on it. ``limits``: registers and bytes of shared memory."""
     for architecture, numbers in limits.items():
         launch = config.sequences_launch(head_dim, 2, architecture)
         yield _variant(

@@ -1,1 +1,1 @@
-"""What the two Qwen2.5 families share; no family itself."""
+"""Code shared by the two Qwen2.5 families; not a family itself."""

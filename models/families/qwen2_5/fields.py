@@ -1,4 +1,4 @@
-"""What the two Qwen2.5 families share of reading a checkpoint: the fields of decoder, towers and processors."""
+"""Checkpoint reading shared by the two Qwen2.5 families: the fields of decoder, towers and processors."""
 
 from ...architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
@@ -6,7 +6,7 @@ from ...errors import CheckpointError
 
 
 def parse_language(text: JsonObject, default_theta: float, tie: bool) -> LanguageConfig:
-    """The decoder out of ``text`` (nested or flat). Raises CheckpointError."""
+    """The decoder from ``text`` (nested or flat). Raises CheckpointError."""
     hidden = text.integer("hidden_size")
     heads = text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", default=heads)
@@ -119,8 +119,8 @@ def parse_eos(files: CheckpointFiles, *places: JsonObject) -> tuple[int, ...]:
 def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:
     """Rules of the image and video processors.
 
-    ``video_falls_back``: without a video file, the image file counts for videos too. Without that, transformers' processor sets the
-    sizes of videos itself, whatever processor_config.json says; a video file counts here all the same.
+    ``video_falls_back``: without a video file, the image file also applies to videos. If False, transformers' processor sets the
+    sizes of videos itself, whatever processor_config.json says; a video file still applies here.
     """
     nested = files.optional("processor_config.json")
     image = files.optional("preprocessor_config.json")

@@ -1,4 +1,4 @@
-"""What made checkpoints of the two Qwen2.5 families share: shapes, tokens, chat template, parts of the JSON files."""
+"""Parts of made checkpoints shared by the two Qwen2.5 families: shapes, tokens, chat template, parts of the JSON files."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ AUDIO_BRANCH{%- elif item.type == 'text' -%}{{ item.text }}
 
 
 class Dimensions(NamedTuple):
-    """Sizes of a shape, in the words of config.json."""
+    """Sizes of a shape, named as in config.json."""
 
     dtype: str
     num_merges: int
@@ -112,7 +112,7 @@ def vision_config(dimensions: Dimensions, model_type: str) -> dict[str, Any]:
 
 
 def chat_template(opening: str, closing: str, image: str, video: str, audio_branch: str = "") -> str:
-    """The template with these control tokens around and for media. ``audio_branch``: what it makes of sound, if anything."""
+    """The template with these control tokens around and for media. ``audio_branch``: its branch for sound, if any."""
     replaced = {"VISION_OPEN": opening, "VISION_CLOSE": closing, "AUDIO_BRANCH": audio_branch, "IMAGE": image, "VIDEO": video}
     template = _TEMPLATE
     for name in replaced:

@@ -1,4 +1,4 @@
-"""What the two Qwen2.5 families share of media: grids, sampled frames, segments, and the walk over a prompt's positions.
+"""Media rules shared by the two Qwen2.5 families: grids, sampled frames, segments, and the walk over a prompt's positions.
 
 The rules are those of transformers' Qwen2VLImageProcessor, Qwen2VLVideoProcessor and WhisperFeatureExtractor.
 """
@@ -66,7 +66,7 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     patch = rules.temporal_patch_size
     most = math.floor(min(rules.max_frames, total_frames) / patch) * patch
     wanted = min(max(total_frames / fps * rules.fps, rules.min_frames), most, total_frames)
-    wanted = max(1, math.floor(wanted / patch)) * patch  # where fewer are asked for, transformers divides by zero
+    wanted = max(1, math.floor(wanted / patch)) * patch  # for fewer, transformers divides by zero
     if wanted > total_frames:
         return np.arange(total_frames, dtype=np.int64)
     # torch.arange rounds in its own way, so transformers' frames come from it alone. 60 frames, 26 wanted: 27 come out, the last of
@@ -78,7 +78,7 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
 
 
 def video_grid(rules: VisionRules, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """(t, h, w) in patches of so many sampled frames; an incomplete last temporal patch repeats the last frame."""
+    """(t, h, w) in patches of ``num_frames`` sampled frames; an incomplete last temporal patch repeats the last frame."""
     if num_frames < 1:
         raise UnsupportedMediaError("video has no frames")
     factor = rules.patch_size * rules.merge_size
@@ -111,7 +111,7 @@ def _vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, i
 
 
 def audio_tokens(num_frames: int) -> int:
-    """Tokens of so many mel frames: a stride-2 convolution, then pairs averaged."""
+    """Tokens of ``num_frames`` mel frames: a stride-2 convolution, then pairs averaged."""
     return (((num_frames - 1) // 2 + 1) - 2) // 2 + 1
 
 
@@ -127,7 +127,7 @@ def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
 
 
 def audio_unit(rules: AudioRules) -> int:
-    """Mel frames between which a clip can be cut: no convolution, pair of averaged frames or attention crosses such a border."""
+    """A clip may be cut at multiples of so many mel frames: no convolution, averaged pair or attention crosses such a border."""
     return math.lcm(rules.window_frames, MEL_FRAMES_PER_TOKEN)
 
 

@@ -1,6 +1,6 @@
-"""What the two Qwen2.5 families share of tensors: their towers' and their names in checkpoints.
+"""Tensors shared by the two Qwen2.5 families: those of their towers, and their names in checkpoints.
 
-Tower tensors keep transformers' names behind ``vision.`` and ``audio.``.
+Tower tensors keep transformers' names after ``vision.`` and ``audio.``.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""The vision tower of Qwen2.5 on a CUDA device: norms, rotation, attention and SwiGLU by Triton's kernels. Loaded for
-towers there alone: see ``vision_tower``.
+"""The vision tower of Qwen2.5 on a CUDA device: norms, rotation, attention and SwiGLU in Triton kernels. Loaded
+only for towers there: see ``vision_tower``.
 
-``VisionKernels`` does what transformers' module does, over the same weights and with the same arguments. Products of matrices are
+``VisionKernels`` computes the same as transformers' module, over the same weights and with the same arguments. Products of matrices are
 torch's, and so is the merger's GELU.
 
 Shapes: T patches, H heads, D head size; merge_size x merge_size patches that become a token stand together.
@@ -37,7 +37,7 @@ class VisionKernels:
     def __init__(self, config: VisionConfig, weights: dict[str, Tensor]) -> None:
         """Uses those ``weights`` whose names start with ``vision.``.
 
-        Raises: CheckpointError for another activation than SiLU, and heads of a size that the kernels do not take.
+        Raises: CheckpointError for an activation other than SiLU, and for head sizes that the kernels do not support.
         """
         if config.hidden_act != "silu":
             raise CheckpointError(f"the vision tower's hidden_act is {config.hidden_act!r}, on a CUDA device it must be 'silu'")
@@ -50,7 +50,7 @@ class VisionKernels:
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
         self._merger = [_linear(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
         axis_dim = head_dim // 2
-        # As transformers', on the CPU, so that both turn by the same angles.
+        # On the CPU as in transformers, so that the angles are the same.
         frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
         self._frequencies = frequencies.to(self._patch_embed.device)
 

@@ -1,7 +1,7 @@
-"""The vision tower that the two Qwen2.5 families share, and how a module of transformers is built over shared weights.
+"""The vision tower that the two Qwen2.5 families share, and the building of transformers' modules over shared weights.
 
-Modules are built on the meta device and take views of the weights: no private copy of any. Families import transformers when they
-build their towers, and nothing else does.
+Modules are built on the meta device and take views of the weights: none is copied. Only families import transformers,
+when they build their towers.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class VisionTower:
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         self._kernels: Callable[..., Tensor] | None = None
         if device.type == "cuda":
-            from .triton_vision import VisionKernels  # the only way to Triton: nothing of it is loaded on the CPU
+            from .triton_vision import VisionKernels  # Triton is imported only here: never on the CPU
 
             self._kernels = VisionKernels(config, weights)
         else:
@@ -51,7 +51,7 @@ class VisionTower:
         return list(torch.split(output, (grids.prod(1) // self._config.merge_size**2).tolist()))
 
     def _geometry(self, grids: Tensor) -> dict[str, Any]:
-        """What transformers' module would derive from the grids [items, 3], derived on the host and sent to the device."""
+        """Derive on the host what transformers' module would derive from the grids [items, 3], and send it to the device."""
         from transformers import vision_utils
 
         config = self._config
@@ -67,7 +67,7 @@ class VisionTower:
         return {name: tensor.to(self._device) for name, tensor in tensors.items()} | longest
 
     def _normalised(self, parts: Sequence[NDArray[Any]]) -> Tensor:
-        """All rows, one part behind the other; to a GPU they go by way of pinned memory, in the order of the stream."""
+        """All rows, one part after another; for a GPU they go through pinned memory, in stream order."""
         size = sum(len(part) for part in parts), parts[0].shape[1]
         staged = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.concatenate(parts, out=staged.numpy())
@@ -76,7 +76,7 @@ class VisionTower:
 
 
 def _fields(config: VisionConfig) -> dict[str, Any]:
-    """The configuration in transformers' words."""
+    """The configuration under transformers' names."""
     return {
         "depth": config.depth,
         "hidden_size": config.hidden_size,

@@ -4,6 +4,7 @@ Tokens and positions as in transformers' ``qwen2_5_omni``, with ``use_audio_in_v
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,14 +55,14 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 
 def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
-    """Seconds per temporal patch follow the rate asked for, not ``sampled_fps``: so does transformers' processor."""
+    """Seconds per temporal patch follow the requested rate, not ``sampled_fps``, as in transformers' processor."""
     rules = media.vision_rules(config, "video")
     grid = media.video_grid(rules, num_frames, height, width)
     return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
 def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
-    """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; what is longer goes on alone.
+    """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; the longer of the two goes on alone.
 
     A temporal patch belongs to the chunk of the time at which it begins. That is where transformers' processor cuts as long as a
     patch takes no longer than a chunk; longer ones (less than one frame per second) it cuts in two, and here they stay whole.
@@ -104,13 +105,12 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    from .towers import build_towers  # torch
-
-    return build_towers(config, weights, device)
+    # By its name: only the process that builds towers depends on them (runtime/supervisor/reload.py).
+    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+    return towers
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    from ..qwen2_5.made_checkpoint import SHAPES
-    from .made_checkpoint import recipe
-
-    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
+    # By its name: no actor depends on it.
+    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
+    return made

@@ -1,4 +1,4 @@
-"""What ``mmrt model make`` writes of a Qwen2.5-Omni checkpoint besides weights."""
+"""The files of a Qwen2.5-Omni checkpoint that ``mmrt model make`` writes besides weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from ..family import CheckpointRecipe
 from ..qwen2_5.made_checkpoint import (
     IMAGE_PROCESSOR,
     PLAIN_TOKENS,
+    SHAPES,
     Dimensions,
     chat_template,
     generation_config,
@@ -41,6 +42,11 @@ _PROCESSOR = {
     "padding_value": 0.0,
     "return_attention_mask": True,
 }
+
+
+def recipes() -> dict[str, CheckpointRecipe]:
+    """By shape."""
+    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
 
 
 def recipe(dimensions: Dimensions) -> CheckpointRecipe:

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni's towers: vision as in Qwen2.5-VL but for the attention's projections, and audio. The encoder actor builds them."""
+"""Qwen2.5-Omni's towers: vision as in Qwen2.5-VL except for the attention's projections, and audio. The encoder actor builds them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,7 @@
 """Qwen2.5-VL: text, images and video. Its decoder and positions as in transformers' ``qwen2_5_vl``."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +44,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 
 def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
-    """Seconds per temporal patch follow the rate at which frames were really sampled."""
+    """Seconds per temporal patch follow the actual sampling rate of the frames."""
     rules = media.vision_rules(config, "video")
     grid = media.video_grid(rules, num_frames, height, width)
     return media.video_item_of(rules, grid, rules.temporal_patch_size / sampled_fps)
@@ -71,13 +72,12 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    from .towers import build_towers  # torch
-
-    return build_towers(config, weights, device)
+    # By its name: only the process that builds towers depends on them (runtime/supervisor/reload.py).
+    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+    return towers
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    from ..qwen2_5.made_checkpoint import SHAPES
-    from .made_checkpoint import recipe
-
-    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
+    # By its name: no actor depends on it.
+    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
+    return made

@@ -1,4 +1,4 @@
-"""What ``mmrt model make`` writes of a Qwen2.5-VL checkpoint besides weights."""
+"""The files of a Qwen2.5-VL checkpoint that ``mmrt model make`` writes besides weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from ..family import CheckpointRecipe
 from ..qwen2_5.made_checkpoint import (
     IMAGE_PROCESSOR,
     PLAIN_TOKENS,
+    SHAPES,
     Dimensions,
     chat_template,
     generation_config,
@@ -19,6 +20,11 @@ SPECIAL_TOKENS = (
     "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
 ).split()
 CHAT_TEMPLATE = chat_template("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def recipes() -> dict[str, CheckpointRecipe]:
+    """By shape."""
+    return {shape: recipe(dimensions) for shape, dimensions in SHAPES.items()}
 
 
 def recipe(dimensions: Dimensions) -> CheckpointRecipe:

@@ -1,1 +1,1 @@
-"""Pure scheduling decisions: functions of values, no clock, socket, tensor or await."""
+"""Pure scheduling decisions: functions of values, without clocks, sockets, tensors or awaits."""

@@ -1,10 +1,10 @@
-"""Who is let in, who gets KV pages, and who gives them back (pure).
+"""Admission, grants of KV pages, and preemption (pure).
 
-A request is refused before work starts when it can never run (400, 413) or when too much waits already (503 with Retry-After;
-429 is kept for a client's own quota, which needs client identities). Admission follows the policy's ranks for each resource: a
-request that is short of something keeps later ones from taking it, and lets those pass that need nothing of it. Who is short of KV
-pages keeps the row that it could have had, too: rows and pages seldom come free together. Not the other way round: rows whose requests
-all wait for KV pages would wait for ever.
+A request is refused before work starts when it can never run (400, 413) or when too many wait already (503 with Retry-After;
+429 is reserved for a client's own quota, which needs client identities). Admission follows the policy's ranks for each resource: a
+request short of a resource blocks it for later requests; those that do not need it pass. A request short of KV pages also
+reserves the row that it could have had: rows and pages seldom become free together. The reverse does not hold: rows whose
+requests all wait for KV pages would wait for ever.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ RETRY_AFTER_LIMIT_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What has been accepted and is not finished."""
+    """The accepted, unfinished requests."""
 
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     num_rows_used: int = 0
-    service_s: float = 1.0  # how long a request has lately held its row
+    service_s: float = 1.0  # how long recent requests held their rows
 
 
 def check_submission(spec: RequestSpec, limits: Limits, load: Load) -> None:
-    """Refuse what can never run, or what comes while too much waits. Raises RequestError."""
+    """Refuse a request that can never run, or that arrives while too many wait. Raises RequestError."""
     if not spec.prompt_ids:
         raise RequestError("the prompt has no tokens", param="messages")
     if spec.companion_ids is not None and not spec.companion_ids:
@@ -46,7 +46,7 @@ def check_submission(spec: RequestSpec, limits: Limits, load: Load) -> None:
             param="messages",
         )
     check_lengths(spec, _shortest(spec), limits)
-    if load.num_waiting >= limits.max_waiting + limits.num_rows - load.num_rows_used:  # who comes for a free row does not wait
+    if load.num_waiting >= limits.max_waiting + limits.num_rows - load.num_rows_used:  # one with a free row does not wait
         raise overloaded(f"{load.num_waiting} requests are waiting, the limit is {limits.max_waiting}", limits, load)
     num_tokens = load.num_waiting_tokens + len(spec.prompt_ids)
     if load.num_waiting and num_tokens > limits.max_waiting_tokens:
@@ -54,24 +54,24 @@ def check_submission(spec: RequestSpec, limits: Limits, load: Load) -> None:
 
 
 def overloaded(message: str, limits: Limits, load: Load) -> RequestError:
-    """503 with a Retry-After guessed from how fast rows become free: 1 to 30 seconds."""
+    """Return a 503 error with a Retry-After estimated from how fast rows become free: 1 to 30 seconds."""
     wait_s = load.service_s * (load.num_waiting + 1) / max(1, limits.num_rows)
     return RequestError(message, status=503, type="overloaded_error", retry_after_s=max(1, min(RETRY_AFTER_LIMIT_S, round(wait_s))))
 
 
 def media_pages(spec: RequestSpec, limits: Limits) -> list[int]:
-    """Media pages per item; at least one each."""
+    """Return the media pages per item; at least one each."""
     return [max(1, -(-item.num_bytes // limits.media_page_bytes)) for item in spec.items]
 
 
 def _shortest(spec: RequestSpec) -> Lengths:
-    """Prompt lengths if every medium took a single token: what is known before analysis."""
+    """Return the prompt lengths if every medium took one token: a lower bound before analysis."""
     lengths: Lengths = (len(spec.prompt_ids),)
     return lengths if spec.companion_ids is None else (*lengths, len(spec.companion_ids))
 
 
 def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
-    """How many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit."""
+    """Return how many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit."""
     for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
         if length + 1 > limits.max_context:
             raise RequestError(
@@ -102,25 +102,25 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
 
 
 class ResourceGate:
-    """Asked in the order of ranks, over several resources: whoever is short of one keeps it from all who come later."""
+    """Admission over several resources in rank order: a request short of one blocks it for all later requests."""
 
     def __init__(self, *, rows: int = 0, media: int = 0, kv: int = 0) -> None:
         self._free = {"row": rows, "media": media, "kv": kv}
         self._blocked: set[str] = set()
 
     def charge(self, resource: str, count: int) -> None:
-        """Somebody took this much without asking."""
+        """Record resources taken without ``take``."""
         self._free[resource] = max(0, self._free[resource] - count)
 
     def block(self, resource: str) -> None:
-        """Somebody earlier waits for this resource."""
+        """Block a resource that an earlier request waits for."""
         self._blocked.add(resource)
 
     def is_blocked(self, resource: str) -> bool:
         return resource in self._blocked
 
     def take(self, **needs: int) -> bool:
-        """Take all of the needs, or none and block what was short. The first that is short of KV pages keeps the row it would have."""
+        """Take all needs; or none, and block the short ones. The first request short of KV pages reserves its row."""
         needs = {resource: count for resource, count in needs.items() if count}
         short = {resource for resource, count in needs.items() if count > self._free[resource]}
         if short or self._blocked & needs.keys():
@@ -134,7 +134,7 @@ class ResourceGate:
 
 
 class Holder(NamedTuple):
-    """A row that holds KV pages. ``media``: 0 none, 1 in a cache, 2 to be decoded anew."""
+    """A row that holds KV pages. ``media``: 0 none, 1 in a cache, 2 to be decoded again."""
 
     key: int
     rank: Rank
@@ -143,9 +143,9 @@ class Holder(NamedTuple):
 
 
 def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int) -> list[int]:
-    """Rows to preempt so that the request of this rank gets ``num_pages`` more; [] if that is impossible.
+    """Choose rows to preempt so that the request of this rank gets ``num_pages`` more; [] if that is impossible.
 
-    Only later ones are taken, so the first is never a victim: text first, cached media next, media last, the last of each first.
+    Only later rows are taken, so the first is never a victim: text first, cached media next, media last, the last of each first.
     """
     victims: list[int] = []
     later = sorted((holder for holder in holders if holder.rank > rank), key=lambda holder: holder.rank, reverse=True)
@@ -158,5 +158,5 @@ def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int) -> lis
 
 
 def pages_ahead(rate: float, limits: Limits) -> int:
-    """Pages per member to grant beyond the next token: two pages and two seconds at ``rate`` tokens/s."""
+    """Return the pages per member to grant beyond the next token: two pages and two seconds at ``rate`` tokens/s."""
     return max(limits.ahead_pages, -(-int(rate * limits.ahead_s + 1) // limits.kv_page_tokens))

@@ -2,17 +2,17 @@
 US9).
 
 The paper sets tau and alpha empirically. Here each actor's plans report (units, elapsed); a line fitted to the recent ones
-predicts how long a batch takes, and a binary search finds the largest that stays within an allowance. The allowance begins at
-the TBT target and is steered by how far decode's measured time between tokens is from it. Before there are measurements the
-budget grows from a small one.
+predicts the duration of a batch, and a binary search finds the largest that stays within an allowance. The allowance begins at
+the TBT target and is steered by how far decode's measured time between tokens is from it. Without measurements the budget grows
+from a small start.
 """
 
 from dataclasses import dataclass, replace
 
 from ...config import MAX_STEP_TOKENS
 
-MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, however few tokens it has
-START_UNITS = 1  # times the least: where a budget starts
+MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, regardless of its tokens
+START_UNITS = 1  # start of a budget, in multiples of the least
 
 _DECAY = 0.9
 _SHARE_LIMITS = (0.25, 4.0)
@@ -30,7 +30,7 @@ class CostModel:
     sum_xy: float = 0.0
 
     def observe(self, units: int, elapsed_s: float) -> "CostModel":
-        """Take a finished plan of ``units`` (tokens or rows) into account."""
+        """Update the model with a finished plan of ``units`` (tokens or rows)."""
         return CostModel(
             self.weight * _DECAY + 1.0,
             self.sum_x * _DECAY + units,
@@ -40,7 +40,7 @@ class CostModel:
         )
 
     def predict(self, units: int) -> float:
-        """Seconds of a plan of ``units``; never less than in proportion to nothing. 0 before any measurement."""
+        """Predict the seconds of a plan of ``units``; never negative. 0 before any measurement."""
         if not self.weight:
             return 0.0
         mean_x, mean_y = self.sum_x / self.weight, self.sum_y / self.weight
@@ -70,18 +70,18 @@ class Budget:
 
 
 def prefill_budget(configured: int) -> Budget:
-    """tau, in tokens."""
+    """Make the budget tau, in tokens."""
     return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured)
 
 
 def encode_budget(configured: int, rows_per_token: int) -> Budget:
-    """alpha, in patch rows, of which ``rows_per_token`` make an embedding token."""
+    """Make the budget alpha, in patch rows; ``rows_per_token`` rows make one embedding token."""
     low = MIN_TOKENS * rows_per_token
     return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured)
 
 
 def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:
-    """How much of the TBT target a plan may take next: less when decode is late, more when it has slack. Bounded both ways."""
+    """Return the share of the TBT target for the next plan: less if decode is late, more if it has slack. Bounded both ways."""
     if tbt_s is None:
         return share
     if tbt_s > target_s:
@@ -92,12 +92,12 @@ def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:
 
 
 def allowance_s(share: float, num_decoding: int, target_s: float) -> float:
-    """Seconds that a plan may take. With nobody decoding only cancellation and pipelining bound it."""
+    """Return the seconds that a plan may take. If no row decodes, only cancellation and pipelining bound it."""
     return target_s * (share if num_decoding else _IDLE_SHARE)
 
 
 def search(cost: CostModel, allowance: float, low: int, high: int) -> int:
-    """The most units in [low, high] that are predicted to take at most ``allowance`` seconds, ``low`` if none are."""
+    """Return the most units in [low, high] predicted to take at most ``allowance`` seconds, ``low`` if there are none."""
     while low < high:
         middle = (low + high + 1) // 2
         if cost.predict(middle) <= allowance:
@@ -108,7 +108,7 @@ def search(cost: CostModel, allowance: float, low: int, high: int) -> int:
 
 
 def update(budget: Budget, units: int, elapsed_s: float, allowance: float) -> Budget:
-    """The budget after a plan of ``units`` that took ``elapsed_s`` seconds."""
+    """Return the budget after a plan of ``units`` that took ``elapsed_s`` seconds."""
     if units <= 0 or elapsed_s < 0:
         return budget
     seen = replace(budget, cost=budget.cost.observe(units, elapsed_s), largest=max(budget.largest, units))
@@ -116,7 +116,7 @@ def update(budget: Budget, units: int, elapsed_s: float, allowance: float) -> Bu
 
 
 def retarget(budget: Budget, allowance: float) -> Budget:
-    """The budget for an allowance. At most twice the largest plan seen: a model far from what it was fitted to is a guess."""
+    """Return the budget for an allowance. At most twice the largest plan seen: far from its data, the fitted model is a guess."""
     if budget.fixed or not budget.cost.weight:
         return budget
     found = search(budget.cost, allowance, budget.low, budget.high)

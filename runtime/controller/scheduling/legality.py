@@ -1,12 +1,13 @@
-"""What of a plan may be done (pure). A policy can be slow or unfair, never wrong: the core drops what these rules forbid.
+"""Check a plan against the rules of the core (pure). A policy can be slow or unfair, never wrong: illegal choices are dropped.
 
 Credit is not overdrawn; pages are not given twice and a request keeps to its share of a pool; segments are taken in prompt order,
-chunks follow on what is prefilled and end where media are ready (RS4); batches keep to their limits; a suspect shares no batch.
+chunks continue after the prefilled tokens and end where media are ready (RS4); batches keep to their limits; suspects run alone.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
+from itertools import chain, takewhile
+from operator import index
 
 from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
 
@@ -14,12 +15,14 @@ Requests = Mapping[int, RequestView]
 
 
 def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int]:
-    """The plan without its illegal choices, and how many these were. Raises whatever a malformed plan leads to."""
+    """Return the plan without its illegal choices, and their number. A malformed plan can raise any exception."""
     if not plan:
         return plan, 0
+    for number in chain.from_iterable((*plan.analyse, *plan.preprocess, *plan.encode, *plan.prefill)):
+        index(number)  # TypeError: a plan is made of whole numbers
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
-    # Requests without KV pages take theirs first: the order in which video gets its plans says nothing of who leaves how many free.
+    # Requests without KV pages take theirs first: the order of video's plans does not determine how many pages each leaves free.
     ahead_first = sorted(plan.preprocess, key=lambda choice: choice.key in requests and requests[choice.key].has_kv)
     patches = _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages)
     granted = _segments(ahead_first, requests, SegmentStage.PENDING, patches)
@@ -37,8 +40,8 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
 
 
 def may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
-    """Shares of the patch and the embedding pool: half for one request, which keeps its stages busy; and what is done ahead of its KV
-    pages leaves half free for those who have them, so that nobody waits in a circle."""
+    """Enforce shares of the patch and the embedding pool. One request gets at most half, which keeps its stages busy; requests without
+    KV pages leave half free for requests that have them, which prevents deadlock."""
     if held and held + need > num_pages // 2:
         return False
     return has_kv or num_free - need >= num_pages // 2
@@ -54,26 +57,29 @@ def _analyses(choices: Iterable[ItemChoice], requests: Requests, credit: int) ->
 
 
 class _Pool:
-    """What is left of a pool while choices are taken from it."""
+    """The free pages of a pool while choices are taken from it."""
 
     def __init__(self, num_pages: int, num_free: int, held: Callable[[RequestView], int], need: Callable[[SegmentView], int]) -> None:
         self._num_pages, self._num_free, self._held, self._need = num_pages, num_free, held, need
         self._taken: Counter[int] = Counter()
 
-    def take(self, request: RequestView, segment: SegmentView) -> bool:
-        need, held = self._need(segment), self._held(request) + self._taken[request.key]
-        if need > self._num_free or not may_take(self._num_pages, self._num_free, held, need, request.has_kv):
-            return False
-        self._num_free -= need
-        self._taken[request.key] += need
+    def take(self, request: RequestView, segments: Iterable[SegmentView]) -> bool:
+        """Take the pages of all of them, or none."""
+        num_free, held = self._num_free, self._held(request) + self._taken[request.key]
+        for need in map(self._need, segments):
+            if need > num_free or not may_take(self._num_pages, num_free, held, need, request.has_kv):
+                return False
+            num_free, held = num_free - need, held + need
+        self._taken[request.key] += self._num_free - num_free
+        self._num_free = num_free
         return True
 
 
 def _segments(
     choices: Iterable[SegmentChoice], requests: Requests, stage: SegmentStage, pool: _Pool, max_rows: int | None = None
 ) -> list[SegmentChoice]:
-    """Segments that are at this stage, and for which there are pages also if their request's earlier ones are to have theirs. With
-    ``max_rows`` they are one batch, to which these others belong; a larger segment goes by itself."""
+    """Return the segments at this stage for which pages remain after those of their request's earlier segments. With
+    ``max_rows`` they form one batch together with the others; a larger segment runs alone."""
     legal: list[SegmentChoice] = []
     reserved: set[SegmentChoice] = set()
     num_rows, is_closed = 0, False
@@ -89,9 +95,9 @@ def _segments(
         if max_rows is not None:
             if needed or legal and (request.alone or num_rows + segment.num_rows > max_rows or len(legal) >= MAX_PARTS):
                 continue
-            is_closed = request.alone
         needed += [choice] if choice not in reserved else []
-        if all(pool.take(request, open_ones[place]) for place in needed):
+        if pool.take(request, [open_ones[place] for place in needed]):
+            is_closed = max_rows is not None and request.alone
             reserved.update(needed)
             legal.append(choice)
             num_rows += segment.num_rows

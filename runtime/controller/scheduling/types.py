@@ -1,4 +1,4 @@
-"""What scheduling decisions are made from and what they say: immutable values, no clock and no handle in them (pure).
+"""Inputs and outputs of scheduling decisions: immutable values, without clocks and handles (pure).
 
 The controller builds a ``View`` of its state, a policy answers with a ``StepPlan``. The same types serve a simulator.
 """
@@ -11,11 +11,11 @@ from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
 
 Rank = tuple[float, ...]
-"""The least goes first."""
+"""Lower ranks go first."""
 
 
 class Candidate(Protocol):
-    """What of a request its rank may depend on. ``arrival`` counts requests as they came."""
+    """The properties of a request that its rank may depend on. ``arrival`` is its number in order of arrival."""
 
     @property
     def key(self) -> int: ...
@@ -30,7 +30,7 @@ MAX_PARTS = 256  # of one encode plan: it must fit a slot of the plan table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything that the controller must know about its run. Sizes in pages, tokens or bytes, times in seconds."""
+    """The limits and settings of a run. Sizes in pages, tokens or bytes, times in seconds."""
 
     policy: str = "unified"
     num_rows: int
@@ -52,20 +52,20 @@ class Limits:
     num_plan_slots: int = 64
     depth: int = 2  # plans that an actor may have unacknowledged
     tbt_target_s: float = 0.05
-    tbt_factor: float = 0.0  # above 0: the objective is so many times the undisturbed step, once that was measured
+    tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
-    rows_per_token: int = 4  # patch rows that one embedding token is made of
+    rows_per_token: int = 4  # patch rows per embedding token
     exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)
     resend_s: float = 0.2
     patience_s: float = 0.5  # how long the first request waits for pages before later ones lose theirs
-    silence_s: float = 15.0  # after which the gateway is told of a request that it has not asked about
+    silence_s: float = 15.0  # after which the gateway is told about a request that it has not asked about
     ahead_s: float = 2.0
     ahead_pages: int = 2
 
 
 class SegmentStage(enum.IntEnum):
-    """Where a segment of an item stands; grows, except when a request is preempted or its pages are evicted."""
+    """Progress of a segment; only increases, except when a request is preempted or its pages are evicted."""
 
     PENDING = 0
     PREPROCESSING = 1  # has patch pages and a plan
@@ -76,7 +76,7 @@ class SegmentStage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A segment that is not encoded yet. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis."""
+    """A segment not yet encoded. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis."""
 
     item: int
     segment: int
@@ -119,7 +119,7 @@ class RequestView:
 
     @property
     def is_partial(self) -> bool:
-        """Some but not all of it is prefilled."""
+        """True if some but not all of it is prefilled."""
         for member in self.members:
             if member.next:
                 return True
@@ -131,8 +131,8 @@ Device = Literal["encode", "prefill"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``requests`` in the order of ranks. Credits: how many more plans each actor may be sent. ``large_in_flight``: video has a plan of
-    large work; ``last_streamed``: the last such plan was for a streamed segment."""
+    """The policy's input. ``requests`` are in rank order. Credits: how many more plans each actor may be sent. ``large_in_flight``:
+    video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
     now: float = 0.0
@@ -153,7 +153,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """tau and alpha of US8, and whether encode and prefill exclude each other while decode runs."""
+    """tau and alpha of US8, and a flag for mutual exclusion of encode and prefill while decode runs."""
 
     prefill_tokens: int
     encode_rows: int

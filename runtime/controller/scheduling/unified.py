@@ -1,10 +1,10 @@
-"""Policy ``unified``: UnifiedServe's prefill-encode orchestration (US8, US9; paper Algorithm 3, mended), plus what video
-decodes (``video_order``).
+"""Policy ``unified``: UnifiedServe's prefill-encode orchestration (US8, US9; paper Algorithm 3, corrected), plus video's order
+(``video_order``).
 
-Mended: a request without free KV pages is passed over for prefill and its media are encoded all the same; both loops end when
-the requests do; every candidate is looked at once, so neither chunk nor image is planned twice; the encode batch is what is *to
-be* encoded. Requests come in order of their ranks, partly prefilled ones first (RS5). An earlier request that is short of pages stops
-later ones from taking them, so that the first always gets on.
+Corrections: a request without free KV pages is skipped for prefill but its media are still encoded; both loops end when
+the requests do; every candidate is considered once, so no chunk or image is planned twice; the encode batch is what is *to
+be* encoded. Requests come in rank order, partly prefilled ones first (RS5). An earlier request short of pages stops
+later ones from taking them, so that the first always makes progress.
 """
 
 from typing import Any
@@ -15,18 +15,18 @@ from .video_order import plan_video
 
 
 class Unified:
-    """First come, first served, and the plans that this module is about."""
+    """First come, first served, with the planning described above."""
 
     name = "unified"
     ages = False
 
     def rank(self, request: Candidate, now: float) -> Rank:
-        """In order of arrival."""
+        """Rank by order of arrival."""
         del now
         return (request.arrival,)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
-        """One round: video work within its credit, at most one encode batch and one prefill batch."""
+        """Plan one round: video work within its credit, at most one encode batch and one prefill batch."""
         analyse, preprocess = plan_video(view)
         takes_turns = limits.exclusive and view.num_decoding > 0
         is_taken = takes_turns and view.encode_in_flight + view.prefill_in_flight > 0
@@ -38,12 +38,12 @@ class Unified:
 
 
 def get_next_chunk_size(ready: int, next_token: int, budget: int, num_planned: int) -> int:
-    """Tokens of a member that go into this batch: what is ready, within what is left of the budget."""
+    """Return the tokens of a member to put into this batch: the ready ones, within the remaining budget."""
     return max(0, min(ready - next_token, budget - num_planned))
 
 
 def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
-    """US9: n_p <= tau always. Both members of a pair are taken when its turn comes, the longer one over several rounds (CF3)."""
+    """Build a prefill batch. US9: n_p <= tau always. A pair's members are taken together, the longer one over several rounds (CF3)."""
     chunks: list[ChunkChoice] = []
     num_planned = 0
     candidates = [request for request in view.requests if request.has_kv and not request.prefill_in_flight]
@@ -52,7 +52,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
             break
         if request.alone and chunks:
             if any(state.ready > state.next for state in request.members):
-                break  # else who comes behind it would be begun now, and go before it ever after
+                break  # otherwise a later request would start now, and precede it from then on
             continue
         for member, state in enumerate(request.members):
             size = get_next_chunk_size(state.ready, state.next, limits.prefill_tokens, num_planned)
@@ -66,7 +66,7 @@ def _prefill_batch(view: View, limits: StepLimits) -> tuple[ChunkChoice, ...]:
 
 
 def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
-    """Gather decoded segments while embedding pages can be had, n_e <= alpha. A larger one goes by itself: no image is split (US7)."""
+    """Gather decoded segments while embedding pages last, n_e <= alpha. A larger one runs alone: no image is split (US7)."""
     batch: list[SegmentChoice] = []
     num_rows = 0
     num_free = view.num_free_embedding_pages
@@ -91,5 +91,5 @@ def _encode_batch(view: View, limits: StepLimits) -> tuple[SegmentChoice, ...]:
             num_rows += segment.num_rows
             batch.append(SegmentChoice(request.key, segment.item, segment.segment))
             if request.alone:
-                return tuple(batch)  # one piece of work, so that what comes of it is known of that
+                return tuple(batch)  # a single piece of work, so that its result is attributable
     return tuple(batch)

@@ -1,11 +1,11 @@
-"""What video does next: fair shares between requests, by estimated work (pure).
+"""The order of video's work: fair shares between requests, by estimated work (pure).
 
-The actor does one plan of large work at a time, beside those of small work (``media_work``). So of its plans in flight one at most is
-large: the other is for small ones, which never wait for large ones, and large ones never for small ones. A request has a second plan
-only where no other could have it. Of the rest, who has waited for longer than ``MAX_WAIT_S`` goes first, then the least work.
+The actor does one plan of large work at a time, in parallel with small ones (``media_work``). So at most one of its plans in flight
+is large: the other is for small work. Small plans never wait for large ones, nor large ones for small ones. A request gets a
+second plan only if no other request could use it. Then requests that waited longer than ``MAX_WAIT_S`` go first, then the least work.
 
-Of large work, streamed segments (of videos) take turns with everything else, so that neither keeps the other waiting. Among
-themselves they go in the order of ranks (FC7): a video that is left for another is opened anew, or holds memory meanwhile.
+Among large work, streamed segments (of videos) alternate with all other work, so that neither delays the other. Among
+themselves they go in rank order (FC7): switching between videos means reopening one, or holding its memory meanwhile.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class _Candidate(NamedTuple):
     """A plan that video could be sent. ``work`` is 0 for a segment that was decoded with its item's analysis."""
 
     request: RequestView
-    place: int  # of the request in the order of ranks
+    place: int  # of the request in rank order
     choice: ItemChoice | SegmentChoice
     work: int
     is_large: bool
@@ -29,7 +29,7 @@ class _Candidate(NamedTuple):
 
 
 def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice, ...]]:
-    """Analyses and segments for plans of their own, within the credit."""
+    """Choose analyses and segments, each for a plan of its own, within the credit."""
     candidates = _candidates(view) if view.video_credit > 0 else []
     num_in_flight = {request.key: request.video_in_flight for request in view.requests}
     has_large = view.large_in_flight
@@ -49,7 +49,7 @@ def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice,
 
 
 def _rank(candidate: _Candidate, view: View) -> tuple[float, ...]:
-    """The least goes first."""
+    """Return the sort key of a candidate: the least goes first."""
     request = candidate.request
     if candidate.is_streamed:
         return view.last_streamed, 0, 0, candidate.place
@@ -59,7 +59,7 @@ def _rank(candidate: _Candidate, view: View) -> tuple[float, ...]:
 
 
 def _candidates(view: View) -> list[_Candidate]:
-    """In the order in which a request's own are to be done."""
+    """Return all candidates, each request's own in the order of execution."""
     places = {request.key: place for place, request in enumerate(view.requests)}
 
     def candidate(choice: ItemChoice | SegmentChoice, is_streamed: bool = False) -> _Candidate:
@@ -74,7 +74,7 @@ def _candidates(view: View) -> list[_Candidate]:
 
 
 def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:
-    """Those for which there are patch pages, in order, as many of each request as there is credit; and whether they are streamed."""
+    """Return the segments with free patch pages, in order, at most the credit per request, each with its ``is_streamed``."""
     found: list[tuple[SegmentChoice, bool]] = []
     num_free = view.num_free_patch_pages
     for request in view.requests:

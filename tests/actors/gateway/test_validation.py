@@ -420,7 +420,15 @@ def test_the_pixels_of_all_pictures_are_limited() -> None:
 
 def test_a_picture_that_is_too_large_by_itself_is_refused_as_such_elsewhere() -> None:
     (medium,) = read(with_part(png_header(1 << 16, 1 << 16))).conversation.media
-    assert medium.num_pixels == 1 << 32
+    assert medium.num_pixels == MediaSection().max_pixels
+
+
+def test_a_header_that_says_too_much_counts_for_what_a_picture_may_have() -> None:
+    media = MediaSection(max_request_pixels=1000, max_pixels=600)
+    limits = Limits(model_name="tiny", kinds=("image",), max_context=2048, media=media)
+    liar = png_header(1 << 31, 1 << 31)
+    read(body(messages=[{"role": "user", "content": [liar]}]), limits)
+    assert "makes 1200 pixels" in refusal(body(messages=[{"role": "user", "content": [liar, liar]}]), limits).message
 
 
 def test_media_that_the_model_does_not_take() -> None:
@@ -431,7 +439,7 @@ def test_media_that_the_model_does_not_take() -> None:
 
 
 def test_media_stand_in_user_messages_only() -> None:
-    assert "role user only" in refusal(with_part(image(data_url()), role="system")).message
+    assert "only user messages can hold media" in refusal(with_part(image(data_url()), role="system")).message
 
 
 def test_messages_do_not_repeat_what_was_sent() -> None:

@@ -126,6 +126,12 @@ SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = 
         ("{{ [1] | tojson(indent=999999999) }}", "tojson has a width of more than 100"),
         ("{{ range(9999) | list | tojson(indent=99) }}", "tojson has more than 1000000 characters"),
         ("{{ [[1], [2]] | sum(start=[]) }}", "sum adds numbers only"),
+        ("{{ ('<' * 300000) | e | length }}", "escape makes more than 1000000 characters"),
+        ("{{ '%((a))90000000d' % {'(a)': 1} }}", "% names a key with parentheses"),
+        ("{{ '%(a\nb)90000000d' % {'a\nb': 1} }}", "% names a key with parentheses"),
+        ("{{ ('%(' * 300000) % 1 }}", "% names a key with parentheses"),
+        (LONG + "{{ x.rsplit(x) }}", "rsplit has a width of more than 100"),
+        (LONG + "{{ x.rpartition(x) }}", "rpartition has a width of more than 100"),
         (LONG + "{{ strftime_now(x) }}", "strftime_now has a width of more than 100"),
     ],
 )

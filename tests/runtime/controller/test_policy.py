@@ -300,3 +300,51 @@ def test_nothing_is_lost_by_any_policy(toy: str, directory: Path) -> None:
     assert finished > 12
     assert (illegal > 0) == (policy is PlansAnything)
     assert (overruled > 0) == (policy in (Raises, PausesAtTimes, PlansAnything))
+
+
+class InPieces(LastComeFirstServed):
+    """Plans with halves of tokens, which no plan record can hold."""
+
+    def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
+        plan, _ = UNIFIED.plan(view, limits, None)
+        return replace(plan, prefill=tuple(chunk._replace(end=chunk.end - 0.5) for chunk in plan.prefill)), None  # type: ignore[arg-type]
+
+
+class NoNumber(LastComeFirstServed):
+    def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
+        return (float("nan"),)
+
+
+@pytest.mark.parametrize("toy", [InPieces, NoNumber], indirect=True)
+def test_numbers_that_are_none_are_overruled(toy: str) -> None:
+    driver = Driver(policy=toy)
+    driver.submit(text())
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, p.Prefill) and isinstance(plan.chunks[0].end, int)
+    assert driver.state.totals.overruled >= 1
+
+
+@pytest.mark.parametrize("toy", [PlansNothing], indirect=True)
+def test_the_second_begins_anew_with_the_next_request(toy: str) -> None:
+    driver = Driver(policy=toy)
+    driver.submit(text(), key=1)
+    driver.receive("gateway", m.Cancel(1, 1))
+    driver.tick(0.1)
+    driver.tick(5 * STARVED_S)
+    driver.submit(text(), key=2)
+    assert driver.state.totals.overruled == 0
+
+
+def test_a_refused_segment_takes_nothing_from_those_behind_it() -> None:
+    segments = tuple(SegmentView(0, number, SegmentStage.PENDING, 4, 3, 1) for number in range(2))
+    view = View((RequestView(1, 0, has_kv=True, segments=segments),), video_credit=2, num_patch_pages=8, num_free_patch_pages=4)
+    plan, num_illegal = check(view, LIMITS, StepPlan(preprocess=(SegmentChoice(1, 0, 1), SegmentChoice(1, 0, 0))))
+    assert plan.preprocess == (SegmentChoice(1, 0, 0),) and num_illegal == 1
+
+
+def test_a_suspect_that_does_not_fit_closes_no_batch() -> None:
+    suspect, other = (SegmentView(0, 0, SegmentStage.PREPROCESSED, 4, 1, need) for need in (9, 1))
+    requests = RequestView(1, 0, has_kv=True, segments=(suspect,), alone=True), RequestView(2, 1, has_kv=True, segments=(other,))
+    view = View(requests, encoder_credit=1, num_embedding_pages=8, num_free_embedding_pages=8)
+    plan, _ = check(view, LIMITS, StepPlan(encode=(SegmentChoice(1, 0, 0), SegmentChoice(2, 0, 0))))
+    assert plan.encode == (SegmentChoice(2, 0, 0),)

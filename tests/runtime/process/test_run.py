@@ -107,6 +107,7 @@ def test_a_run_of_another_version_is_refused_by_name(run_path: Path) -> None:
     with create_run(run_path, RunInfo()) as run:
         assert read_run_info(run) == RunInfo(created_s=run.info["created_s"])
     with RunDirectory.create(run_path, {"version": "9.9", "config": {"model": {"planet": "Mars"}}}) as other:
-        with pytest.raises(RunError, match=r"was started by mmrt 9\.9, this is .*: Object contains unknown field `planet`"):
+        says = r"was started by another build of mmrt \(9\.9, this is .*\): Object contains unknown field `planet`"
+        with pytest.raises(RunError, match=says):
             read_run_info(other)
         other.destroy()

@@ -77,7 +77,7 @@ for actor, roots in json.loads(sys.argv[1]).items():
 
 
 def test_what_actors_import_was_foreseen(graph: dict[str, frozenset[str]]) -> None:
-    roots = {actor: list(actor_roots([actor], is_forked=True)) for actor in ACTORS}
+    roots = {actor: list(actor_roots([actor], True, graph)) for actor in ACTORS}
     done = subprocess.run([sys.executable, "-c", IMPORTS, json.dumps(roots)], capture_output=True, text=True, check=True)
     imported = {actor: names for line in done.stdout.splitlines() for actor, names in json.loads(line).items()}
     assert list(imported) == list(ACTORS)
@@ -87,7 +87,7 @@ def test_what_actors_import_was_foreseen(graph: dict[str, frozenset[str]]) -> No
 
 
 def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str]]) -> None:
-    concerned = {actor: closure(actor_roots([actor], is_forked=True), graph) for actor in ACTORS}
+    concerned = {actor: closure(actor_roots([actor], True, graph), graph) for actor in ACTORS}
 
     def importers(module: str) -> set[str]:
         return {actor for actor in ACTORS if f"mmrt.{module}" in concerned[actor]}
@@ -100,6 +100,8 @@ def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str
     assert importers("actors.host.actor") == importers("runtime.bus.messages") == set(ACTORS)
     assert importers("runtime.supervisor.supervisor") == set()
     assert importers("actors.host.device") == {"memory", "video", "encoder", "prefill", "decode"}
-    shared = closure(actor_roots(["encoder", "decode"], is_forked=True), graph)
+    assert importers("models.families.qwen2_5_vl.towers") == {"encoder"}
+    assert importers("models.families.qwen2_5_vl.made_checkpoint") == set()
+    shared = closure(actor_roots(["encoder", "decode"], True, graph), graph)
     assert "mmrt.actors.host.shared_process" in shared and importers("actors.host.shared_process") == set()
     assert "mmrt.runtime.supervisor.managed_actor" in closure(SUPERVISOR_ROOTS, graph)
