@@ -1,6 +1,6 @@
-"""The detokenizer: committed token ids become text deltas for the gateway; stop strings end a text.
+"""The detokenizer: turn committed token ids into text deltas for the gateway, and end a text at a stop string.
 
-The sequence table is the truth. What this process remembers of a row can be made again from it at any time, so it may die
+The sequence table is the truth. This process can rebuild all it remembers of a row from it at any time, so it may die
 anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. decode rings when there is something to
 look at. A text that cannot be made, or that this process has died of twice, ends with an error; the others go on.
 """
@@ -63,7 +63,7 @@ def main(actor: Actor) -> None:
 
 
 def _try_suspects(detokenizer: "Detokenizer", trials: SoloTrials, status: ActorStatus, limit_s: float) -> None:
-    """Make every text once on its own, each in a step that names it: who died of one a second time is known by that."""
+    """Make every text once on its own, each in a step that names it, so that a second death identifies the text."""
     if trials.guilty is not None:
         detokenizer.give_up(trials.guilty)
     status.set_crashes(trials.crashes)
@@ -73,7 +73,7 @@ def _try_suspects(detokenizer: "Detokenizer", trials: SoloTrials, status: ActorS
 
 
 class _Text:
-    """One row generation's text as far as it has been made. ``offset`` bytes of it have gone out, ``pending`` are to."""
+    """The text of one row generation, as far as it has been made: ``offset`` bytes have been sent, ``pending`` wait."""
 
     def __init__(self, tokenizer: Tokenizer, generation: int, spec: bytes, repeat_s: float) -> None:
         request = decode_sequence_spec(spec)
@@ -118,7 +118,7 @@ class _Text:
             self.ids += ids[: self.num_ids - before]
 
     def _visible(self, ids: list[int]) -> list[int]:
-        """An end-of-sequence id is always the last one and never shown."""
+        """The ids without an end-of-sequence id, which is always the last one and never shown."""
         return ids[:-1] if ids and ids[-1] in self._hidden else ids
 
     def _flush(self) -> str:
@@ -129,7 +129,7 @@ class _Text:
 
 
 class Detokenizer:
-    """All rows' texts. ``step`` looks at the table and pushes what is new, at most a few deltas per row."""
+    """The texts of all rows. ``step`` reads the table and pushes new text, at most a few deltas per row."""
 
     def __init__(self, table: SequenceTable, deltas: Ring, tokenizer: Tokenizer) -> None:
         self._table = table
@@ -147,12 +147,12 @@ class Detokenizer:
         return bool(self._blocked or self._due)
 
     def give_up(self, place: Place) -> None:
-        """This text is not to be made: it ends with an error. Forgotten when the row is given to somebody else."""
+        """End this text with an error instead of making it. Forgotten when the row goes to another request."""
         log.error("the text of row %d has ended this process twice and is given up", place[0])
         self._given_up.add(place)
 
     def step(self, now_s: float, alone: int | None = None) -> bool:
-        """Bring every row, or one ``alone``, up to date. Returns whether a delta was pushed, so that the gateway is to be woken."""
+        """Bring every row, or one ``alone``, up to date. Returns whether a delta was pushed, so that the caller wakes the gateway."""
         # Ends before counts before phases: an end read here has all its ids, a count its spec.
         ends = self._table.ends.copy()
         fence()
@@ -177,11 +177,11 @@ class Detokenizer:
                 self._given_up.add((row, phase >> _PHASE_BITS))
                 if (text := self._texts.get(row)) is not None:
                     text.pending, text.finish = b"", "error"
-                    self._due.add(row)  # without a text nobody knows whom to tell: the request's deadline ends it
+                    self._due.add(row)  # without a text no request is known to tell: its deadline ends it
         return pushed
 
     def _overdue(self, now_s: float) -> list[int]:
-        """Rows whose last delta went out long ago, but the gateway's answer has not reached the row: say everything again."""
+        """Rows whose last delta was sent long ago without an answer of the gateway in the row: send everything again."""
         overdue = [row for row, text in self._texts.items() if now_s >= text.repeat_at_s]
         for row in overdue:
             log.info("row %d: no answer to its last delta, its text is sent again", row)
@@ -212,7 +212,7 @@ class Detokenizer:
         return self._push(row, text, now_s)
 
     def _push(self, row: int, text: _Text, now_s: float) -> bool:
-        """Move what is pending into the ring as far as there is room; the rest waits for the next step."""
+        """Move pending text into the ring as far as there is room; the rest waits for the next step."""
         pushed = False
         while text.pending or (text.finish is not None and not text.is_out):
             data = _head(text.pending)
@@ -235,7 +235,7 @@ class Detokenizer:
 
 
 def _head(data: bytes) -> bytes:
-    """As much as one delta carries, cut between characters."""
+    """The head of the text that fits into one delta, cut between characters."""
     if len(data) <= MAX_DELTA_BYTES:
         return data
     end = MAX_DELTA_BYTES

@@ -28,7 +28,7 @@ def main(actor: Actor) -> None:
     embeddings.warm_up()
     if shared.device.type == "cuda":
         warm_up_towers(towers, config)
-    completion.wait()  # what fails there must not be laid to the first plan
+    completion.wait()  # a failure here must not count against the first plan
     worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion)
     serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False), shared.device_pages)
 

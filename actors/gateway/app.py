@@ -32,7 +32,7 @@ DEFAULT_RETRY_S = 1
 
 
 def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool]) -> web.Application:
-    """All routes. While ``is_ending`` connections are closed behind their answers, which say so."""
+    """Build the application with all routes. While ``is_ending``, each answer says that its connection closes, and closes it."""
     names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     app = web.Application(
         middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), _authenticate(server.api_key, names)],
@@ -63,7 +63,7 @@ def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What the routes answer. ``unready`` names the actors that are not ready to serve; no name: /ready says 200. ``broken``: those
+    """The handlers of the routes. ``unready`` names the actors that are not ready to serve; /ready says 200 if none. ``broken``: actors
     that the run does without for now, and why."""
 
     completions: Completions
@@ -93,11 +93,11 @@ class Endpoints:
         return _json(self._model)
 
     async def health(self, _: web.Request) -> web.Response:
-        """Liveness: this process answers. Restarting it would help nobody while other actors are away."""
+        """Liveness: this process answers. A restart of it would not help while other actors are away."""
         return _json({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Readiness: a request for text sent now would be served. Whom the run does without is named."""
+        """Readiness: a request for text sent now would be served. The answer names actors that the run does without."""
         if self.completions.is_draining:
             raise _not_ready("the server is shutting down")
         missing = self.unready()
@@ -147,7 +147,7 @@ def _measure(metrics: Metrics) -> Middleware:
         resource = request.match_info.route.resource
         metrics.on_http(resource.canonical.rstrip("/") if resource is not None else "none", request.method, response.status)
         if request.method == "POST" or response.status >= 400:
-            level = logging.DEBUG if _is_open(request) and response.status == 503 else logging.INFO  # somebody who waits asks often
+            level = logging.DEBUG if _is_open(request) and response.status == 503 else logging.INFO  # waiting clients ask often
             if not response.prepared:
                 response.headers["X-Request-Id"] = request.setdefault(REQUEST_ID, f"req-{secrets.token_hex(12)}")
             log_answer(request, response.status, time.monotonic() - began_s, level)
@@ -158,7 +158,7 @@ def _measure(metrics: Metrics) -> Middleware:
 
 @web.middleware
 async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong before headers are out becomes ``{"error": {…}}`` with its status."""
+    """Turn any failure before headers are out into ``{"error": {…}}`` with its status."""
     try:
         return await handler(request)
     except RequestError as error:
@@ -187,8 +187,8 @@ def _routes(app: web.Application) -> list[str]:
 
 
 def _check_host(names: frozenset[str]) -> Middleware:
-    """Refuse requests to a name that is not the server's: a web page whose own name is made to point here would else be of the same
-    origin for its browser, and read what it likes. Nobody else can give us an address, and programs may leave ``Host`` out."""
+    """Refuse requests to a name that is not the server's: otherwise a web page whose own name is made to point here would have the
+    same origin for its browser, and could read everything. Addresses cannot be forged so, and programs may leave ``Host`` out."""
 
     @web.middleware
     async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -202,15 +202,15 @@ def _check_host(names: frozenset[str]) -> Middleware:
 
 
 def _is_open(request: web.Request) -> bool:
-    """Whether everybody may ask for it, as probes do."""
+    """Return whether the route needs no key, as for probes."""
     return request.path.removesuffix("/") in OPEN_ROUTES
 
 
 def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
-    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, but /health and /ready.
+    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, except /health and /ready.
 
-    Without a key nobody is told apart, but a web page that somebody has open must not use the server behind his back: the origin that
-    its POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.)
+    Without a key clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
+    POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.)
     """
     expected = f"bearer {api_key}".encode()
 
@@ -231,12 +231,12 @@ def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
 
 
 def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
-    """Whether a page of this origin is the server's: same host and port, by an address or a name that nobody else can give it."""
+    """Return whether this origin is the server's: same host and port, by an address or one of the server's names."""
     return _is_ours(host, names) and origin.partition("://")[2] == host
 
 
 def _is_ours(host: str, names: frozenset[str]) -> bool:
-    """Whether a ``Host``, with its port or without, is an address or one of the names."""
+    """Return whether a ``Host``, with or without its port, is an address or one of the names."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     try:
         ipaddress.ip_address(name.strip("[]"))

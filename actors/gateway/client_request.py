@@ -1,4 +1,4 @@
-"""A client's request as the gateway knows it: what to tell the controller, when to tell it again, and what came back.
+"""A client's request in the gateway: commands to the controller, their repetition, and the answers.
 
 Messages may be lost, repeated and reordered; each command is sent again until its answer arrives. Runs in the gateway's event loop;
 knows neither HTTP nor sockets nor clocks: messages leave through ``Link.send``, time comes in as an argument (monotonic seconds).
@@ -43,20 +43,20 @@ STREAMING_QUERY_S = 5.0
 SENT_S = 0.5  # between notes of how much a client has been sent
 SETTLE_S = 1.0  # how long an answer waits for the exact number of its prompt tokens
 MAX_PENDING_BYTES = 1 << 20
-CLIENT_GONE = 499  # never sent: there is nobody to read it
+CLIENT_GONE = 499  # never sent: no client is left to read it
 
 ControllerAnswer = Queued | Granted | Prepared | Failed | Released | Unknown
 
 
 class MediaPool(Protocol):
-    """What of a page pool is needed here."""
+    """The part of a page pool that requests need."""
 
     def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
     def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
 
 
 class Link(NamedTuple):
-    """What the requests of one gateway generation share: the way to the controller, the media pages, the flight recorder."""
+    """Shared by the requests of one gateway generation: the way to the controller, the media pages, the flight recorder."""
 
     generation: int
     send: Callable[[ToController], bool]
@@ -65,7 +65,7 @@ class Link(NamedTuple):
 
 
 class RequestStage(enum.Enum):
-    """Where a request is, as far as the gateway knows."""
+    """The stage of a request, as far as the gateway knows."""
 
     SUBMITTED = enum.auto()
     QUEUED = enum.auto()
@@ -76,7 +76,7 @@ class RequestStage(enum.Enum):
 
 
 class ClientRequest:
-    """One request. The HTTP side reads it, takes its text, may cancel it, and is woken by ``wake``."""
+    """One request. The HTTP side reads it, takes its text, and may cancel it; ``wake`` wakes it."""
 
     def __init__(self, key: int, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], link: Link, now_s: float) -> None:
         self.key = key
@@ -108,12 +108,12 @@ class ClientRequest:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will come: the finish reason or the error is known."""
+        """Return whether nothing more will come: the finish reason or the error is known."""
         return self.finish is not None or self.error is not None
 
     @property
     def has_started(self) -> bool:
-        """The controller has analysed it and it fits, or it has even begun to answer."""
+        """Return whether the controller has analysed it and it fits, or its answer has begun."""
         return self.num_prompt_tokens is not None or self.first_text_s is not None
 
     @property
@@ -122,40 +122,40 @@ class ClientRequest:
         return sum(map(len, self._media))
 
     def prompt_tokens(self) -> int:
-        """Prompt tokens for the usage, media included; before Prepared has come, without."""
+        """Prompt tokens for the usage, media included once Prepared has come."""
         return len(self.spec.prompt_ids) if self.num_prompt_tokens is None else self.num_prompt_tokens
 
     def take(self) -> str:
-        """The text that has come since the last call."""
+        """Take the text that has come since the last call."""
         text = self._pending.decode()
         self._pending.clear()
         return text
 
     def take_ids(self) -> list[int]:
-        """The token ids that have come since the last call; always empty unless they were asked for."""
+        """Take the token ids that have come since the last call; always empty unless they were asked for."""
         ids, self._ids = self._ids, []
         return ids
 
     def sent(self, num_tokens: int, now_s: float) -> None:
-        """The client has been sent the text of so many tokens."""
+        """Note that the client has been sent the text of so many tokens."""
         if num_tokens and now_s >= self._sent_at_s:
             self._sent_at_s = now_s + SENT_S
             self._link.flight.sent(self.key, num_tokens)
 
     def submit(self, now_s: float) -> None:
-        """Tell the controller of it."""
+        """Submit the request to the controller."""
         self._link.flight.received(self.key, self.spec)
         self._command(Submit(self._link.generation, self.key, self.spec), now_s)
 
     def cancel(self, now_s: float, error: RequestError | None = None) -> None:
-        """The client is gone, or must be told ``error``. Without effect on a request that is over."""
+        """Cancel: the client is gone, or must be told ``error``. Without effect on a request that is over."""
         if self.is_over:
             return
         self.error = error or RequestError("the client is gone", status=CLIENT_GONE)
         self._close(Cancel(self._link.generation, self.key), now_s)
 
     def tick(self, now_s: float) -> None:
-        """Send again what was not answered, ask where it is, and end it when its deadline has passed."""
+        """Repeat unanswered commands, ask for the request's stage, and end it when its deadline has passed."""
         if self.spec.deadline_s and now_s >= self.spec.deadline_s and not self.is_over:
             self.cancel(now_s, self._timed_out(now_s))
         if self._unsettled is not None and now_s >= self._settle_at_s:
@@ -261,7 +261,7 @@ class ClientRequest:
     # --------------------------------------------------------------------------------------- from the detokenizer
 
     def on_delta(self, delta: Delta, now_s: float) -> None:
-        """Take a piece of text; what was received already is dropped by its byte offset."""
+        """Take a piece of text; drop by its byte offset what was received already."""
         if self.is_over or self._unsettled is not None:
             return
         known = self._received - delta.byte_offset
@@ -300,14 +300,14 @@ class ClientRequest:
             self._query(now_s)
 
     def _settle(self, now_s: float) -> None:
-        """The last text is there, and Prepared too, or it is not worth more waiting."""
+        """Finish once the last text is there, and Prepared too unless the wait for it is over."""
         self.finish, self._unsettled = self._unsettled, None
         self._deliver(now_s)
 
     # ------------------------------------------------------------------------------------------------- to the controller
 
     def _deliver(self, now_s: float) -> None:
-        """The client has its end: the controller may forget the request."""
+        """Note that the client has its end: the controller may forget the request."""
         self._close(Delivered(self._link.generation, self.key), now_s)
 
     def _close(self, command: ToController, now_s: float) -> None:
@@ -319,7 +319,7 @@ class ClientRequest:
         self._wake()
 
     def _command(self, command: ToController, now_s: float) -> None:
-        """Send a command, and again from ``RESEND_S`` on at growing intervals."""
+        """Send a command, and repeat it after ``RESEND_S`` and then at growing intervals."""
         self._unanswered = command
         self._resend_s = RESEND_S
         self._resend_at_s = now_s + RESEND_S

@@ -40,7 +40,7 @@ DRAIN_RETRY_S = 5
 _INTAKE_BODIES = 4
 # Larger bodies are validated and tokenized in a thread, so that running streams do not wait for them.
 _THREAD_BYTES = 4 * 1024
-# Even larger ones are kept out where memory is short, and have threads of their own, few, since each takes memory.
+# Even larger ones are refused where memory is short, and use a few threads of their own, since each takes memory.
 _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
 
@@ -51,7 +51,7 @@ _Read = Callable[[bytearray, Limits], _Asked]
 
 @dataclass(eq=False)
 class _Stream:
-    """One connection that is being written to; looked at by ``tick``."""
+    """One connection that is being written to; ``tick`` checks it."""
 
     transport: asyncio.Transport | None
     event: asyncio.Event
@@ -62,19 +62,19 @@ class _Stream:
 
 
 def shutting_down() -> RequestError:
-    """What clients are told when the server ends."""
+    """The error that clients get when the server ends."""
     return RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
 
 
 def _name_as_asked(error: RequestError, asked: _Asked) -> None:
-    """Give the field at fault the name that the request has for it; the controller knows one for each."""
+    """Rename the field at fault from the controller's name to the request's."""
     if error.param in asked.field_names:
         name = asked.field_names[error.param]
         error.message, error.param = error.message.replace(f"{error.param}: ", f"{name}: ", 1), name
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
-    """Drop a connection with a TCP reset: what has not been sent is lost, and the client can tell that from an end."""
+    """Drop a connection with a TCP reset: unsent bytes are lost, and the client can tell that from an end."""
     if transport is None or transport.is_closing():
         return
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -82,7 +82,7 @@ def _reset(transport: asyncio.Transport | None) -> None:
 
 
 class Completions:
-    """The handlers, and what all their requests share."""
+    """The handlers, and the state that all their requests share."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Completions:
         return await self._handle(http, read_chat, CHAT)
 
     async def text(self, http: web.Request) -> web.StreamResponse:
-        """Go on with a text. Raises: as ``chat``."""
+        """Continue a text. Raises: as ``chat``."""
         return await self._handle(http, read_text, TEXT)
 
     async def _handle(self, http: web.Request, read: _Read, answer: Answer) -> web.StreamResponse:
@@ -165,7 +165,7 @@ class Completions:
         finally:
             self.num_reading -= 1
             self._num_reading_bytes -= len(body)
-        # The body takes memory until its thread is done, whether or not somebody still waits for that.
+        # The body takes memory until its thread is done, even if no handler waits for it any more.
         loop, num_bytes = asyncio.get_running_loop(), len(body)
         self._num_reading_bytes += num_bytes
         parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
@@ -189,8 +189,8 @@ class Completions:
         return RequestError(f"the body has {length} bytes, the limit is {self._max_body_bytes} (server.max_body_mib)", status=413)
 
     async def _read_body(self, http: web.Request, body: bytearray) -> None:
-        """Fill ``body``. Memory counts as it arrives: whoever only says that much is coming keeps nobody else out, and what is small
-        is never kept out: media of others may wait for minutes."""
+        """Fill ``body``. Memory counts as it arrives: an announced length alone keeps no other request out, and a small body is
+        never kept out: media of others may wait for minutes."""
         limit = _INTAKE_BODIES * self._max_body_bytes
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -259,7 +259,7 @@ class Completions:
             self._metrics.on_over(request, now_s)
 
     def _max_new_tokens(self, asked: _Asked, prompt: Prompt) -> int | None:
-        """None for as many as fit."""
+        """The limit on new tokens; None for as many as fit."""
         if asked.generation.max_new_tokens is not None or isinstance(asked, ChatRequest):
             return asked.generation.max_new_tokens
         return min(TEXT_TOKENS, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
@@ -294,7 +294,7 @@ class Completions:
         chunks: ChunkEncoder,
         event: asyncio.Event,
     ) -> web.StreamResponse:
-        """Headers go out when the request is known to fit, or when the client has waited for ``keep_alive_s``."""
+        """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
         stream = _Stream(http.transport, event, asked, request, time.monotonic())
         self._streams.add(stream)
         try:
@@ -323,8 +323,8 @@ class Completions:
             self._streams.discard(stream)
 
     async def _write_events(self, response: web.StreamResponse, stream: _Stream, chunks: ChunkEncoder) -> None:
-        """Everything from the role, which goes with the first text or the end, to ``[DONE]``. All text that has come since the last
-        write shares a chunk."""
+        """Write all events from the role, which goes with the first text or the end, to ``[DONE]``. All text since the last write
+        shares a chunk."""
         request = stream.request
         frames = b""
         has_role = False

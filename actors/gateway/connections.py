@@ -1,5 +1,5 @@
-"""The HTTP server of aiohttp with what it lacks against strangers: half-sent headers have little time and are few for each address,
-and no answer tells versions, those to bytes that are no HTTP among them.
+"""The HTTP server of aiohttp, hardened: half-sent headers have little time and are few for each address, and no answer tells
+versions, not even an answer to bytes that are no HTTP.
 
 Runs in the gateway's event loop. A connection that has sent nothing since its last answer merely idles: that costs little.
 """
@@ -19,7 +19,7 @@ MAX_HALF_SENT = 128  # headers that one address may have begun at a time
 
 
 class Runner(web.AppRunner):
-    """aiohttp's, for connections that are watched."""
+    """The runner of aiohttp, for watched connections."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

@@ -1,4 +1,4 @@
-"""Messages of a chat request: roles, text and content parts become what the chat template takes, and media in order.
+"""Messages of a chat request: turn roles, text and content parts into the template's input and media in order.
 
 Pure. Called by validation.
 """
@@ -18,14 +18,14 @@ _EMPTY_OF_REPLIES = ("refusal", "annotations", "audio", "function_call", "tool_c
 
 
 class MediaPart(NamedTuple):
-    """Where a medium stands in a message."""
+    """The place of a medium in a message."""
 
     kind: MediaKind
 
 
 class Message(NamedTuple):
-    """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts. ``name`` says
-    which of several of that role speaks, where the template has a place for it."""
+    """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts. ``name``
+    tells speakers of the same role apart, where the template has a place for it."""
 
     role: str
     content: str | tuple[str | MediaPart, ...]
@@ -44,7 +44,7 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
     ones cost time too.
 
     Raises:
-        RequestError: what is wrong, and where.
+        RequestError: names the fault and its field.
     """
     if not isinstance(value, list):
         raise refuse("messages", f"expected an array, got {kind_of(value)}")
@@ -58,7 +58,7 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
 
 
 def _num_parts(message: Any) -> int:
-    """What it may hold of texts and media; 1 if it is no message."""
+    """The number of texts and media it may hold; 1 if it is no message."""
     content = message.get("content") if isinstance(message, dict) else None
     return len(content) if isinstance(content, list) and content else 1
 
@@ -71,7 +71,7 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     for empty in _EMPTY_OF_REPLIES:
         if fields.leftover.get(empty) in (None, [], {}, ""):
             fields.take(empty)
-    fields.refuse_leftover()  # before content is missed: that of a reply that calls tools is null
+    fields.refuse_leftover()  # before the check for content: a reply that calls tools has null
     if content is None:
         raise refuse(f"{path}.content", "is required")
     if isinstance(content, list):

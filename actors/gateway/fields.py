@@ -36,17 +36,17 @@ def show(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls a value's type."""
+    """The JSON name of a value's type."""
     return _KIND_OF_TYPE.get(type(value), type(value).__name__)
 
 
 def refuse(path: str, problem: str, status: int = 400) -> RequestError:
-    """An error about the field at ``path``."""
+    """Build an error about the field at ``path``."""
     return RequestError(f"{path}: {problem}" if path else problem, status=status, param=path or None)
 
 
 class Fields:
-    """The fields of one object. Each ``take`` removes a field; ``leftover`` is what nobody has asked for. null means absent."""
+    """The fields of one object. Each ``take`` removes a field; ``leftover`` holds the fields not taken. null means absent."""
 
     def __init__(self, value: object, path: str = "") -> None:
         if not isinstance(value, dict):
@@ -62,7 +62,7 @@ class Fields:
         return self._values
 
     def take(self, name: str) -> Any:
-        """The raw value, None when absent."""
+        """Take the raw value, None when absent."""
         return self._values.pop(name, None)
 
     def take_required(self, name: str) -> Any:
@@ -72,7 +72,7 @@ class Fields:
         return value
 
     def take_choice(self, name: str, allowed: Collection[str]) -> str:
-        """One of the words ``allowed``; required."""
+        """Take one of the words ``allowed``; required."""
         value = self.take_required(name)
         if not isinstance(value, str) or value not in allowed:
             raise refuse(self.path(name), f"is {show(value)}, allowed are {', '.join(allowed)}")
@@ -89,7 +89,7 @@ class Fields:
         return value
 
     def take_bool(self, name: str) -> bool:
-        """A boolean, False when absent."""
+        """Take a boolean, False when absent."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise refuse(self.path(name), f"expected true or false, got {show(value)}")
@@ -117,7 +117,7 @@ class Fields:
         return float(value)
 
     def refuse_leftover(self, known: str = "") -> None:
-        """Raise for the first field that nobody has asked for and that says something. ``known`` are words on what there is."""
+        """Raise for the first field not taken whose value says something. ``known`` describes the fields there are."""
         for name, value in self._values.items():
             if value is not None:
                 raise refuse(self.path(name[:_SHOWN_CHARS]), f"is not supported; {known}" if known else "is not supported")

@@ -1,4 +1,4 @@
-"""What the gateway puts into its flight recorder: its part of each request."""
+"""The gateway's entries in its flight recorder: its part of each request."""
 
 import time
 
@@ -14,25 +14,25 @@ class GatewayFlight:
         self._flight = flight
 
     def received(self, key: int, spec: RequestSpec) -> None:
-        """The request was read and goes to the controller."""
+        """Record that the request was read and goes to the controller."""
         self._flight.event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
 
     def now_ns(self) -> int:
-        """For ``written``: the registry has no clock."""
+        """The time for ``written``: the registry has no clock."""
         return time.monotonic_ns()
 
     def written(self, key: int, began_ns: int, num_bytes: int) -> None:
-        """Its media were written into their pages, just now."""
+        """Record that its media were written into their pages, just now."""
         self._flight.record(Kind.WRITTEN, began_ns, time.monotonic_ns() - began_ns, key, 0, 0, num_bytes)
 
     def first_text(self, key: int) -> None:
-        """Its first text is there."""
+        """Record its first text."""
         self._flight.event(Kind.FIRST_TEXT, key)
 
     def sent(self, key: int, num_tokens: int) -> None:
-        """Its client has been sent the text of so many tokens."""
+        """Record that its client has been sent the text of so many tokens."""
         self._flight.event(Kind.SENT, key, num_tokens)
 
     def over(self, key: int, num_tokens: int, status: int) -> None:
-        """It is over for the client: with an error of this status, or well (0)."""
+        """Record its end for the client: an error of this status, or success (0)."""
         self._flight.event(Kind.OVER, key, num_tokens, status)

@@ -1,7 +1,7 @@
-"""A body's bytes become a JSON object, or are refused before they cost anybody time.
+"""Parse a body's bytes into a JSON object, or refuse them before they delay other requests.
 
-Pure. msgspec decodes without letting another thread run, the event loop's among them: what it may be given is bounded beforehand, by
-a scan that lets others run. Base64 costs next to nothing and is not bounded here.
+Pure. msgspec decodes without letting another thread run, the event loop's included, so its input is bounded beforehand by a scan
+that lets others run. Base64 costs next to nothing and is not bounded here.
 """
 
 import math
@@ -19,7 +19,7 @@ _MAX_NUMBER_CHARS = 1000
 
 
 class BodyLimits(NamedTuple):
-    """``elements``: commas and opening brackets, those in strings too. ``text_bytes``: everything but runs of base64."""
+    """``elements``: commas and opening brackets, those in strings too. ``text_bytes``: everything except runs of base64."""
 
     elements: int
     text_bytes: int
@@ -32,7 +32,7 @@ class BodyLimits(NamedTuple):
 
 
 def decode_body(body: bytes | bytearray, limits: BodyLimits) -> dict[str, Any]:
-    """Parse JSON. Raises RequestError for anything but an object within the limits: bad syntax, bad UTF-8, nesting too deep, NaN,
+    """Parse JSON. Raises RequestError for anything except an object within the limits: bad syntax, bad UTF-8, nesting too deep, NaN,
     1e999."""
     _check_size(body, limits)
     if not body or body.isspace():
@@ -65,7 +65,7 @@ def _check_size(body: bytes | bytearray, limits: BodyLimits) -> None:
 
 
 def _read_float(text: str) -> float:
-    """As msgspec reads it, which takes ten times as long for numbers of many digits, and lets nobody else run meanwhile."""
+    """Read as msgspec does, which takes ten times as long for numbers of many digits and lets no other thread run meanwhile."""
     if len(text) > _MAX_NUMBER_CHARS:
         raise ValueError(f"a number of {len(text)} characters, the limit is {_MAX_NUMBER_CHARS}")
     value = float(text)

@@ -1,7 +1,7 @@
-"""Media intake: content parts that carry an image, a video or a sound become bytes. Only data: URLs and inline base64 are taken.
+"""Media intake: turn content parts with an image, a video or a sound into bytes. Only data: URLs and inline base64 are taken.
 
-Pure. What the bytes hold is for the video actor to find out; here only their declared type, their number and their size count, and
-how many pixels pictures have by their headers.
+Pure. The video actor inspects the contents; here only the declared type, the number and size of the bytes, and the pixels of
+pictures by their headers count.
 """
 
 import re
@@ -106,7 +106,7 @@ class MediaIntake:
         return kind
 
     def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:
-        """Its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
+        """Measure its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
         num_pixels = min(header.num_pixels(data), self._limits.max_pixels)  # more than that is refused when it is decoded
         total = num_pixels + sum(medium.num_pixels for medium in self.media if medium.kind == "image")
         if total > (limit := self._limits.max_request_pixels):
@@ -149,7 +149,7 @@ def _from_base64(formats: dict[str, str], fields: Fields, limits: MediaSection) 
 
 
 def _decode(text: str, start: int, path: str, limits: MediaSection) -> bytes:
-    """Strict base64 of ``text[start:]``: no line breaks, no missing padding, nothing behind it."""
+    """Decode ``text[start:]`` as strict base64: no line breaks, no missing padding, nothing behind it."""
     max_bytes = limits.max_item_mib << 20
     num_chars = len(text) - start
     if num_chars // 4 * 3 > max_bytes + 2:

@@ -1,7 +1,7 @@
 """Options of media: fields of a content part, or of ``mm_processor_kwargs`` for all media of the request. A part's own go first.
 
-Pure. They are named as vLLM and Qwen's clients name them. Numbers only lower a limit: what is above that of the run or the model is
-refused, never cut down in silence, and so is a name that nobody knows.
+Pure. They are named as vLLM and Qwen's clients name them. Numbers only lower a limit: a value above that of the run or the model
+is refused, never cut down in silence, and so is an unknown name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,8 +34,8 @@ class OptionReader:
         fields.refuse_leftover(_listed("media", known))
 
     def read(self, kind: MediaKind, part: Fields, most_pixels: int | None = None) -> MediaOptions:
-        """The options of a medium; takes its own out of the content part's fields, which must then be empty. ``most_pixels``: so many
-        where neither says how many, as far as other limits allow it.
+        """Read the options of a medium; take its own out of the content part's fields, which must then be empty. ``most_pixels`` is
+        the default where neither says how many, as far as other limits allow it.
 
         Raises: RequestError, 400 for unknown names, wrong types, and values out of range.
         """
@@ -58,7 +58,7 @@ class OptionReader:
         return (*ranges, _SOUND) if ranges and kind == "video" else tuple(ranges)
 
     def _read(self, fields: Fields, names: Iterable[str], ranges: Mapping[str, Range]) -> dict[str, Any]:
-        """The options of these names that are there."""
+        """Read the options of these names that are there."""
         values: dict[str, Any] = {}
         for name in names:
             if fields.leftover.get(name) is None:

@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway: its own as ``mmrt_…``, and again under the names that vLLM's dashboards and routers look for.
 
-Own registry, so nothing of the process's other libraries leaks in. What the controller counts is read from shared memory.
+Own registry, so nothing of the process's other libraries leaks in. The controller's counts are read from shared memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 class Metrics:
-    """Counters and histograms that the handlers feed, and ``render`` for the endpoint."""
+    """Counters and histograms fed by the handlers, and ``render`` for the endpoint."""
 
     def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot]) -> None:
         own = CollectorRegistry()
@@ -66,7 +66,7 @@ class Metrics:
         self._registry.register(_Renamer(own, model_name))
 
     def on_http(self, handler: str, method: str, status: int) -> None:
-        """An HTTP request was answered; ``handler`` is its route, not its path."""
+        """Count an answered HTTP request; ``handler`` is its route, not its path."""
         self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
 
     def on_first_text(self, request: ClientRequest) -> None:
@@ -74,7 +74,7 @@ class Metrics:
             self._first_token.observe(request.first_text_s - request.submitted_s)
 
     def on_text(self, gap_s: float, num_tokens: int) -> None:
-        """Text of ``num_tokens`` tokens came ``gap_s`` after the text before."""
+        """Count text of ``num_tokens`` tokens that came ``gap_s`` after the previous text."""
         for _ in range(max(1, num_tokens)):
             self._inter_token.observe(gap_s / max(1, num_tokens))
 
@@ -82,7 +82,7 @@ class Metrics:
         self._rejections.labels(str(status)).inc()
 
     def on_over(self, request: ClientRequest, now_s: float) -> None:
-        """A request has been answered, by its text or by an error. A refusal of the controller's counts as those of the gateway do."""
+        """Count a request answered by its text or by an error. A refusal of the controller's counts as those of the gateway do."""
         if request.error is not None:
             if request.first_text_s is None and _is_refusal(request.error.status):
                 self.on_rejected(request.error.status)
@@ -103,17 +103,17 @@ class Metrics:
             self._decode.observe(now_s - request.first_text_s)
 
     def render(self) -> bytes:
-        """Prometheus's text format."""
+        """Render Prometheus's text format."""
         return prometheus_client.generate_latest(self._registry)
 
 
 def _is_refusal(status: int) -> bool:
-    """Whether the request, or its moment, is at fault; else the server is, or nobody."""
+    """Return whether the error lies with the request or its moment, not with the server."""
     return status != CLIENT_GONE and (status < 500 or status == 503)
 
 
 class _StatsCollector(Collector):
-    """What the controller publishes in shared memory."""
+    """Metrics that the controller publishes in shared memory."""
 
     def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
         self._stats = stats
@@ -145,7 +145,7 @@ class _StatsCollector(Collector):
 
 
 class _Renamer(Collector):
-    """Everything under our names, and what has an alias again under that, with ``model_name`` as vLLM has it."""
+    """Yields every metric under our name, and again under its alias if any, with ``model_name`` as in vLLM."""
 
     def __init__(self, own: CollectorRegistry, model_name: str) -> None:
         self._own = own

@@ -1,6 +1,6 @@
-"""From a conversation to token ids: the chat template, the guard against forged control tokens, and the CFG companion.
+"""Turn a conversation into token ids: the chat template, the guard against forged control tokens, the CFG companion.
 
-Runs in the gateway, for long prompts in a thread of it. Without state but for the loaded tokenizer and template.
+Runs in the gateway, for long prompts in a thread of it. The only state is the loaded tokenizer and template.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Prompt(NamedTuple):
 
 
 class PromptBuilder:
-    """Renders and tokenizes. Threads may share it."""
+    """Renders and tokenizes prompts. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelConfig, max_context: int) -> None:
         self._tokenizer = tokenizer
@@ -34,7 +34,7 @@ class PromptBuilder:
         self._max_context = max_context
 
     def build(self, request: ChatRequest | TextRequest) -> Prompt:
-        """Token ids of the prompt and, for a guidance scale other than 1, of its companion (CF2, CF5).
+        """Build the token ids of the prompt and, for a guidance scale other than 1, of its companion (CF2, CF5).
 
         Of a text the companion is the negative prompt alone, of a conversation the same template around one user turn, the
         negative prompt or "": media, system prompt and earlier turns condition the answer, so the unconditional member has none
@@ -72,7 +72,7 @@ class PromptBuilder:
         return self._fence_sound_tracks(ids, conversation)
 
     def _raw(self, text: str | list[int], field: str) -> list[int]:
-        """Ids of a text that no template surrounds. Control tokens in it are what they are: all of it is the client's own."""
+        """Ids of a text without a template. Control tokens in it keep their meaning: all of it is the client's own."""
         if isinstance(text, str):
             self._check_length(self._tokenizer.min_tokens(len(text)), field, "at least ")
             ids = self._tokenizer.encode(text)
@@ -86,7 +86,7 @@ class PromptBuilder:
         return ids
 
     def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
-        """A context has room for the prompt and one token of the answer. Media are counted later, by the controller."""
+        """Check that the context has room for the prompt and one token of the answer. The controller counts media later."""
         if num_tokens >= self._max_context:
             raise RequestError(
                 f"{field}: the prompt has {qualifier}{num_tokens} tokens; the context of {self._max_context} must leave room for"
@@ -95,7 +95,7 @@ class PromptBuilder:
             )
 
     def _check_placeholders(self, ids: Sequence[int], conversation: Conversation) -> None:
-        """The last defence: whatever the template did, placeholders in the prompt are exactly the request's media."""
+        """Check, as the last defence after the template, that placeholders in the prompt are exactly the request's media."""
         known = set(self._placeholders.values())
         found = [id for id in ids if id in known]
         expected = [self._placeholders[medium.kind] for medium in conversation.media]
@@ -120,7 +120,7 @@ class PromptBuilder:
         return fenced
 
     def _for_template(self, message: Message, hidden: Iterator[str], guard: PromptGuard) -> dict[str, Any]:
-        """A message as the template takes it, with the hidden texts in place of the user's."""
+        """Convert a message for the template, with the hidden texts in place of the user's."""
         said: dict[str, Any] = {"role": message.role}
         if message.name:
             said["name"] = guard.hide_apart(message.name)

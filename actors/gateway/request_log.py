@@ -1,8 +1,8 @@
-"""One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and what went wrong. That
-the run is not ready is only there for debugging.
+"""One line in the log for each request for work and for each refusal: method, path, status, seconds, id, and the fault. Answers that
+the run is not ready appear only at debug level.
 
-Neither prompts nor answers stand in it, but a refusal quotes up to 60 characters of the value that it is about. Used by
-app and completions.
+It holds neither prompts nor answers, but a refusal quotes up to 60 characters of the refused value. Used by app and
+completions.
 """
 
 import logging
@@ -11,13 +11,13 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID = web.RequestKey("request_id", str)  # what the client knows it by
+REQUEST_ID = web.RequestKey("request_id", str)  # the client's id for it
 PROBLEM = web.RequestKey("problem", str)  # why it was refused, or did not end well
 _SHOWN_CHARS = 100
 
 
 def log_answer(request: web.Request, status: int, seconds: float, level: int = logging.INFO) -> None:
-    """To be called once, when the last of the answer is out or nobody takes it any more."""
+    """Log a request. Call it once, when the last of the answer is out or the client no longer reads it."""
     problem = f": {one_line(request[PROBLEM])}" if PROBLEM in request else ""
     path = one_line(request.path[:_SHOWN_CHARS])
     log.log(
@@ -26,5 +26,5 @@ def log_answer(request: web.Request, status: int, seconds: float, level: int = l
 
 
 def one_line(text: str) -> str:
-    """Without what a client could write lines of its own with, or steer a terminal."""
+    """Remove characters with which a client could write lines of its own or control a terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

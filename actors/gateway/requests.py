@@ -1,4 +1,4 @@
-"""All requests of one gateway generation, by the keys that they have on the bus.
+"""All requests of one gateway generation, by their keys on the bus.
 
 Runs in the gateway's event loop. A message about a forgotten request is answered so that the controller forgets it too.
 """
@@ -30,7 +30,7 @@ class RequestRegistry:
         return sum(request.num_media_bytes for request in self._requests.values())
 
     def submit(self, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> ClientRequest:
-        """A new request. ``media`` are the bytes of ``spec.items``; ``wake`` is called when there is news for the client."""
+        """Submit a new request. ``media`` are the bytes of ``spec.items``; ``wake`` is called when there is news for the client."""
         key = 0
         while key == 0 or key in self._requests:
             key = secrets.randbits(63)
@@ -51,7 +51,7 @@ class RequestRegistry:
             request.tick(now_s)
 
     def on_message(self, message: ToActor, now_s: float) -> None:
-        """Take an answer of the controller; what it says of requests that are forgotten is answered so that it forgets them too."""
+        """Take an answer of the controller; reply to one about a forgotten request so that it forgets the request too."""
         if not isinstance(message, ControllerAnswer):
             return
         request = self._requests.get(message.key)

@@ -1,4 +1,4 @@
-"""What goes back over HTTP: completion objects, server-sent events and errors, in OpenAI's shapes.
+"""Answers over HTTP: completion objects, server-sent events and errors, in OpenAI's shapes.
 
 Pure. The constant parts of a stream's chunks are encoded once, so that a chunk costs little more than its text.
 """
@@ -36,7 +36,7 @@ def error_event(error: RequestError) -> bytes:
 
 
 class Answer(NamedTuple):
-    """How answers of a route look. ``before``, ``after``: the JSON around the text in a chunk's choice; ``role`` opens a stream,
+    """The shape of a route's answers. ``before``, ``after``: the JSON around the text in a chunk's choice; ``role`` opens a stream,
     ``nothing`` is a choice without text."""
 
     id_prefix: str
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     nothing: bytes
 
     def choice(self, text: str) -> dict[str, Any]:
-        """What an answer that is not streamed says."""
+        """The choice of an answer that is not streamed."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.role else {"text": text}
 
 
@@ -89,7 +89,7 @@ class Completion:
 
 
 class ChunkEncoder:
-    """Chunks of one stream: role, text …, finish, usage. Every chunk but the last says ``usage: null`` when usage was asked for."""
+    """Chunks of one stream: role, text …, finish, usage. All chunks except the last say ``usage: null`` when usage was asked for."""
 
     def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion
@@ -104,7 +104,7 @@ class ChunkEncoder:
         self._text_head = self._choice + self._answer.before
 
     def role(self, prompt_tokens: int) -> bytes:
-        """What a stream opens with; nothing where there are no roles."""
+        """The opening chunk of a stream; empty where there are no roles."""
         return self._choice + self._answer.role + self._tail(b"null", [], prompt_tokens, 0) if self._answer.role else b""
 
     def text(self, text: str, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:

@@ -1,8 +1,8 @@
 """The gateway process: one event loop with HTTP on one side, the bus, media pages and the delta ring on the other.
 
 ``GatewayServer`` wires the parts together, keeps time for them, and ends in order. At the end of the run: refuse new requests, let
-running ones finish for ``supervisor.drain_s``, then tell the rest. When a successor is ready (SIGUSR1): accept no connections any
-more, so that new ones wait for it in the listening socket's queue, and finish what has come.
+running ones finish for ``supervisor.drain_s``, then end the rest with an error. When a successor is ready (SIGUSR1): accept no
+more connections, so that new ones wait for it in the listening socket's queue, and finish the accepted ones.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just bef
 
 
 class TextStack(NamedTuple):
-    """What of the model the gateway needs; loaded while still a standby."""
+    """The parts of the model that the gateway needs; loaded while still a standby."""
 
     limits: Limits
     prompts: PromptBuilder
@@ -121,7 +121,7 @@ class GatewayServer:
             logger=_protocol_log(),
             shutdown_timeout=DRAIN_ERROR_S,
             keepalive_timeout=IDLE_CONNECTION_S,
-            auto_decompress=False,  # it would unpack in this loop, without a pause, also what nobody reads any more
+            auto_decompress=False,  # it would unpack in this loop, without a pause, even bodies no longer read
         )
         self._num_orders = 0  # to end
         self._is_handing_over = False
@@ -193,7 +193,7 @@ class GatewayServer:
         completions.abandon()
 
     def _is_late(self) -> bool:
-        """The time to drain is over, we were told twice, or nobody is left to drain for."""
+        """Return whether the time to drain is over, the order came twice, or no request is left to drain."""
         return time.monotonic() > self._end_s or self._num_orders > 1 or self._actor.lifeline.is_gone()
 
     def _on_ending(self) -> None:
@@ -228,7 +228,7 @@ class GatewayServer:
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:
-    """Accept from the sockets that we were given, else from our own on the configured host alone; return the first one's URL."""
+    """Accept from the inherited sockets, else from our own on the configured host alone; return the first one's URL."""
     server = actor.config.server
     for listener in inherited_listeners(actor.listen_fds) or open_listeners(server.host, server.port):
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
@@ -237,7 +237,7 @@ async def _listen(runner: web.AppRunner, actor: Actor) -> str:
 
 
 def _protocol_log() -> logging.Logger:
-    """Bytes of strangers that are no HTTP deserve a line, not a traceback; our own handlers log their failures themselves."""
+    """Log a client's bytes that are no HTTP as a line, not a traceback; our own handlers log their failures themselves."""
 
     def shorten(record: logging.LogRecord) -> bool:
         if record.exc_info is not None:
@@ -252,7 +252,7 @@ def _protocol_log() -> logging.Logger:
 
 
 def _publish_endpoint(actor: Actor, url: str) -> None:
-    """Leave the URL in the run directory: with port 0 nobody else knows it. Where nothing fits there any more, serve all the same."""
+    """Leave the URL in the run directory: with port 0 no other process knows it. If the directory is full, serve all the same."""
     file, text = actor.run.path / ENDPOINT_NAME, url + "\n"
     if file.exists() and file.read_text() == text:
         return
@@ -266,6 +266,6 @@ def _publish_endpoint(actor: Actor, url: str) -> None:
 
 
 def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
-    """An actor serves when its words say so and their writer holds the role lock; a dead one cannot change its words."""
+    """Return whether the actor serves: its words say so and their writer holds the role lock. A dead actor cannot change its words."""
     row = actors.read(name)
     return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid

@@ -1,5 +1,5 @@
-"""The body of a request for work becomes a ``ChatRequest`` or a ``TextRequest``, or an error that names the field, its value and
-the limit.
+"""Validate the body of a request for work: return a ``ChatRequest`` or a ``TextRequest``, or raise an error that names the field,
+its value and the limit.
 
 Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
 """
@@ -33,7 +33,7 @@ _INT64 = 1 << 63
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are checked against: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``)."""
+    """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``)."""
 
     model_name: str
     kinds: tuple[MediaKind, ...]
@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be generated. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
+    """The generation asked for. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
 
     sampling: Sampling
     max_new_tokens: int | None
@@ -70,7 +70,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def field_names(self) -> dict[str, str]:
-        """Fields that the request names otherwise than the controller does in its errors."""
+        """Fields whose names in the request differ from those in the controller's errors."""
         return {"max_tokens": self.generation.max_tokens_field}
 
 
@@ -87,7 +87,7 @@ class TextRequest(msgspec.Struct, frozen=True):
 
 
 class Harmless(NamedTuple):
-    """Values that change nothing: whether one ``is_it``, and which they are, in words."""
+    """Values that change nothing: ``is_it`` tests for one, and words describe them."""
 
     is_it: Callable[[Any], bool]
     words: str
@@ -168,7 +168,7 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
 
 
 def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
-    """Validate the body of a request to go on with a text. Raises: RequestError, as ``read_chat``."""
+    """Validate the body of a request to continue a text. Raises: RequestError, as ``read_chat``."""
     fields, generation = _read_generation(body, limits)
     prompt = _read_prompt(fields.take_required("prompt"))
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
@@ -178,7 +178,7 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
 
 
 def _read_prompt(value: Any) -> str | list[int]:
-    """Text or token ids, or a list of one of them, as some clients send it."""
+    """Read text or token ids, or a list of one of them, as some clients send it."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise refuse("prompt", f"has {len(value)} prompts, the limit is 1")
@@ -193,7 +193,7 @@ def _read_prompt(value: Any) -> str | list[int]:
 
 
 def _read_generation(body: bytes | bytearray, limits: Limits) -> tuple[Fields, Generation]:
-    """What all requests for work have in common, and the fields that are left."""
+    """Read the fields common to all requests for work; return them and the fields that are left."""
     fields = Fields(decode_body(body, limits.body))
     _check_model(fields, limits)
     stream = fields.take_bool("stream")
@@ -215,7 +215,7 @@ def _read_generation(body: bytes | bytearray, limits: Limits) -> tuple[Fields, G
 
 
 def _refuse_others(fields: Fields) -> None:
-    """Everything that is left must change nothing. Tools that must not be called do not."""
+    """Refuse every field left that would change the answer. Tools that must not be called do not."""
     for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
         if fields.leftover.get(choice) == "none" and isinstance(fields.leftover.get(tools), list):
             fields.take(tools)
@@ -253,7 +253,7 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
 
 
 def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]:
-    """The number, and the field that it stands in."""
+    """The number, and its field."""
     old = fields.take_int("max_tokens", 1, max_context)
     new = fields.take_int("max_completion_tokens", 1, max_context)
     if old is not None and new is not None and old != new:

@@ -1,1 +1,1 @@
-"""What the actors have in common: their process, their bus, their device, the loop over plans."""
+"""Shared by the actors: their process, bus and device, and the loop over plans."""
