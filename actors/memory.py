@@ -3,7 +3,7 @@
 Segments are files: when this process dies nothing is lost, and a new generation finds everything made and only watches. On CUDA the
 weights and the pools that kernels work on lie on the device (``DeviceStore``): they have no name, and live with the descriptors that
 this process holds and hands out, and with their copies in the supervisor. A generation that replaces it takes them over from it; one
-after its death from the supervisor, and where there is none, the run has to end. It runs no kernels: what it does on the device are
+after its death takes them from the supervisor, and without one the run has to end. It runs no kernels: on the device it only
 copies and clears.
 """
 
@@ -71,8 +71,8 @@ def main(actor: Actor) -> None:
 
 
 def build(actor: Actor) -> DescriptorServer | None:
-    """Make all segments and fill the weights; what a killed predecessor left half-made is made again. Returns who hands out what lies
-    on the device, if anything does. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
+    """Make all segments and fill the weights; redo what a killed predecessor left half-made. Returns the server of descriptors
+    of device memory, if there is any. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
     model = actor.model
     page_tokens = actor.config.memory.kv_page_tokens
     facts = ModelFacts(
@@ -113,7 +113,7 @@ def build(actor: Actor) -> DescriptorServer | None:
 
 
 def take_over(actor: Actor) -> dict[str, Descriptor]:
-    """What lies on the device, from the generation that is about to be replaced or, if it is dead, from the supervisor.
+    """Take over device memory from the generation about to be replaced or, if it is dead, from the supervisor.
 
     Raises: UserError if neither has it: then it is lost.
     """
@@ -126,7 +126,7 @@ def take_over(actor: Actor) -> dict[str, Descriptor]:
 
 
 class DeviceStore:
-    """What this process has allocated on the device, by name. It lives as long as somebody has it mapped, or its descriptor."""
+    """This process's allocations on the device, by name. One lives as long as a process has it mapped or holds its descriptor."""
 
     def __init__(self, device: torch.device) -> None:
         from ..shm.device_memory import DeviceMemory  # needs cuda-bindings
@@ -136,18 +136,18 @@ class DeviceStore:
         self._memories: dict[str, DeviceMemory] = {}
 
     def allocate(self, name: str, num_bytes: int) -> torch.Tensor:
-        """Zeros, uint8 [num_bytes]. Raises: DeviceError."""
+        """Allocate zeros, uint8 [num_bytes]. Raises: DeviceError."""
         self._memories[name] = memory = self._allocate(self._device.index, num_bytes)
         memory.clear()
         return tensor_over(memory, self._device)
 
     def room(self) -> DeviceRoom:
-        """What the device has, and what is free of it now."""
+        """The device's memory, and how much of it is free now."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return DeviceRoom(total_bytes, free_bytes)
 
     def descriptors(self) -> dict[str, Descriptor]:
-        """What others map, once everything that was written has arrived."""
+        """The descriptors for others to map, once all writes have arrived."""
         torch.cuda.synchronize(self._device)
         return {name: memory.descriptor for name, memory in self._memories.items()}
 

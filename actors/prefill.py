@@ -1,6 +1,6 @@
 """The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
 
-A chunk may reach into ids that were generated before a preemption: what is prefilled then is the prompt and those ids.
+A chunk may reach into ids that were generated before a preemption: then the prompt and those ids are prefilled.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ def main(actor: Actor) -> None:
     embeddings.warm_up()
     if shared.device.type == "cuda":
         warm_up_prefill(model, layout.kv_page_tokens)
-    completion.wait()  # what fails there must not be laid to the first plan
+    completion.wait()  # a failure here must not count against the first plan
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
     serve_plans(actor, worker.execute, table, shared.device_pages)
@@ -65,7 +65,7 @@ class PrefillWorker:
         self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
 
     def execute(self, plan: Plan) -> Result:
-        """One forward over the plan's chunks, to the end; chunks of rows that have ended meanwhile are left out."""
+        """Run one forward over the plan's chunks, to the end; chunks of rows that have ended meanwhile are left out."""
         assert isinstance(plan, Prefill)
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
         if live:
@@ -84,7 +84,7 @@ class PrefillWorker:
         return Chunk(embeds, torch.from_numpy(self._chunk_positions(chunk)), chunk.start, torch.from_numpy(block_table))
 
     def _ids(self, chunk: PrefillChunk) -> NDArray[np.int64]:
-        """Ids [start, end) of the prompt followed by what was generated."""
+        """Ids [start, end) of the prompt followed by the generated ids."""
         spec = decode_sequence_spec(self._table.read_spec(chunk.row))
         num_prompt = spec.num_companion_tokens if chunk.member else spec.num_prompt_tokens
         prompt = self._table.prompt[chunk.row, chunk.member, chunk.start : min(chunk.end, num_prompt)]

@@ -1,4 +1,4 @@
-"""What every actor process has: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
+"""Common to every actor process: its run, configuration, generation, role lock, status words, bus, and orderly ways to end.
 
 An actor's module has ``main(actor)``: load and map everything (standby), ``become_active`` (wait for the role lock, which proves every
 older generation gone), then work until ``ending``. ``process`` calls it.
@@ -43,7 +43,7 @@ PR_SET_NAME = 15
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
-NOTE_S = 0.5  # how long a standby waits for word of how the process before it ended
+NOTE_S = 0.5  # how long a standby waits for word of how the previous process ended
 HELLO_S = 1.0
 
 
@@ -52,7 +52,7 @@ class Ending(Exception):
 
 
 class Actor:
-    """One generation of one actor. Everything here is usable from the actor's own thread only, but for ``end`` and ``wake``."""
+    """One generation of one actor. Use it from the actor's own thread only, except ``end`` and ``wake``."""
 
     def __init__(
         self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
@@ -71,9 +71,9 @@ class Actor:
         self.role = RoleLock(run, name)
         self.status: ActorStatus | None = None
         self.session: DebugSession | None = None
-        self.death: Death | None = None  # of the generation before, in the middle of a step; known once active
+        self.death: Death | None = None  # of the previous process, in the middle of a step; known once active
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
-        self.follows_a_death = False  # the generation before did not end in order, whatever it was at; known once active
+        self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
@@ -91,21 +91,21 @@ class Actor:
 
     @property
     def shares_process(self) -> bool:
-        """Whether it lives in one process, and on one device, with others."""
+        """Return whether it shares its process and device with other actors."""
         return len(self.config.processes[self.config.process_of(self.name)]) > 1
 
     @property
     def ending(self) -> bool:
-        """True once the actor was told to end or its supervisor is gone. Looked at between steps."""
+        """True once the actor was told to end or its supervisor is gone. Checked between steps."""
         return self._terminated or self.lifeline.is_gone()
 
     def end(self) -> None:
-        """Be told to end, by this process itself, from whatever thread."""
+        """Tell the actor to end, from any thread of this process."""
         self._terminated = True
         self.wake()
 
     def wake(self) -> None:
-        """End the wait that the actor is in, or else its next one, from whatever thread."""
+        """End the actor's current wait, or else its next one, from any thread."""
         with suppress(BlockingIOError):
             os.write(self._signalling, b"\0")
 
@@ -135,9 +135,9 @@ class Actor:
         return self.status
 
     def _take_over(self, table: ActorTable) -> ActorStatus:
-        """See what the generation before died of, and make its words ours."""
+        """Read how the previous process died, and take over its words."""
         last, kills = table.read(self.name), oom_kills()
-        if last.generation > self.generation:  # somebody has acted since this process got its number, say while it was in pdb
+        if last.generation > self.generation:  # another process has acted since this one got its number, say while it was in pdb
             self.generation = self.notifier.generation = next_generation(self.run, self.name)
         note = read_exit_note(self.run.path, self.name, last.pid)
         if last.step_deadline_ns and self.lifeline.fd is not None:
@@ -146,7 +146,7 @@ class Actor:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
         if note is None and last.step_deadline_ns and self.lifeline.fd is None:
-            note = ExitNote(last.pid, 1)  # under systemd nobody tells how it ended: the work is suspected
+            note = ExitNote(last.pid, 1)  # systemd does not tell how it ended: the work is suspected
         self.death = judge(last, note, time.monotonic_ns(), kills)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
@@ -197,7 +197,7 @@ class Actor:
         return self._bus
 
     def receive(self) -> list[ToActor]:
-        """New messages; says Hello once a second so that a new controller learns who is there."""
+        """New messages; says Hello once a second so that a new controller learns of this actor."""
         self.heartbeat()
         return [message for message in self.bus.receive() if not isinstance(message, Welcome)]
 
@@ -212,7 +212,7 @@ class Actor:
             self._watchdog_at_s = now_s + self.config.supervisor.watchdog_s / 4
 
     def send(self, message: ToController) -> bool:
-        """Send to the controller; False when it did not leave, which the flight recorder keeps."""
+        """Send to the controller; False if it was not sent, which the flight recorder keeps."""
         sent = self.bus.send(message)
         if not sent and self._flight is not None:
             self._flight.event(Kind.UNSENT, 0, ACTORS.index("controller"))
@@ -243,7 +243,7 @@ class Actor:
         if self._bus is not None:
             self._bus.close()
         if self._terminated:
-            self.notifier.stopping()  # who has not told it to should know that it obeys
+            self.notifier.stopping()  # a supervisor that has not told it to should know that it obeys
         orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
         self.role.release()
         self.notifier.close()
@@ -251,7 +251,7 @@ class Actor:
             self.run.leave(self._save_recorders if self.lifeline.fd is not None else None)
 
     def _save_recorders(self) -> None:
-        """The supervisor was killed and this is the last process of the run: keep what everybody has done."""
+        """The supervisor was killed and this is the last process of the run: save all recorders."""
         try:
             save_crash(self.run, read_environment().state_home / self.run.path.name, "supervisor", "the supervisor was killed")
         except OSError as error:
@@ -259,7 +259,7 @@ class Actor:
 
 
 def command(name: str) -> str:
-    """What ps, top and pkill call a process or a thread."""
+    """The name of a process or a thread in ps, top and pkill."""
     return f"mmrt-{name}"[:MAX_NAME_BYTES]
 
 

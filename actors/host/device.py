@@ -1,4 +1,4 @@
-"""The device that a run computes on: opened or refused, waited for, and recognised when it is lost."""
+"""The device that a run computes on: open or refuse it, wait for it, and recognise its loss."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ _NO_ROOM = ("allocate memory", "out of memory")
 
 
 def open_device(model: ModelSection) -> torch.device:
-    """Where ``model.device`` says; a CUDA device has its number and is this process's current one from then on.
+    """Open ``model.device``; a CUDA device has its number and is this process's current one from then on.
 
     Raises: ConfigError where there is none.
     """
@@ -47,14 +47,14 @@ def open_device(model: ModelSection) -> torch.device:
 
 
 def check_fp8(capability: tuple[int, int]) -> None:
-    """Raises: ConfigError for a device that cannot compute with float8_e4m3fn."""
+    """Check the device for float8_e4m3fn. Raises: ConfigError for one that cannot compute with it."""
     if capability < _FP8_CAPABILITY:
         needed, found = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
         raise ConfigError(f"memory.kv_dtype is 'fp8', which needs compute capability {needed}; the device has {found}: use 'int8'")
 
 
 def sharing_of(device: torch.device, mps_pipe: Path, layout: str) -> str:
-    """How encoder, prefill and decode share the device: see ``report.ComputeReport``. Processes join CUDA's multi-process service by
+    """Describe the sharing of the device by encoder, prefill and decode: see ``report.ComputeReport``. Processes join CUDA's multi-process service by
     themselves where its pipe is."""
     if device.type != "cuda":
         return ""
@@ -64,7 +64,7 @@ def sharing_of(device: torch.device, mps_pipe: Path, layout: str) -> str:
 
 
 class Completion:
-    """Tells when what this process has launched is done: a plan is done when its event is, and nothing else is waited for.
+    """Tells when this process's launches are done: a plan is done when its event is, and nothing else is waited for.
 
     Launches of other processes are in no order with it.
     """
@@ -73,17 +73,17 @@ class Completion:
         self._event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until all that was launched on the current stream is done; on the CPU it is. Raises: RuntimeError if some of it failed."""
+        """Wait until all launches on the current stream are done; on the CPU they are. Raises: RuntimeError if one of them failed."""
         if self._event is not None:
             self._event.record()
             self._event.synchronize()
 
 
 def raise_if_fatal(error: Exception) -> None:
-    """Let what must end this process go on, while it is handled: the fault is the process's, not its request's.
+    """Raise an error that must end this process, while it is handled: the fault is the process's, not its request's.
 
-    Raises: MemoryError if torch or Triton found no room, in host memory or on the device: a new process has what this one has come
-    to hold. ``error`` itself if the device refuses this process from now on, as after a fault in a kernel.
+    Raises: MemoryError if torch or Triton found no room, in host memory or on the device: a new process gets what this one
+    holds. ``error`` itself if the device refuses this process from now on, as after a fault in a kernel.
     """
     if not isinstance(error, RuntimeError):
         return
@@ -94,5 +94,5 @@ def raise_if_fatal(error: Exception) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether it is the device's, which refuses this process from now on: whoever waits for it next sees it, whoever is to blame."""
+    """Return whether the error is the device's, which refuses this process from now on: the next wait sees it, whatever its cause."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)

@@ -1,4 +1,4 @@
-"""Embedding rows in pages, where the run computes: the encoder writes them, prefill reads them (US2, US3)."""
+"""Embedding rows in pages on the run's device: the encoder writes them, prefill reads them (US2, US3)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -32,12 +32,12 @@ class EmbeddingPages(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Do once what the first write and read would have to wait for; no page is touched."""
+        """Prepare the first write and read, so that they need not wait; touches no page."""
         ...
 
 
 def open_embedding_pages(config: ModelConfig, pool: PagePool, shared: SharedTensors) -> EmbeddingPages:
-    """Over the run's pool, wherever its pages are."""
+    """Open the run's pool, wherever its pages are."""
     return DeviceEmbeddingPages(config, pool, shared.pages(pool)) if pool.on_device else HostEmbeddingPages(config, pool)
 
 
@@ -68,7 +68,7 @@ class DeviceEmbeddingPages:
 
     def __init__(self, config: ModelConfig, pool: PagePool, pages: Tensor) -> None:
         """``pages`` uint8 [num_pages, page_bytes]; generations are the pool's."""
-        from ...triton_kernels import embedding_pages  # the only way to Triton: nothing of it is loaded on the CPU
+        from ...triton_kernels import embedding_pages  # the only import of Triton: the CPU loads nothing of it
 
         self._kernels, self._pool = embedding_pages, pool
         self._pages = pages.view(torch_dtype(config.dtype)).view(pool.num_pages, -1, config.language.hidden_size)
@@ -86,7 +86,7 @@ class DeviceEmbeddingPages:
             self._kernels.read_embeddings(self._pages, self._packed(stepped_over(spans, start, self._pages.shape[1])), embeds)
 
     def warm_up(self) -> None:
-        """Both kernels, over a row that has no page."""
+        """Run both kernels over a row that has no page."""
         nowhere, row = self._packed([((), 0, 1)]), self._pages.new_zeros(1, self._pages.shape[-1])
         self._kernels.write_embeddings(row, self._pages, nowhere)
         self._kernels.read_embeddings(self._pages, nowhere, row)

@@ -1,4 +1,4 @@
-"""Opens the language model of the run, where its weights and KV pages lie, for prefill and for decode."""
+"""Open the language model of the run on its weights and KV pages, for prefill and for decode."""
 
 from ...models.lm.decode_graphs import DecodeGraphs
 from ...models.lm.decoder import Decoder
@@ -10,12 +10,12 @@ from .shared_tensors import SharedTensors
 
 
 def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
-    """The decoder of the run's model on the KV pool, or the null model."""
+    """Open the decoder of the run's model on the KV pool, or the null model."""
     return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
 
 
 def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, layout: MemoryLayout) -> Decoder:
-    """The same for decode, whose steps of every size are captured in graphs on CUDA. A guidance pair takes two rows of a step."""
+    """Open the same for decode, with steps of every size captured in graphs on CUDA. A guidance pair takes two rows of a step."""
     page_tokens = layout.kv_page_tokens
     model = open_language_model(actor, shared, kv, page_tokens)
     if shared.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The rules by which one medium becomes patches: the model's, narrowed by the run's configuration and by what the request asks.
+"""The rules by which one medium becomes patches: the model's, narrowed by the run's configuration and the request's options.
 
 Pure. The gateway refuses what lies outside ``option_ranges``; the video process applies ``for_medium``.
 """
@@ -13,7 +13,7 @@ from ...schema.media import MediaKind, MediaOptions
 
 
 class Range(NamedTuple):
-    """What a request may ask, both ends included."""
+    """The range that a request may ask for, both ends included."""
 
     least: float
     most: float
@@ -28,9 +28,9 @@ def for_run(model: ModelConfig, media: MediaSection) -> ModelConfig:
 
 
 def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
-    """The run's rules with one medium's options, of which none raises what a medium may cost at most.
+    """The run's rules with one medium's options; no option raises a medium's greatest cost.
 
-    A lower bound gives way to an upper one that lies below it: else what is smaller than ``max_pixels`` would be enlarged beyond it.
+    A lower bound gives way to an upper one below it: otherwise a medium under ``max_pixels`` would be enlarged beyond it.
     """
     rules = model.vision_rules
     if rules is None:
@@ -49,7 +49,7 @@ def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
 
 
 def _lower(mine: int, asked: int | None, *upper: int | None) -> int:
-    """A lower bound: the one asked for, else the run's; above no upper bound."""
+    """The lower bound: the one asked for, else the run's; above no upper bound."""
     return _least(mine if asked is None else asked, *upper)
 
 
@@ -58,7 +58,7 @@ def _least(*numbers: int | None) -> int:
 
 
 def option_ranges(rules: VisionRules) -> dict[MediaKind, dict[str, Range]]:
-    """By kind of medium: the options in numbers that there are, from the least that means anything to what the run's rules say."""
+    """By kind of medium: the numeric options, each from its least meaningful value to the limit of the run's rules."""
     token = (rules.patch_size * rules.merge_size) ** 2
 
     def upto(most: float, least: float) -> Range:

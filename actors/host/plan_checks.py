@@ -1,4 +1,4 @@
-"""Whether anybody still needs a plan: what the phase words in the sequence table say."""
+"""Check by the phase words of the sequence table whether a plan is still needed."""
 
 from ...runtime.bus.plans import Plan
 from ...schema.rows import Phase
@@ -6,7 +6,7 @@ from ...shm.sequence_table import SequenceTable
 
 
 def still_wanted(plan: Plan, table: SequenceTable) -> Plan | None:
-    """The plan without parts for rows that have ended or are somebody else's by now; None if nothing is left.
+    """The plan without parts for rows that have ended or belong to another request by now; None if nothing is left.
 
     The controller ends a row for good (cancelled, failed, late) before the plans that name it are acknowledged; then it is free.
     """

@@ -1,4 +1,4 @@
-"""What an actor that works on plans puts into its flight recorder: each plan, with its waits and its result."""
+"""Flight-recorder entries of an actor that works on plans: each plan, with its waits and its result."""
 
 import time
 
@@ -7,7 +7,7 @@ from ...runtime.bus.plans import Plan
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 
-UNWANTED = 499  # of a plan that was skipped: nobody wanted it any more
+UNWANTED = 499  # of a skipped plan: no row wanted it any more
 
 
 class PlanFlight:
@@ -18,15 +18,15 @@ class PlanFlight:
         self._arrived: dict[int, int] = {}
 
     def arrived(self, plan_id: int) -> None:
-        """The plan waits in the actor's queue from now on."""
+        """Record that the plan waits in the actor's queue from now on."""
         self._arrived[plan_id] = time.monotonic_ns()
 
     def skipped(self, plan_id: int) -> None:
-        """The plan will not be done."""
+        """Record that the plan will not be done."""
         self._arrived.pop(plan_id, None)
 
     def done(self, plan_id: int, plan: Plan, began_ns: int, result: Result, num_queued: int) -> None:
-        """The plan has just been done."""
+        """Record that the plan has just been done."""
         now_ns = time.monotonic_ns()
         wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
         status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0

@@ -2,10 +2,10 @@
 
 A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
 command is harmless; a plan whose slot holds something else is obsolete and is dropped; one that raises is answered with an error;
-one that the generation before crashed in is answered with Died and not begun: the controller decides what to do.
+one that the previous process crashed in is answered with Died and not begun: the controller decides what to do.
 
-Plans that others must not wait for (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
-else to do, the one there is the step in the status words: its deadline is watched, and it is what the process dies of. Beside another
+Plans that would hold up others (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
+else to do, that plan is the step in the status words: its deadline is watched, and a death counts against it. Beside another
 plan it is not; ``is_aside`` therefore says no for a while after a death.
 """
 
@@ -65,7 +65,7 @@ def serve_plans(
 
 @dataclass(frozen=True)
 class _Begun:
-    """A plan that is done now, or in the other thread."""
+    """A plan in work here or in the other thread."""
 
     plan_id: int
     plan: Plan  # as it was written
@@ -75,7 +75,7 @@ class _Begun:
 
 
 class _Loop:
-    """What ``serve_plans`` keeps between two turns."""
+    """State of ``serve_plans`` between two turns."""
 
     def __init__(
         self, actor: Actor, execute: Execute, rows: SequenceTable, device_pages: DevicePages, thread: ThreadPoolExecutor
@@ -90,7 +90,7 @@ class _Loop:
         self._aside: tuple[_Begun, Future[Result]] | None = None
         self._thread = thread
         self._status = actor.become_active()
-        self._status.set_crashes(0)  # the controller knows what they died of
+        self._status.set_crashes(0)  # the controller knows the cause of their death
         worst_s = self._status.step_cost_ns / 1e9
         ceiling_s = actor.config.step_limit_s(actor.name)
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS)
@@ -99,11 +99,11 @@ class _Loop:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the other thread's plan is late. Its step then stays where the watchdog sees it."""
+        """Return whether the other thread's plan is late. Its step then stays where the watchdog sees it."""
         return self._aside is not None and 0 < self._status.step_deadline_ns < time.monotonic_ns()
 
     def take(self) -> None:
-        """What has come: commands for the queue, and those that are answered at once."""
+        """Receive commands: queue some, answer others at once."""
         actor, results = self._actor, self._results
         for message in actor.receive():
             if not isinstance(message, Run):
@@ -123,7 +123,7 @@ class _Loop:
         return is_waiting or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
     def next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
-        """The next plan of the queue. One for the other thread waits for its turn there."""
+        """Return the next plan of the queue. One for the other thread waits for its turn there."""
         if not self.queue:
             return None
         command = self.queue.popleft()
@@ -144,7 +144,7 @@ class _Loop:
         return _Begun(command.plan_id, plan, wanted, captured, started_ns)
 
     def do(self, begun: _Begun) -> None:
-        """One step, here, with a deadline that follows from what such steps have taken so far."""
+        """Do one step in this thread, with a deadline from the time of such steps so far."""
         if (plan := begun.wanted) is None:
             self._finish(begun, Skipped())
             return
@@ -171,7 +171,7 @@ class _Loop:
             self._watch_aside()
 
     def _watch_aside(self) -> None:
-        """What is done in the other thread is the step from now on, with what is left of its time."""
+        """Declare the other thread's plan as the step from now on, with the rest of its time."""
         if self._aside is not None:
             begun, _ = self._aside
             spent_s = (time.monotonic_ns() - begun.started_ns) / 1e9
@@ -200,11 +200,11 @@ class _Loop:
         self._actor.send(done)
 
     def _attempt(self, begun: _Begun, plan: Plan) -> Result:
-        """A plan that cannot be done fails its request, not this process: that would meet it again after every restart.
+        """Do a plan; an error fails its request, not this process, which would meet the plan again after every restart.
 
         The client is told the plan's name, by which the log has the traceback.
 
-        Where memory runs out or the device is lost this process ends all the same.
+        If memory runs out or the device is lost, this process still ends.
         """
         try:
             return self._execute(plan)

@@ -34,12 +34,12 @@ _ALONE = "mmrt debug would stop there in a process that is not shared (actors.la
 
 
 def run_actor(name: str, session: "DebugSession | None" = None) -> int:
-    """The whole life of an actor process, in a terminal if there is a ``session``.
+    """Run an actor process from start to end, in a terminal if there is a ``session``.
 
     Returns its exit status: 0 only when it was told to end.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
-    faulthandler.enable(all_threads=False)  # where a crash comes from; of several actors, from which
+    faulthandler.enable(all_threads=False)  # the source of a crash; of several actors, which one
     os.umask(0o077)
     name_thread(name)
     if session is None and not sys.stdin.isatty():
@@ -74,7 +74,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
 
 
 def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
-    """From the actor's first import to its last word. Returns the exit status."""
+    """Run from the actor's first import to its last word. Returns the exit status."""
     name = actor.name
     if STAGES[name].imports_torch:
         import torch
@@ -106,13 +106,13 @@ def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
 
 
 def _entry(name: str) -> Callable[[Actor], None]:
-    """``main`` of an actor's module."""
+    """Return ``main`` of an actor's module."""
     main: Callable[[Actor], None] = importlib.import_module(f"...{STAGES[name].module}", __name__).main
     return main
 
 
 def _passing_by(advice: str) -> Callable[..., None]:
-    """What ``breakpoint()`` does where nobody can answer: say once for each place that it was passed."""
+    """Stand in for ``breakpoint()`` without a terminal: say once for each place that it was passed."""
     places: set[tuple[str, int]] = set()
 
     def hook(*_: object, **__: object) -> None:
@@ -126,6 +126,6 @@ def _passing_by(advice: str) -> Callable[..., None]:
 
 
 def _complain(error: Exception) -> int:
-    """Log a failure that its message explains. Returns the exit status: 2, never tried again, where a new start cannot help."""
+    """Log a failure explained by its message. Returns the exit status: 2, never tried again, where a new start cannot help."""
     log.error("%s", error)
     return 1 if isinstance(error, RunError | ShmError) else 2

@@ -1,7 +1,7 @@
 """A process of several actors: a thread for each, as ``actors.layout`` has it (TI1), on CUDA with a stream of its own (TI5).
 
-To whoever has started it they are one: warm when all are, serving when all serve, and alive while none hangs. When one of them fails
-the process ends at once, before the others stumble over what it has left, and they are told that it was not their work. Called by
+Its parent sees one actor: warm when all are, serving when all serve, and alive while none hangs. When one of them fails the
+process ends at once, before the others meet what it has left, and it records that their work was not the cause. Called by
 ``process``.
 """
 
@@ -30,7 +30,7 @@ _exit_lock = threading.Lock()  # of the actor that ends the process: taken once,
 
 
 class ProcessNotifier:
-    """What the actors of a process say to whoever has started it, through the notifier of the one that it is called after."""
+    """Reports of a process's actors to its parent, through the notifier of the actor that the process is named after."""
 
     def __init__(self, notifier: Notifier, names: Sequence[str]) -> None:
         self.notifier = notifier
@@ -39,14 +39,14 @@ class ProcessNotifier:
         self._beats: dict[str, float] = {}
 
     def ready(self, name: str, status: str) -> None:
-        """``name`` is warm."""
+        """Note that ``name`` is warm."""
         with self._lock:
             self._cold.discard(name)
             if not self._cold:
                 self.notifier.ready(status)
 
     def active(self, name: str, status: str) -> None:
-        """``name`` serves."""
+        """Note that ``name`` serves."""
         with self._lock:
             self._idle.discard(name)
             self._beats[name] = time.monotonic()
@@ -54,7 +54,7 @@ class ProcessNotifier:
                 self.notifier.active(status)
 
     def beat(self, name: str) -> None:
-        """The loop of ``name`` has turned."""
+        """Note that the loop of ``name`` has turned."""
         if name in self._beats:
             self._beats[name] = time.monotonic()
 
@@ -64,11 +64,11 @@ class ProcessNotifier:
             self.beat(name)
 
     def last_heard_s(self, name: str) -> float:
-        """When its loop has last turned, monotonic seconds."""
+        """The last turn of its loop, monotonic seconds."""
         return self._beats[name]
 
     def silent(self, since_s: float) -> list[str]:
-        """Who serves and was not heard of after ``since_s``, monotonic seconds."""
+        """The actors that serve and were not heard of after ``since_s``, monotonic seconds."""
         return [name for name, beat_s in list(self._beats.items()) if beat_s < since_s]
 
 
@@ -90,7 +90,7 @@ class ActorNotifier(Notifier):
 
 
 def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Actor], int]) -> int:
-    """``live(actor)`` of each in a thread, until all have ended; the process is called after the last. Returns the exit status.
+    """Run ``live(actor)`` of each in a thread until all have ended; the process is named after the last. Returns the exit status.
 
     Does not return when one of them ends with another status than 0: the process ends with that. ``lifeline`` is this thread's own.
     """
@@ -141,7 +141,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
 
 
 def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> None:
-    """The life of one actor: called like it, as nice as it. Returns if it was told to end."""
+    """Run one actor under its name and niceness. Returns if it was told to end."""
     name_thread(actor.name)
     with suppress(OSError):  # who is nice already may not become less so, but for root
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
@@ -159,7 +159,8 @@ def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> 
 
 
 def _excuse_others(culprit: Actor, actors: Sequence[Actor], status: int) -> None:
-    """Leave word that it was not their work. Those that have not taken over yet leave none: what is there is about the one before."""
+    """Record that the others' work was not the cause. Actors that have not taken over yet record nothing: the words there are the
+    previous process's."""
     for other in actors:
         if other is not culprit and other.status is not None:
             write_exit_note(other.run.path, other.name, ExitNote(os.getpid(), status, other_actor=True))
@@ -174,12 +175,12 @@ def _look_after(actors: Sequence[Actor], process_notifier: ProcessNotifier, now_
             process_notifier.beat(actor.name)
         elif actor.name in silent:
             _exit_lock.acquire()
-            # What was under way before may be what holds it up.
+            # Earlier work still under way may be what holds it up.
             since_ns = 1e9 * process_notifier.last_heard_s(actor.name)
             later = [one for one in actors if one.status is not None and one.status.step_start_ns > since_ns]
             _excuse_others(actor, later, -signal.SIGKILL)
             log.error("%s hangs: no sign of life for %g s", actor.name, watchdog_s)
-            if actor.status is not None:  # else nobody could tell it from a kill from outside
+            if actor.status is not None:  # otherwise it would look like a kill from outside
                 write_exit_note(actor.run.path, actor.name, ExitNote(os.getpid(), -signal.SIGKILL, hang=True))
             os.kill(os.getpid(), signal.SIGKILL)
     if not any(actor.status is not None and 0 < actor.status.step_deadline_ns < 1e9 * now_s for actor in actors):

@@ -1,4 +1,4 @@
-"""What ``memory`` made for those that compute, as tensors where the run computes: weights and pages. Nothing is copied.
+"""Weights and pages made by ``memory``, as tensors on the run's device. Nothing is copied.
 
 A thread of a process of several actors gets a CUDA stream of its own (TI5), and decode's goes first.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # needs cuda-bindings, which is there on CUDA alone
 
 WEIGHTS_SEGMENT = "weights"
 WEIGHTS_INDEX = "weights.index"
-_URGENT = -1  # what such a stream launches goes before what others have launched
+_URGENT = -1  # launches of such a stream go before those of others
 FETCH_S = 10.0  # for ``memory`` to answer; its loop turns twice a second at least
 
 
@@ -66,7 +66,7 @@ class SharedTensors:
 
     @property
     def device_pages(self) -> DevicePages:
-        """Of the pools on the device that were asked for."""
+        """The pages of the requested pools on the device."""
         return self._device_pages
 
     def close(self) -> None:
@@ -82,13 +82,13 @@ class SharedTensors:
 
 
 def copy_pages(pages: torch.Tensor, numbers: list[int]) -> NDArray[Any]:
-    """Some of ``pages``, as they are when all that was launched on the current stream is done."""
+    """Copy some of ``pages``, as they are when all launches on the current stream are done."""
     copied: NDArray[Any] = pages[torch.tensor(numbers, dtype=torch.int64, device=pages.device)].cpu().numpy()
     return copied
 
 
 def wait_for_descriptors(actor: Actor) -> dict[str, Descriptor]:
-    """What the acting ``memory`` hands out, also if it is just being replaced. Raises: MissingError after FETCH_S, ShmError, Ending."""
+    """Fetch the acting ``memory``'s descriptors, even while it is being replaced. Raises: MissingError after FETCH_S, ShmError, Ending."""
     until_s = time.monotonic() + FETCH_S
     while True:
         try:

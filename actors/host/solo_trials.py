@@ -1,10 +1,10 @@
-"""After a crash in a step over many, each of them is tried alone until the culprit is known (decode: rows; detokenizer: texts).
+"""After a crash in a step over many members, try each alone until the cause is known (decode: rows; detokenizer: texts).
 
-A trial is one step whose name says whose it is; between trials work goes on as usual with the others. A row whose trial goes well is
-one of them again. If the process crashes in a trial, the next generation reads the name, and that row is given up: a culprit costs
-two crashes, and the innocent lose the time of their trials. A row that crashes the process only in company is never found: such
-crashes are counted as unexplained, see ``crash_cause``. Plans of workers have their own way (``runtime/controller/poison.py``),
-since the controller knows what is in them.
+A trial is one step whose name identifies its row; between trials work goes on as usual with the others. A row whose trial succeeds
+joins them again. If the process crashes in a trial, the next generation reads the name and gives that row up: such a row costs two
+crashes, and the others lose the time of their trials. A row that crashes the process only together with others is never found: such
+crashes are counted as unexplained, see ``crash_cause``. Plans of workers are handled in ``runtime/controller/poison.py``, since
+the controller knows their contents.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from ...runtime.process.crash_cause import Death
 
 Place = tuple[int, int]  # (row, row generation)
 
-_SOLO = 1 << 62  # in the name of a step: it is one row's
+_SOLO = 1 << 62  # in the name of a step: it is for one row
 
 
 def solo_step(place: Place) -> int:
@@ -23,15 +23,15 @@ def solo_step(place: Place) -> int:
 
 
 def solo_place(step: int) -> Place | None:
-    """Whose step it is; None for a step over many."""
+    """The row of a solo step; None for a step over many."""
     return ((step & ~_SOLO) >> 32, step & 0xFFFF_FFFF) if step & _SOLO else None
 
 
 class SoloTrials:
-    """``suspects`` are yet to be tried, in turn; ``guilty`` is to be given up, if somebody is; ``crashes`` are unexplained ones."""
+    """``suspects`` are yet to be tried, in turn; ``guilty`` is the row to give up, if any; ``crashes`` are unexplained ones."""
 
     def __init__(self, death: Death | None, places: Iterable[Place]) -> None:
-        """``death`` is the predecessor's, ``places`` are all that it can have been working on."""
+        """``death`` is the previous process's, ``places`` are all rows that it can have been working on."""
         self.guilty: Place | None = None
         self.suspects: list[Place] = []
         self.crashes = death.crashes if death is not None else 0
@@ -43,10 +43,10 @@ class SoloTrials:
             self.suspects = [place for place in places if place != self.guilty]
 
     def passed(self, place: Place) -> None:
-        """A suspect's step went well."""
+        """Note that a suspect's step succeeded."""
         self.suspects.remove(place)
 
     @property
     def held(self) -> set[int]:
-        """Rows that are not to be worked on together with others."""
+        """Rows that must not be worked on together with others."""
         return {row for row, _ in self.suspects}

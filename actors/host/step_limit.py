@@ -1,4 +1,4 @@
-"""How long a step may take before its watchdog calls it a hang: from what such steps have cost, measured (pure).
+"""The longest time a step may take before its watchdog calls it a hang, from the measured cost of such steps (pure).
 
 A long step is no hang: the limit is many times the worst of recent steps of its size, never below ``floor_s`` (the patience with
 silence, supervisor.watchdog_s), and ``ceiling_s`` while nothing is known. The worst is kept in the status words, so that a new
@@ -12,7 +12,7 @@ FORGET = 0.99  # per step: a worst that does not come again counts less and less
 class StepLimit:
     """``worst_s``: seconds per unit of work, 0 while unknown. Units are the caller's; a step costs about in proportion to them.
 
-    Below ``least_units`` it does not: what a small step costs is mostly not its work, and must not be multiplied with the size
+    Below ``least_units`` it does not: the cost of a small step is mostly not its work, and must not be multiplied by the size
     of a large one. Such a step counts as one of ``least_units``.
     """
 
@@ -23,11 +23,11 @@ class StepLimit:
         self.least_units = least_units
 
     def limit_s(self, units: float) -> float:
-        """For a step of ``units`` > 0."""
+        """The limit for a step of ``units`` > 0."""
         if not self.worst_s:
             return max(self.floor_s, self.ceiling_s)
         return max(self.floor_s, min(self.ceiling_s, FACTOR * self.worst_s * max(units, self.least_units)))
 
     def took(self, units: float, seconds: float) -> None:
-        """A step of ``units`` > 0 is done."""
+        """Record that a step of ``units`` > 0 is done."""
         self.worst_s = max(seconds / max(units, self.least_units), FORGET * self.worst_s)

@@ -1,1 +1,1 @@
-"""The video actor: images, videos and sound become patches, in a sandbox."""
+"""The video actor: turn images, videos and sound into patches, in a sandbox."""

@@ -1,7 +1,7 @@
-"""Media as the video actor holds them open: what analysis found, and the rows of any segment. One class per kind.
+"""Open media of the video actor: the result of analysis, and the rows of any segment. One class per kind.
 
-Opening an item does whatever can fail early, so that bad media are refused before a response begins: images and sound are decoded
-whole (a resized picture and a spectrogram are small), of a video the packets are walked and one frame is decoded.
+Opening an item does all that can fail early, so that bad media are refused before a response begins: images and sound are decoded
+whole (a resized picture and a spectrogram are small), for a video the packets are walked and one frame is decoded.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class OpenItem(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """About what holding it costs now."""
+        """The approximate memory that it takes now."""
         ...
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
@@ -87,7 +87,7 @@ class OpenVideo:
 
     @property
     def num_bytes(self) -> int:
-        """Little until it is decoded: an item that is only analysed pushes out none that is."""
+        """Little until it is decoded: an item that is only analysed evicts no decoded one."""
         info = self._bitstream.info
         return _INDEX_BYTES * info.num_frames + (self._pool.max_bytes(info) if self._request is not None else 0)
 
@@ -104,7 +104,7 @@ class OpenVideo:
         yield from temporal_rows(self._planes(first, count), self._rules)
 
     def _planes(self, first: int, count: int) -> Iterator[NDArray[Any]]:
-        """Frames of the target size; goes on where the last call stopped, or anew."""
+        """Frames of the target size; continues where the last call stopped, or starts anew."""
         if self._request is None or first != self._position or not self._ahead:
             self.close()
             wanted = self._wanted[first:] if self._ahead else self._wanted[first : first + count]

@@ -1,8 +1,7 @@
-"""What the video actor gives up before it looks at anybody's media: whoever takes it over through a decoder gains little.
+"""The sandbox that the video actor enters before it reads any media: an attacker who takes it over through a decoder gains little.
 
-Nothing here can be taken back, and all threads that begin later have it too. Left: to read programs, libraries and what the kernel
-tells, to read and write below the run directory and that of its logs, and to connect to unix sockets that have a path, of which the
-bus is one.
+Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files,
+reading and writing below the run directory and that of its logs, and connecting to unix sockets that have a path, such as the bus.
 """
 
 import ctypes
@@ -57,7 +56,7 @@ def enter_sandbox(
 
 
 def allow_cpu_time(seconds: float) -> None:
-    """From now on this process may compute for ``seconds``, rounded up; then the kernel ends it by SIGXCPU.
+    """Let this process compute for ``seconds`` from now on, rounded up; then the kernel ends it by SIGXCPU.
 
     The kernel counts from a process's beginning, so a process that lives for long moves its limit before each piece of work.
     """
@@ -67,7 +66,7 @@ def allow_cpu_time(seconds: float) -> None:
 
 
 def memory_left() -> int:
-    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 where it has none, and nobody can tell."""
+    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 where it has none, or they are unknown."""
     fields = Path("/proc/self/statm").read_text().split()
     used = {resource.RLIMIT_AS: int(fields[0]), resource.RLIMIT_DATA: int(fields[5])}
     limits = {kind: resource.getrlimit(kind)[0] for kind in used}
@@ -80,7 +79,7 @@ def _renounce_new_privileges() -> None:
 
 
 def _drop_capabilities() -> None:
-    """What root has beyond other users; nobody else has any."""
+    """Drop root's capabilities; other users have none."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc().capset(header, (ctypes.c_uint32 * 6)()))
 
@@ -88,7 +87,7 @@ def _drop_capabilities() -> None:
 def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
     """RLIMIT_DATA counts private memory alone, unlike RLIMIT_AS neither the pools nor what libraries reserve and never touch.
 
-    RLIMIT_NPROC counts all processes of the user: that there will be none of this one is the filter's to see to.
+    RLIMIT_NPROC counts all processes of the user: the filter prevents new ones of this process.
     """
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limits = {
@@ -118,7 +117,7 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1  # of others; since version 6
 
 
 class _Handled(ctypes.Structure):
-    """What is restricted. A kernel that knows a part of it alone takes it where the rest is zero."""
+    """The restricted rights. A kernel that knows only some of them accepts them where the rest is zero."""
 
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
@@ -145,9 +144,9 @@ def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> 
         for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
             _allow(ruleset, device, _READ_FILE | writing & (_WRITE_FILE | _TRUNCATE))
         for place in [*map(Path, [*_CODE, *_code(), *_KERNEL]), *readable]:
-            with suppress(OSError):  # what cannot be opened now cannot be read later
+            with suppress(OSError):  # a path that cannot be opened now cannot be read later
                 _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0), kept=str(place) in _KERNEL)
-        with suppress(OSError):  # somebody without a home has no logs
+        with suppress(OSError):  # a user without a home has no logs
             logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         for directory in (run, logs):
             if directory.is_dir():
@@ -171,7 +170,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def _code() -> set[str]:
-    """Where modules and libraries may yet come from, besides ``_CODE``.
+    """The places of modules and libraries to load later, besides ``_CODE``.
 
     All of Python's path, so somebody who has a home on it has it read; and where what is loaded really lies, since a path may be
     full of symbolic links, or stand for places that are not on it. Of this package, which may be a checkout, the packages in it.
@@ -188,7 +187,7 @@ def _code() -> set[str]:
 
 
 def _allow(ruleset: int, path: Path, rights: int, *, kept: bool = False) -> None:
-    """``kept``: the file stays open. A rule is for an inode, and /proc makes new ones for what nobody has open."""
+    """``kept``: the file stays open. A rule is for an inode, and /proc makes new ones for files that are not open."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_PathBeneath(rights, fd)), 0)

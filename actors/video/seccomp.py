@@ -1,6 +1,6 @@
-"""A filter that takes from this process, for ever, the system calls that decoding never needs: seccomp(2), assembled by hand.
+"""A filter that permanently forbids this process the system calls that decoding never needs: seccomp(2), assembled by hand.
 
-What is forbidden answers EPERM, so that a library that merely tries it goes on. It is a deny-list: an allow-list would have to know
+Forbidden calls answer EPERM, so that a library that merely tries one goes on. It is a deny-list: an allow-list would have to know
 what every version of libc, torch and FFmpeg calls, and would kill the process for a file where it does not. ``sandbox`` installs it.
 """
 
@@ -31,7 +31,7 @@ _NUMBERS = {  # of x86-64
     "sethostname": 170, "setdomainname": 171, "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246,
     "kexec_file_load": 320, "iopl": 172, "ioperm": 173, "acct": 163, "quotactl": 179, "settimeofday": 164, "clock_settime": 227,
     "clock_adjtime": 305, "adjtimex": 159, "syslog": 103, "mknod": 133, "mknodat": 259, "open_by_handle_at": 304,
-    # large parts of the kernel that nothing here is in need of; io_uring would open sockets and files past this filter
+    # large parts of the kernel that nothing here needs; io_uring would open sockets and files past this filter
     "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249, "io_uring_setup": 425,
     "io_uring_enter": 426, "io_uring_register": 427, "personality": 135, "modify_ldt": 154, "vmsplice": 278,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The video actor: media pages in, patch pages out. It alone parses images, videos and sound (``media/``).
 
-Whatever a medium holds, its plan ends in a result: bad media are an ``ItemError`` that says what is wrong and no more. Any
-other exception is an error of ours, which ``plans`` answers with a 500.
+Every plan ends in a result, whatever its medium holds: bad media give an ``ItemError`` that names the fault and no more. Any
+other exception is an error of ours, answered with a 500 (``plan_loop``).
 """
 
 import logging
@@ -48,7 +48,7 @@ SMALL_S = 2.0  # of a processor, that what should be small work may take: severa
 SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are imported late
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
-CAUTIOUS_PLANS = 256  # after a death, each of which is done alone: what dies then is to blame, and nothing is ahead of its plan
+CAUTIOUS_PLANS = 256  # after a death, each done alone: the one that dies then is the cause, and nothing is ahead of its plan
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
@@ -106,12 +106,12 @@ def main(actor: Actor) -> None:
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
-    """Whether videos or JPEGs are decoded by units of GPUs, too."""
+    """Return whether units of GPUs decode videos or JPEGs, too."""
     return config.model.on_cuda and config.media.decodes_on_gpu
 
 
 def _engines(config: RuntimeConfig) -> list[Engine]:
-    """All processors, and before them the video units of all visible GPUs."""
+    """The engines: first the video units of all visible GPUs, then all processors."""
     if not (config.model.on_cuda and config.media.gpu_decoding):
         return cpu_engines()
     from ...media.nvdec import nvdec_engines
@@ -123,7 +123,7 @@ def _engines(config: RuntimeConfig) -> list[Engine]:
 
 
 def _jpeg_decoder(config: RuntimeConfig) -> JpegDecoder | None:
-    """The JPEG units of the GPU, where they are asked for."""
+    """The decoder on the GPU's JPEG units, if the configuration asks for it."""
     if not (config.model.on_cuda and config.media.gpu_jpegs):
         return None
     from ...media.nvjpg import nvjpg_decoder
@@ -143,7 +143,7 @@ class _Entry:
 
 
 class VideoWorker:
-    """Does the plans, and keeps items open between them, least recently used ones first to go.
+    """Does the plans, and keeps items open between them; evicts the least recently used first.
 
     Nothing depends on the cache: an item that is not open is analysed again, with the same outcome.
     """
@@ -159,7 +159,7 @@ class VideoWorker:
         jpeg_decoder: JpegDecoder | None = None,
         yields: bool = False,
     ) -> None:
-        """``yields``: what takes more than ``SMALL_S`` of this thread's processor time is given up, with Overran."""
+        """``yields``: give up, with Overran, work that takes more than ``SMALL_S`` of this thread's processor time."""
         self._yields = yields
         self._media = media_pool
         self._patches = patch_pool
@@ -174,19 +174,19 @@ class VideoWorker:
         self._pool = DecodingPool(engines, max_bytes_ahead=len(engines) * BYTES_AHEAD)
 
     def close(self) -> None:
-        """End the threads that decode, wherever they are. Nothing more can be done."""
+        """End the decoding threads, wherever they are. The worker is unusable afterwards."""
         self._pool.close()
         self._open.clear()
 
     def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
-        """Close items whose plans nobody wants any more: engines would go on with the oldest of them first."""
+        """Close items whose plans are no longer wanted: engines would go on with the oldest of them first."""
         for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
             self._close(key)
 
     def execute(self, plan: Plan, alone: bool = False) -> Result:
         """Analyse or decode. ``alone``: nothing else is decoded meanwhile, nor afterwards.
 
-        Raises: whatever is not the medium's fault, with the item closed; MemoryError where this process has too little left.
+        Raises: any error that is not the medium's fault, with the item closed; MemoryError where this process has too little left.
         """
         assert isinstance(plan, Analyse | PreprocessSegment)
         self._ahead = not alone
@@ -260,10 +260,10 @@ class VideoWorker:
 
 
 def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
-    """The status and the words for what went wrong with an item.
+    """The status and message for an item's failure.
 
-    Raises: MemoryError where it is not the item that takes too much, but this process that has come to: it ends, see ``plans``; what
-    is no error of the item's.
+    Raises: MemoryError where this process, not the item, takes too much memory: it ends, see ``plan_loop``; any error that is
+    not the item's.
     """
     if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch's words for it
         _let_go(error)
@@ -278,7 +278,7 @@ def _explain(error: Exception, kind: MediaKind) -> tuple[int, str]:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Free what the functions held that an exception has come through."""
+    """Free the locals of the functions that an exception passed through."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__
