@@ -1,4 +1,4 @@
-"""``mmrt actor NAME``: be one actor. What the supervisor and the systemd units run."""
+"""``mmrt actor NAME``: be one actor. The supervisor and the systemd units run this."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -79,7 +79,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, str]:
-    """Endpoint and key: as given, or those of the running server."""
+    """Return endpoint and key: as given, or those of the running server."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
@@ -96,7 +96,7 @@ def _find(url: str | None, api_key: str | None, run: str | None) -> tuple[str, s
 
 
 def _question(given: str | None, num_piped_media: int) -> str:
-    """As given, or what standard input holds. Raises BadParameter where that is asked for twice, is a terminal, or holds nothing."""
+    """The question as given, or from standard input. Raises BadParameter if that is asked for twice, is a terminal, or is empty."""
     is_piped = given == "-" or (given is None and not num_piped_media)
     if num_piped_media + (given == "-") > 1:
         raise typer.BadParameter("standard input (-) can be read once")
@@ -111,7 +111,7 @@ def _question(given: str | None, num_piped_media: int) -> str:
 
 
 def _part(kind: str, file: str) -> dict[str, Any]:
-    """A content part with the file's bytes in it. Raises UserError for what cannot be read."""
+    """A content part with the file's bytes in it. Raises UserError for a file that cannot be read."""
     path = Path(file)
     if file.startswith(("http://", "https://")):
         option = f"--{kind.removesuffix('_url').removeprefix('input_')}"
@@ -195,7 +195,7 @@ class _Server:
 
 
 def _reason(answer: bytes | dict[str, Any]) -> str:
-    """The message of an OpenAI error object, or whatever stands there instead."""
+    """The message of an OpenAI error object, or the text found in its place."""
     try:
         data = json.loads(answer) if isinstance(answer, bytes) else answer
         return str(data["error"]["message"])

@@ -1,6 +1,6 @@
 """``mmrt up -d``: a supervisor in the background, and a foreground process that waits until the run is ready or has failed.
 
-The two talk over a pipe: JSON lines, one for each thing that a ``Reporter`` is told. After ``Ready`` nobody listens any more.
+The two talk over a pipe: JSON lines, one for each event that a ``Reporter`` is told. After ``Ready`` nothing reads it any more.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class PipeReporter:
 def detach(supervise: Callable[[PipeReporter], int], log_file: Path, reporter: Reporter) -> int:
     """Run ``supervise`` in a daemon and wait until it is ready. Returns 0 then, or the exit status of a run that failed.
 
-    Must be called while this process has one thread. ``log_file`` gets what the daemon prints itself, such as a traceback.
+    Must be called while this process has one thread. ``log_file`` gets the daemon's own output, such as a traceback.
 
     Raises: RunError if it cannot be written.
     """
@@ -147,7 +147,7 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log: int) 
 
 
 def _wait(fd: int, log_file: Path, reporter: Reporter) -> int:
-    """Pass on what the daemon tells. Ctrl-C while it starts ends the run."""
+    """Pass on the daemon's reports. Ctrl-C while it starts ends the run."""
     pidfd = -1
     failed = interrupted = False
 

@@ -1,4 +1,4 @@
-"""``mmrt inspect``: live requests from outside, from shared memory alone; the run notices nothing, and nobody in it has to be alive."""
+"""``mmrt inspect``: live requests from outside, from shared memory alone; the run notices nothing, and its processes may be dead."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -170,7 +170,7 @@ def _print_request(request: RequestReport, view: RunView) -> None:
 
 
 def _pages(pages: Sequence[int]) -> str:
-    """How many, and which: neighbours as ranges, upwards or downwards."""
+    """Format the number of pages and the pages: neighbours as ranges, upwards or downwards."""
     ranges: list[str] = []
     index = 0
     while index < len(pages):

@@ -1,4 +1,4 @@
-"""``mmrt logs``: what the actors have printed, also after the run."""
+"""``mmrt logs``: print the actors' output, also after the run."""
 
 import sys
 import time

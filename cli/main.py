@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         _forget_output()
         return 0
     except OSError as error:
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _flushed(status: int) -> int:
-    """The exit status when what was printed is out; the interpreter, which would flush it, complains of a reader that has gone."""
+    """Flush the output and return the exit status; the interpreter's own flush would complain of a reader that has gone."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -83,7 +83,7 @@ def _flushed(status: int) -> int:
 
 
 def _is_output_full() -> bool:
-    """Whether what we printed finds no room, not what some file holds."""
+    """Return whether our output finds no room, rather than some file."""
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except OSError:
@@ -92,7 +92,7 @@ def _is_output_full() -> bool:
 
 
 def _forget_output() -> None:
-    """Without this the interpreter complains when it flushes at exit."""
+    """Drop the output: otherwise the interpreter complains when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

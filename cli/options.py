@@ -1,4 +1,4 @@
-"""What several commands share: which run is meant, which configuration, and which actor."""
+"""Options shared by several commands: the run, the configuration, and the actor."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def check_actor(name: str, actors: Sequence[str] = ACTORS) -> None:
 
 
 def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for an argument that is one of ``names``."""
+    """The shell's completions for an argument that is one of ``names``."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -42,5 +42,5 @@ def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:
 
 
 def log_directory(run: Path, environment: Environment) -> Path:
-    """Where the logs of the run lie; they outlive it."""
+    """The directory of the run's logs; they outlive it."""
     return environment.state_home / run.name

@@ -1,4 +1,4 @@
-"""``mmrt replay``: capture plans of a live run with everything that they read, and do them again in this process, without a run."""
+"""``mmrt replay``: capture plans of a live run with all that they read, and do them again in this process, without a run."""
 
 import os
 import shutil
@@ -103,7 +103,7 @@ def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
 
 
 def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | None, wait_s: float) -> None:
-    """Order it, wait until it is done, and say where it is. Raises RunError."""
+    """Order a capture, wait until it is done, and return its place. Raises RunError."""
     if not RunDirectory.is_alive(path):
         raise RunError(f"no run is up in {path} (mmrt up)")
     before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
@@ -113,7 +113,7 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
         raise RunError(f"no run is up in {path} (mmrt up)") from None
     try:
         deadline_s = time.monotonic() + wait_s
-        # Not attached meanwhile: a run that ends removes its memory only when nobody is.
+        # Not attached meanwhile: a run that ends removes its memory only when no process is attached.
         while order_path(path, actor).exists() and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         is_done = not order_path(path, actor).exists()
@@ -153,7 +153,7 @@ def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:
 
 
 def _replay(capture: Capture, file: Path, model: Path | None, repeat: int, debug: bool) -> int:
-    """Do it and print what came of it. Returns the exit status. Raises UserError."""
+    """Replay a capture and print the outcome. Returns the exit status. Raises UserError."""
     header = capture.header
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from .replay_worker import Replay, same_result

@@ -1,4 +1,4 @@
-"""Doing a captured plan again, alone: one actor's worker in this process, on pools that hold just the plan's pages. No run.
+"""Do a captured plan again, alone: one actor's worker in this process, on pools with just the plan's pages. No run.
 
 Called by ``mmrt replay``. The worker is the actor's own; only what surrounds it (run directory, pools, rows) is made
 here, in a temporary directory.
@@ -42,7 +42,7 @@ Execute = Callable[[Plan], Result]
 
 
 class Difference(NamedTuple):
-    """How far the pages of a pool are from the captured ones. ``largest`` is of values in the model's type, None for bytes."""
+    """The difference between a pool's pages and the captured ones. ``largest`` is of values in the model's type, None for bytes."""
 
     pool: str
     num_pages: int
@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it. ``error``: the exception that the worker raised; ``differences`` None: there is nothing to compare with."""
+    """The outcome of a replay. ``error``: the exception that the worker raised; ``differences`` None: nothing to compare with."""
 
     result: Result | None
     error: Exception | None
@@ -104,7 +104,7 @@ class Replay:
             self._pools[name].data[: len(pages)] = self._capture.tensors[f"before.{name}"]
 
     def run(self, repeat: int = 1, call: Callable[[Execute, Plan], Result] | None = None) -> Outcome:
-        """Do the plan, ``repeat`` times, and compare. ``call``: what calls the worker in our place (a debugger)."""
+        """Do the plan, ``repeat`` times, and compare. ``call`` calls the worker in our place (a debugger)."""
         seconds: list[float] = []
         result: Result | None = None
         for _ in range(repeat):
@@ -147,7 +147,7 @@ class Replay:
 
 
 def same_result(first: Result | None, second: Result | None) -> bool:
-    """Whether two results say the same."""
+    """Return whether two results say the same."""
     return first is not None and second is not None and encode(first) == encode(second)
 
 
@@ -188,8 +188,8 @@ def _make_rows(run: RunDirectory, capture: Capture, page_tokens: int) -> Sequenc
 def _worker(
     capture: Capture, path: Path, model: ModelConfig, pools: dict[str, PagePool], table: SequenceTable, workers: ExitStack
 ) -> Callable[[], Execute]:
-    """What gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets its own,
-    which ends with ``workers``."""
+    """A function that gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets
+    its own, which ends with ``workers``."""
     config = capture.config
     if capture.header.actor == "video":
         return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute

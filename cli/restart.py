@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check_names(actors: Sequence[str], everything: bool) -> list[str]:
-    """Whom to restart, each once. Raises: BadParameter for names that are none, for nobody and for both."""
+    """The actors to restart, each once. Raises: BadParameter for unknown names, for none and for both."""
     if everything == bool(actors):
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
@@ -63,7 +63,7 @@ def _restart(run: Path, name: str) -> RestartReply | RunError:
 
 
 def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
-    """In threads that Ctrl-C need not wait for."""
+    """Restart in threads that Ctrl-C need not wait for."""
     replies: Queue[tuple[str, RestartReply | Exception]] = Queue()
 
     def ask(name: str) -> None:
@@ -85,7 +85,7 @@ def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartRepl
 
 
 def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
-    """Each only when the one before it serves again; the first failure is the last try."""
+    """Restart each only when the previous one serves again; stop at the first failure."""
     for index, name in enumerate(names):
         reply = _restart(run, name)
         yield name, reply
@@ -96,7 +96,7 @@ def _one_after_another(run: Path, names: Sequence[str]) -> Iterator[tuple[str, R
 
 
 def _tell(name: str, reply: RestartReply | RunError) -> bool:
-    """Print what came of it; whether it went well."""
+    """Print the outcome; return whether it succeeded."""
     if isinstance(reply, RestartReply) and reply.ok:
         print(reply.message, flush=True)
         return True
@@ -108,7 +108,7 @@ def _tell(name: str, reply: RestartReply | RunError) -> bool:
 
 
 def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
-    """Those that the actors live in, each once; the actors themselves where no run is up."""
+    """The processes that the actors live in, each once; the actors themselves where no run is up."""
     with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
         actors = [read_run_info(directory).config.process_of(actor) for actor in actors]
     return list(dict.fromkeys(actors))

@@ -1,4 +1,4 @@
-"""``mmrt status``: what every actor is doing. Asks the supervisor; without one it reads the run directory and the status words."""
+"""``mmrt status``: show the state of every actor. Asks the supervisor; without one it reads the run directory and the status words."""
 
 import os
 import sys
@@ -142,7 +142,7 @@ def _cells(actor: ActorReport) -> list[str]:
 
 
 def _remarks(actor: ActorReport) -> str:
-    """How its last process ended, and what it says beyond its state."""
+    """The end of its last process, and its remarks beyond its state."""
     status = "" if actor.status == actor.state else actor.status
     return "; ".join(filter(None, ("" if actor.broken else actor.last_exit, status)))
 

@@ -1,4 +1,4 @@
-"""What ``mmrt up`` and ``mmrt logs`` look like: prefixed lines, coloured where a terminal shows them.
+"""Output of ``mmrt up`` and ``mmrt logs``: prefixed lines, coloured where a terminal shows them.
 
 Runs in the supervisor too, so neither rich nor threads here.
 """

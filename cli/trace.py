@@ -1,4 +1,4 @@
-"""``mmrt trace``: what all processes of a run have done lately, as a trace for https://ui.perfetto.dev; also of a run that crashed."""
+"""``mmrt trace``: the latest work of all processes of a run, as a trace for https://ui.perfetto.dev; also of a run that crashed."""
 
 import sys
 from pathlib import Path

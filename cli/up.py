@@ -31,7 +31,7 @@ PACKAGE_DIRECTORY = Path(__file__).parents[1]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that is known before anything is started."""
+    """All that is known before any process starts."""
 
     path: Path
     config: RuntimeConfig
@@ -90,7 +90,7 @@ def _override(config: RuntimeConfig, model: str | None, device: str | None, host
 
 
 def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Plan:
-    """Check what can be checked beforehand. Raises RunError, ConfigError."""
+    """Check all that can be checked beforehand. Raises RunError, ConfigError."""
     if RunDirectory.is_alive(path):
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
@@ -99,7 +99,7 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
 
 
 def _check_room(plan: Plan, layout: MemoryLayout) -> None:
-    """That pools and tables fit, weights aside. What a dead run of this name has left is swept before. Raises: RunError."""
+    """Check that pools and tables fit, weights aside. Sweeps the remains of a dead run of this name first. Raises: RunError."""
     usage = shutil.disk_usage(next(path for path in (plan.path, *plan.path.parents) if path.exists()))
     available = usage.free + sum(512 * file.stat().st_blocks for file in plan.path.glob("*"))
     if usage.total and layout.num_bytes > available:
@@ -118,7 +118,7 @@ def pids_of(path: Path) -> str:
 
 def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> int:
     """Be the supervisor of a run, to its end. Returns the exit status."""
-    os.umask(0o077)  # whatever a process of this run writes is its user's alone
+    os.umask(0o077)  # files written by this run are its user's alone
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
     if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
@@ -149,7 +149,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
 
 
 def _is_reachable(host: str) -> bool:
-    """Whether other machines may reach it."""
+    """Return whether other machines may reach it."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,7 +157,7 @@ def _is_reachable(host: str) -> bool:
 
 
 def _describe(plan: Plan, layout: MemoryLayout) -> None:
-    """--dry-run: what would be started, and how much shared memory it would take."""
+    """--dry-run: describe the processes to start, and the shared memory they would take."""
     print(f"run directory  {plan.path}")
     print(f"model          {plan.model}")
     print(f"endpoint       {run_info(plan.config, plan.model, plan.port).endpoint}/v1")
@@ -179,7 +179,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
 
 
 def _layout(plan: Plan) -> MemoryLayout:
-    """How ``memory`` would divide shared memory. Raises ConfigError."""
+    """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
     section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
     try:
         model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)

@@ -1,4 +1,4 @@
-"""``mmrt version``: what is installed here."""
+"""``mmrt version``: show the installed versions."""
 
 import platform
 from importlib import metadata

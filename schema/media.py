@@ -1,4 +1,4 @@
-"""What models and messages both say of a request's media: kinds, shapes, places in the prompt, options.
+"""Media of a request, as models and messages describe them: kinds, shapes, places in the prompt, options.
 
 Records are positional, as on the wire (``runtime.bus.messages``): they evolve by appending fields with defaults.
 """
@@ -11,7 +11,7 @@ MediaKind = Literal["image", "video", "audio"]
 
 
 class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What a request asks of one medium, within the limits of the run and the model; None is as these have it.
+    """A request's options for one medium, within the limits of the run and the model; None takes their values.
 
     ``fps`` is the rate at which frames are sampled, ``min_frames`` and ``max_frames`` bound how many; ``min_pixels`` and
     ``max_pixels`` bound the area that a picture or each frame is resized to. ``use_audio_in_video``: the sound track counts, too.
@@ -28,7 +28,7 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
 class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
     """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
 
-    ``kind`` is the item's own, but "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
+    ``kind`` is the item's own, except "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
     (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of ``row_bytes`` each go to patch pages; ``num_tokens`` embedding
     rows come out of the tower.
     """
@@ -41,7 +41,7 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ItemShape(msgspec.Struct, frozen=True, array_like=True):
-    """What analysis finds without decoding: the item's whole grid, prompt tokens and segments, in order."""
+    """The result of analysis without decoding: the item's whole grid, prompt tokens and segments, in order."""
 
     kind: MediaKind
     grid: tuple[int, int, int]
@@ -51,7 +51,7 @@ class ItemShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Where an item's tokens stand in the expanded prompt: [start, start + shape.num_tokens)."""
+    """The place of an item's tokens in the expanded prompt: [start, start + shape.num_tokens)."""
 
     start: int
     shape: ItemShape

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """``actor`` is broken for ``reason``. It is tried again at ``next_probe_s`` (CLOCK_MONOTONIC; 0: nobody knows)."""
+    """``actor`` is broken for ``reason``. It is tried again at ``next_probe_s`` (CLOCK_MONOTONIC; 0: unknown)."""
 
     actor: str
     reason: str

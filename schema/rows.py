@@ -4,7 +4,7 @@ import enum
 
 
 class Phase(enum.IntEnum):
-    """Where a row is in its life. Only the controller moves it."""
+    """The phase of a row. Only the controller changes it."""
 
     FREE = 0
     PREPARE = 1
@@ -13,7 +13,7 @@ class Phase(enum.IntEnum):
 
 
 class EndCode(enum.IntEnum):
-    """Why decode appends no more ids."""
+    """The reason why decode appends no more ids."""
 
     NONE = 0
     STOP = 1  # an end-of-sequence id, which is the last committed one

@@ -1,7 +1,7 @@
-"""Open descriptors handed from process to process: what has no name in the run directory, such as memory of a CUDA device.
+"""Hand open descriptors from process to process, for things without a name in the run directory, such as CUDA memory.
 
-The ``memory`` actor owns the server, on ``<run>/device``; whoever computes connects, gets all descriptors in one packet, and is done.
-Both ends ask the kernel who the other is (SO_PEERCRED): only processes of the same user are heard.
+The ``memory`` actor owns the server, on ``<run>/device``; an actor that computes connects and gets all descriptors in one packet.
+Both ends ask the kernel for the other's identity (SO_PEERCRED): only processes of the same user are served.
 """
 
 import json
@@ -42,25 +42,25 @@ class DescriptorServer:
 
     @property
     def fd(self) -> int:
-        """Readable when somebody waits for ``serve``."""
+        """Readable when a client waits for ``serve``."""
         return self._socket.fileno()
 
     def serve(self) -> int:
-        """Answer all who wait; how many got the descriptors. Strangers and those who are gone get nothing."""
+        """Answer all waiting clients; return how many got the descriptors. Other users' and dead clients get nothing."""
         served = 0
         while True:
             try:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return served
-            with connection, suppress(OSError):  # whoever is gone by now needs nothing
+            with connection, suppress(OSError):  # a client that is gone by now needs nothing
                 connection.setblocking(False)
                 if peer_uid(connection) == os.getuid():
                     socket.send_fds(connection, [self._packet], self._fds)
                     served += 1
 
     def close(self) -> None:
-        """Serve no more. The file stays: it may be the next generation's already, and a dead one does no harm."""
+        """Stop serving. The file stays: it may be the next generation's already, and a dead one does no harm."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -71,9 +71,9 @@ class DescriptorServer:
 
 
 def fetch_descriptors(path: Path, timeout_s: float) -> dict[str, Descriptor]:
-    """The descriptors that the server at ``path`` hands out, closed on exec, the caller's to close.
+    """Fetch the descriptors that the server at ``path`` hands out, closed on exec; the caller closes them.
 
-    Raises: MissingError if nobody listens there; ShmError if the server is another user's, or has not answered after ``timeout_s``.
+    Raises: MissingError if no server listens there; ShmError if the server is another user's, or has not answered after ``timeout_s``.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)

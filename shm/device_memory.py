@@ -2,7 +2,7 @@
 
 The driver's virtual memory management: a physical allocation has no address until a process maps it, can be exported as a file
 descriptor, and is freed when the last mapping and the last descriptor are gone, in whichever process. The ``memory`` actor allocates;
-prefill, decode and encoder attach. Imported where a model is computed on CUDA alone: needs cuda-bindings, and a driver to call.
+prefill, decode and encoder attach. Imported only where a model is computed on CUDA: needs cuda-bindings, and a driver to call.
 """
 
 import logging
@@ -25,7 +25,7 @@ _READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 class DeviceMemory:
     """``num_bytes`` on device ``ordinal``, mapped in this process until ``close``, or its end.
 
-    Any array library takes it where it lies by ``__cuda_array_interface__`` (version 3): uint8 [num_bytes].
+    Any array library uses it in place by ``__cuda_array_interface__`` (version 3): uint8 [num_bytes].
     """
 
     def __init__(self, ordinal: int, num_bytes: int, handle: Any, what: str, writable: bool = True) -> None:
@@ -49,7 +49,7 @@ class DeviceMemory:
 
     @classmethod
     def allocate(cls, ordinal: int, num_bytes: int) -> Self:
-        """New memory of unknown content. Raises: DeviceError, which says how much was asked for; ValueError for less than a byte."""
+        """Allocate memory of unknown content. Raises: DeviceError, which names the size asked for; ValueError for less than a byte."""
         if num_bytes < 1:
             raise ValueError(f"{num_bytes} bytes on device {ordinal}: at least 1 is needed")
         what = f"{num_bytes} bytes on device {ordinal}"
@@ -70,7 +70,7 @@ class DeviceMemory:
 
     @classmethod
     def attach(cls, ordinal: int, descriptor: Descriptor, writable: bool = True) -> Self:
-        """Memory of another process. The descriptor stays the caller's, and is needed no longer. Raises: DeviceError.
+        """Map memory of another process. The descriptor stays the caller's, and is no longer needed. Raises: DeviceError.
 
         Not ``writable``: a kernel of this process that writes there faults, and what all processes read stays as it is. Where the
         driver refuses that, the log says so, and the memory can be written like any.
@@ -82,7 +82,7 @@ class DeviceMemory:
 
     @property
     def descriptor(self) -> Descriptor:
-        """What others attach: of memory that was allocated here, open until ``close``."""
+        """The descriptor for others to attach, of memory allocated here; open until ``close``."""
         assert self._descriptor >= 0, "only who has allocated exports"
         return Descriptor(self._descriptor, self.num_bytes)
 
@@ -109,7 +109,7 @@ class DeviceMemory:
         _call(what, driver.cuMemSetAccess, self._pointer, self._size, [access], 1)
 
     def clear(self) -> None:
-        """Zeros everywhere, by the driver, in order with what is launched on the default stream. Needs the device's context."""
+        """Zero it all, by the driver, in order with launches on the default stream. Needs the device's context."""
         _call(f"clearing {self.num_bytes} bytes on device {self.ordinal}", driver.cuMemsetD8, self._pointer, 0, self.num_bytes)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class DeviceMemory:
 
 
 def padded_bytes(num_bytes: int, granularity: int) -> int:
-    """What is allocated and mapped for ``num_bytes``: whole pages of the device."""
+    """The bytes allocated and mapped for ``num_bytes``: whole pages of the device."""
     return -(-num_bytes // granularity) * granularity
 
 

@@ -1,7 +1,7 @@
-"""Doorbells: wake somebody who waits in poll. A datagram says nothing but *look*; shared memory says what.
+"""Doorbells: wake a process that waits in poll. A datagram says only *look*; shared memory holds the news.
 
-The waiter's generation that holds the role lock binds ``<run>/<name>.bell``; ringers need not know which one that is, or whether
-there is any.
+The waiter's generation that holds the role lock binds ``<run>/<name>.bell``; ringers need not know which one that is, or if there
+is any.
 """
 
 import socket
@@ -20,7 +20,7 @@ class Listener:
 
     @property
     def fd(self) -> int:
-        """Readable when somebody has rung since the last ``drain``."""
+        """Readable when a ring has come since the last ``drain``."""
         return self._socket.fileno()
 
     def drain(self) -> bool:

@@ -1,4 +1,4 @@
-"""What can be wrong with a run directory or with a segment in it. Messages name the thing, the value and the limit.
+"""Errors of a run directory or of a segment in it. Messages name the thing, the value and the limit.
 
 All of these are ``ValueError``s: they reach the user, who can mend the cause. Broken invariants are assertions instead.
 """
@@ -38,7 +38,7 @@ class DeviceError(ShmError):
 
 
 class StalePage(ShmError):
-    """A page run that names a page outside the pool, or one that has been granted to somebody else since."""
+    """A page run that names a page outside the pool, or one that has been granted to another owner since."""
 
 
 class StaleRow(ShmError):

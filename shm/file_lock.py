@@ -38,7 +38,7 @@ def unlock(fd: int) -> None:
 
 
 def is_current(fd: int, path: Path) -> bool:
-    """Whether an open file is still what its name leads to: somebody may have removed it between open and lock."""
+    """Return whether a file's name still leads to this open file: another process may have removed it between open and lock."""
     try:
         named = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

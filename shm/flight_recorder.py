@@ -1,8 +1,8 @@
-"""Flight recorders: what each process has done lately, in a ring of fixed-size records that nobody has to be alive to read.
+"""Flight recorders: the latest work of each process, in a ring of fixed-size records that can be read after its death.
 
 One per actor and one for the supervisor, made by ``memory``. The active generation is the only writer and never waits; the next
-one continues where a killed one stopped; ``mmrt trace`` and ``mmrt inspect`` read copies. What kinds of records there are and what
-their numbers mean is said in ``runtime/observe/flight.py``.
+one continues where a killed one stopped; ``mmrt trace`` and ``mmrt inspect`` read copies. The kinds of
+records and the meaning of their numbers are in ``runtime/observe/flight.py``.
 """
 
 import struct
@@ -72,14 +72,14 @@ class FlightRecorder:
         return FlightWriter(self._segment, self._data, self._head, self.num_records, generation)
 
     def read(self, limit: int | None = None) -> NDArray[Any]:
-        """A copy of the last records (DTYPE), oldest first, at most ``limit``. Never waits for the writer, alive or dead."""
+        """Copy the last records (DTYPE), oldest first, at most ``limit``. Never waits for the writer, alive or dead."""
         words, n = self._segment.words, self.num_records
         before = words[self._head]
         fence()
         first = max(0, before - n + 1, 0 if limit is None else before - limit)
         copy = np.frombuffer(self._copy(first % n, before - first), DTYPE)
         fence()
-        valid = max(first, words[self._head] - n + 1)  # what is older may have been overwritten meanwhile
+        valid = max(first, words[self._head] - n + 1)  # older records may have been overwritten meanwhile
         positions = np.arange(valid, max(valid, before), dtype=np.uint64)
         records: NDArray[Any] = copy[len(copy) - len(positions) :]
         whole: NDArray[Any] = records[records["mark"] == positions + np.uint64(1)]
@@ -115,12 +115,12 @@ class FlightWriter:
         self._words[self._head] = self._position = position
 
     def event(self, kind: int, key: int = 0, a: int = 0, b: int = 0, c: int = 0) -> None:
-        """A record of something that happens now and takes no time."""
+        """Add a record of an event that happens now and takes no time."""
         self.record(kind, time.monotonic_ns(), 0, key, a, b, c)
 
 
 def read_recorders(run: RunDirectory, names: tuple[str, ...], limit: int | None = None) -> dict[str, NDArray[Any]]:
-    """The last records of every recorder that there is: a run that has only just begun has none yet."""
+    """Read the last records of every existing recorder: a run that has only just begun has none yet."""
     found: dict[str, NDArray[Any]] = {}
     for name in names:
         try:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def bind_in_place(path: Path, kind: socket.SocketKind, backlog: int | None = None) -> socket.socket:
-    """A socket of this kind at ``path``, non-blocking and for this user alone; with ``backlog`` it listens.
+    """Bind a socket of this kind at ``path``, non-blocking and for this user alone; with ``backlog`` it listens.
 
-    Whoever connects finds the old socket or this one, ready.
+    A client that connects finds the old socket or this one, ready.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     bound = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Which actors the run does without for now, and why: written by the supervisor, read by the controller.
+"""The actors that the run does without for now, and why: written by the supervisor, read by the controller.
 
-It is there from the start of the run, so that a full file system keeps nobody from being told.
+It exists from the start of the run, so that a full file system cannot hide an outage.
 """
 
 from typing import Self
@@ -47,7 +47,7 @@ class OutageTable:
 
     @property
     def version(self) -> int:
-        """Changes with everything that is published. Costs next to nothing."""
+        """Changes with every ``publish``. Costs next to nothing."""
         return int(self._segment.words[self._word])
 
     def publish(self, outages: tuple[Outage, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Plan records: what live plans say, written by the controller before it sends their names, read by the actors that do them.
+"""Plan records: contents of live plans, written by the controller before it sends their names, read by the actors that do them.
 
 A new controller finds here every plan that its predecessor may have sent. One writer: the controller.
 """
@@ -57,7 +57,7 @@ class PlanTable:
         self._segment.close()
 
     def write(self, slot: int, plan_id: int, actor: int, payload: bytes) -> None:
-        """Put a plan into a slot, over whatever was there. A reader of the old plan finds nothing from now on.
+        """Put a plan into a slot, over its old contents. A reader of the old plan finds nothing from now on.
 
         Raises: ValueError if the payload is longer than a slot.
         """

@@ -1,4 +1,4 @@
-"""Page pools: bulk data, written once where others read it.
+"""Page pools: bulk data, written once in the place where others read it.
 
 ``memory`` creates them; only the controller allocates, frees and writes ``generations``; actors read and write the pages that a
 plan names, after ``check``. A page number is an index; the pages of a run need not be neighbours. Of a pool on a CUDA device only
@@ -69,7 +69,7 @@ class PagePool:
         self._segment.populate()
 
     def page(self, page: int) -> memoryview:
-        """The bytes of one page, where they lie."""
+        """The bytes of one page, in place."""
         return memoryview(self.data[self._index(page)])
 
     def check(self, pages: Sequence[int], generations: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class PagePool:
                 raise StalePage(f"page {page} of pool {self.name!r} has generation {found}, not {granted}")
 
     def _index(self, page: int) -> int:
-        """Of a page whose bytes are here."""
+        """The index of a page whose bytes are here."""
         assert not self.on_device, f"pages of pool {self.name!r} lie on a device"
         return self._inside(page)
 
@@ -172,7 +172,7 @@ def _layout(num_pages: int, page_bytes: int, on_device: bool) -> tuple[int, Fiel
 
 
 class PagedReader(io.RawIOBase):
-    """A seekable, read-only binary file whose bytes are read where they lie; what PyAV and Pillow take."""
+    """A seekable, read-only binary file whose bytes are read in place, as PyAV and Pillow take it."""
 
     def __init__(self, pool: PagePool, pages: Sequence[int], num_bytes: int) -> None:
         """Raises: ValueError if the pages hold fewer than ``num_bytes``; StalePage for a page outside the pool."""
@@ -216,7 +216,7 @@ class PagedReader(io.RawIOBase):
         return done
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Up to ``size`` bytes, fewer only at the end; all that is left if negative or None."""
+        """Read up to ``size`` bytes, fewer only at the end; all that is left if negative or None."""
         self._check_open()
         pieces = list(self._take(self._num_bytes if size is None or size < 0 else size))
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
@@ -230,7 +230,7 @@ class PagedReader(io.RawIOBase):
         super().close()
 
     def _take(self, size: int) -> Iterator[memoryview]:
-        """The next ``size`` bytes where they lie, page by page, moving the position."""
+        """Take the next ``size`` bytes in place, page by page, moving the position."""
         end = min(self._position + size, self._num_bytes)
         while self._position < end:
             index, offset = divmod(self._position, self._page_bytes)

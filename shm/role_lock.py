@@ -1,6 +1,6 @@
-"""Who is *the* active generation of an actor, and what the next one is called. Used by every actor, the supervisor and ``status``.
+"""The active generation of an actor, and the number of the next. Used by every actor, the supervisor and ``status``.
 
-Whoever holds the role lock may write the actor's words. The kernel gives the lock up only after the last thread of the holder has
+The holder of the role lock may write the actor's words. The kernel releases the lock only after the holder's last thread has
 left its address space, so holding it proves that no older generation can write any more.
 """
 
@@ -18,7 +18,7 @@ _live: "weakref.WeakSet[RoleLock]" = weakref.WeakSet()
 
 
 class Run(Protocol):
-    """What is needed of a RunDirectory here."""
+    """The part of a RunDirectory that role locks need."""
 
     @property
     def path(self) -> Path: ...
@@ -68,7 +68,7 @@ class RoleLock:
         _live.add(self)
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it; True also if this process has it already."""
+        """Take the lock if it is free; True also if this process has it already."""
         if self.held:
             return True
         if self._fd < 0:
@@ -109,7 +109,7 @@ class RoleLock:
 
     @staticmethod
     def is_held(run: Run, actor: str) -> bool:
-        """Whether any process acts as ``actor``."""
+        """Return whether any process acts as ``actor``."""
         return RoleLock.holder(run, actor) is not None
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""The run directory: who is alive, who may sweep, which generation of an actor may write, and where everything lies.
+"""The run directory: its live processes, the right to sweep it, the generation of an actor that may write, and all paths.
 
-``mmrt up`` (or whoever starts first) creates it, every process of the run attaches. All locks are flock(2) on descriptors that
+``mmrt up`` (or the first process to start) creates it, every process of the run attaches. All locks are flock(2) on descriptors that
 are closed on exec, so the kernel gives them up with their holder, however it dies.
 """
 
@@ -35,7 +35,7 @@ _BUSY_RETRY_S = 0.3  # a mere probe holds the lock for microseconds
 
 
 def _parents() -> list[Path]:
-    """Where runs may lie, the best place first. Raises: ShmError if there is none."""
+    """The directories for runs, the best first. Raises: ShmError if there is none."""
     found = []
     for candidate in (_SHARED_MEMORY, os.environ.get("XDG_RUNTIME_DIR", "")):
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
@@ -50,7 +50,7 @@ def _parents() -> list[Path]:
 
 
 def foreign_parent() -> Path | None:
-    """The directory for runs in shared memory, if somebody else has made it: everybody may, and then it is of no use to us."""
+    """The directory for runs in shared memory, if another user has made it: any user may, and then we cannot use it."""
     parent = Path(_SHARED_MEMORY) / f"mmrt-{os.getuid()}"
     return parent if _is_foreign(parent) else None
 
@@ -80,7 +80,7 @@ def _make_private(path: Path) -> None:
 
 
 def _is_ours(lock_fd: int, path: Path) -> bool:
-    """Whether a directory with a lock file is a run's: it says so, or there is nothing else in it."""
+    """Return whether a directory with a lock file is a run's: it says so, or holds nothing else."""
     return os.pread(lock_fd, len(_MARKER), 0) == _MARKER or os.listdir(path) == [_LOCK]
 
 
@@ -91,7 +91,7 @@ def _busy(path: Path) -> BusyError:
 
 
 def _remove_contents(path: Path) -> None:
-    """Remove everything in a directory but the lock. The caller holds it exclusively."""
+    """Remove everything in a directory except the lock. The caller holds it exclusively."""
     for entry in path.iterdir():
         if entry.name == _LOCK:
             continue
@@ -104,11 +104,11 @@ def _remove_contents(path: Path) -> None:
 def _remove(path: Path) -> None:
     """Remove a run directory whose lock the caller holds exclusively, and its parent if that is mmrt's own and empty.
 
-    The lock goes last: somebody who is killed half-way leaves a dead run, which can be swept again.
+    The lock goes last: a process killed half-way leaves a dead run, which can be swept again.
     """
     _remove_contents(path)
     os.unlink(path / _LOCK)
-    with suppress(OSError):  # somebody else may be making a run here, or in the parent, right now
+    with suppress(OSError):  # another process may be making a run here, or in the parent, right now
         path.rmdir()
         if path.parent.name == f"mmrt-{os.getuid()}":
             path.parent.rmdir()
@@ -117,8 +117,8 @@ def _remove(path: Path) -> None:
 class RunDirectory:
     """A run that this process belongs to: it holds a shared lock until ``close``, ``leave``, ``destroy``, or its death.
 
-    Forked children do not belong, and must attach: their copy is closed, or it would stand in the way of everybody's ``leave``.
-    ``info`` is what the creator wrote, plus ``run_id``, ``created_s`` (wall clock) and ``creator_pid``.
+    Forked children do not belong, and must attach: their copy is closed, or it would block every ``leave``.
+    ``info`` is the creator's, plus ``run_id``, ``created_s`` (wall clock) and ``creator_pid``.
     """
 
     def __init__(self, path: Path, lock_fd: int, info: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ class RunDirectory:
             run_id = secrets.token_hex(6)
             info = {**run_json, "run_id": run_id, "created_s": time.time(), "creator_pid": os.getpid()}
             _write_whole(path / _INFO, json.dumps(info, indent=1).encode())
-            # Between the two locks somebody else may have held the exclusive one, and swept this run.
+            # Between the two locks another process may have held the exclusive one, and swept this run.
             written = _read_info(path) if try_lock(fd, SHARED) and is_current(fd, path / _LOCK) else None
             if written is None or written["run_id"] != run_id:
                 raise _busy(path)
@@ -185,7 +185,7 @@ class RunDirectory:
             except FileNotFoundError:
                 if not base.is_dir():
                     raise MissingError(f"no directory {base} to make {path} in") from None
-                continue  # somebody destroyed the directory at this moment
+                continue  # another process destroyed the directory at this moment
             if try_lock(fd, EXCLUSIVE) and is_current(fd, path / _LOCK):
                 if _is_ours(fd, path):
                     return fd
@@ -220,7 +220,7 @@ class RunDirectory:
 
     @staticmethod
     def is_alive(path: Path) -> bool:
-        """Whether any process belongs to a run in ``path``. The caller itself counts, if it does."""
+        """Return whether any process belongs to a run in ``path``. The caller itself counts, if it does."""
         try:
             fd = open_lock(path / _LOCK, create=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -233,7 +233,7 @@ class RunDirectory:
             os.close(fd)
 
     def segment_path(self, name: str) -> Path:
-        """Where the segment ``name`` of this run lies."""
+        """The path of the segment ``name`` of this run."""
         return self.path / f"{name}.{self.run_id}"
 
     def pids(self) -> tuple[int, ...]:
@@ -259,7 +259,7 @@ class RunDirectory:
         """Give up the lock; the last one to leave removes everything. True if that was this process; it calls ``last_words`` before.
 
         For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
-        lock, so that exactly one of them finds nobody else.
+        lock, so that exactly one of them finds no other.
         """
         last = try_lock(self._lock_fd, EXCLUSIVE) and is_current(self._lock_fd, self.path / _LOCK)
         if last:

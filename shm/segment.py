@@ -1,6 +1,6 @@
 """A file in the run directory that processes map: made whole or not at all, and never a SIGBUS.
 
-Every other module here lays its words and arrays out in a ``Segment``. Whoever creates one (the ``memory`` actor or the supervisor)
+Every other module here lays its words and arrays out in a ``Segment``. Its creator (the ``memory`` actor or the supervisor)
 makes it under no name (O_TMPFILE), reserves its space, writes its header, and links it last: attachers, also those of a creator
 that was killed, find either nothing or all of it.
 """
@@ -29,7 +29,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class Field(NamedTuple):
-    """Where an array lies in a segment."""
+    """The place of an array in a segment."""
 
     offset: int
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ def _reserve(fd: int, path: Path, num_bytes: int) -> None:
 
 
 class Segment:
-    """One mapped file. ``buf`` is all of it, ``words`` the same as 64-bit words, ``geometry`` what its creator said of it."""
+    """One mapped file. ``buf`` is all of it, ``words`` the same as 64-bit words, ``geometry`` its creator's numbers."""
 
     def __init__(self, fd: int, path: Path, kind: str, writable: bool) -> None:
         """Map an open file; use ``create`` or ``attach``. Takes no ownership of ``fd``."""
@@ -171,7 +171,7 @@ class Segment:
                     raise
 
     def close(self) -> None:
-        """Let go of the mapping. Views that are still around keep the memory mapped until the last of them is dropped."""
+        """Drop the mapping. Views that still exist keep the memory mapped until the last of them is dropped."""
         self.words.release()
         self.buf.release()
         if self._unpublished is not None:

@@ -1,8 +1,8 @@
 """The sequence table: one row per live sequence, and the truth about it. A CFG pair is one row with two members.
 
-The controller writes the spec, prompt, block tables, phase and its own state; decode appends ids and sets the end; everybody else
-reads. Each word has one writer. Whatever stands in a row belongs to the generation of the row: a reader that asks for another one
-finds nothing committed and nothing ended.
+The controller writes the spec, prompt, block tables, phase and its own state; decode appends ids and sets the end; all others
+read. Each word has one writer. A row's contents belong to the generation of the row: a reader that asks for another one finds
+nothing committed and nothing ended.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class _Geometry(NamedTuple):
 
 
 class _Fields:
-    """Where everything lies. What different processes write lies on different cache lines."""
+    """The places of all fields. Fields of different writers lie on different cache lines."""
 
     def __init__(self, geometry: _Geometry) -> None:
         rows, max_context, max_pages, max_spec_bytes, max_state_bytes = geometry
@@ -134,12 +134,12 @@ class SequenceTable:
         return generation
 
     def set_phase(self, row: int, phase: Phase) -> None:
-        """Move the row's current generation to ``phase``; what was written before is visible to whoever sees it."""
+        """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
         fence()
         self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
-        """Prompt ids of one member. Raises: ValueError above ``max_context``."""
+        """Write the prompt ids of one member. Raises: ValueError above ``max_context``."""
         if len(ids) > self.max_context:
             raise ValueError(f"a prompt of {len(ids)} tokens exceeds the context of {self.max_context}")
         self.prompt[row, member, : len(ids)] = ids
@@ -156,7 +156,7 @@ class SequenceTable:
         self._segment.words[word] = end
 
     def write_spec(self, row: int, spec: bytes) -> None:
-        """Once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
+        """Write the spec, once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
         if len(spec) > self.max_spec_bytes:
             raise ValueError(f"a spec of {len(spec)} bytes exceeds {self.max_spec_bytes}")
         words = self._segment.words
@@ -220,11 +220,11 @@ class SequenceTable:
         return list(zip(rows.tolist(), (words[rows] >> 8).tolist(), strict=True))
 
     def committed(self, row: int, generation: int) -> int:
-        """How many ids of this generation are committed; 0 if the row has another."""
+        """The number of committed ids of this generation; 0 if the row has another."""
         return self._tagged(self._count, row, generation)
 
     def end(self, row: int, generation: int) -> EndCode:
-        """Whether and why this generation has ended; NONE if the row has another. The count read after it is final."""
+        """The end of this generation; NONE while it goes on or if the row has another. The count read after it is final."""
         return EndCode(self._tagged(self._end, row, generation))
 
     def _tagged(self, word: int, row: int, generation: int) -> int:

@@ -1,4 +1,4 @@
-"""What every process says of itself, readable by ``mmrt status``, the watchdog and /metrics without any of them being alive.
+"""Status words of every process, readable by ``mmrt status``, the watchdog and /metrics even after its death.
 
 ``ActorTable``: a row of words per actor, whose only writer is the generation that holds the role lock.
 ``ControllerStats``: one snapshot, written by the controller.
@@ -30,7 +30,7 @@ _MAX_SNAPSHOT_BYTES = 32768
 
 
 class ActorState(enum.IntEnum):
-    """What an actor generation says it is. A dead one cannot say so: look at its pid and role lock."""
+    """The state that an actor generation reports. A dead one cannot report: look at its pid and role lock."""
 
     ABSENT = 0  # this row was never written
     STARTING = 1
@@ -59,7 +59,7 @@ class ActorReading:
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Whether a step has run past the deadline that it declared."""
+        """Return whether a step has run past its declared deadline."""
         return 0 < self.step_deadline_ns < now_ns
 
 
@@ -162,7 +162,7 @@ class ActorStatus:
         self.set_state(ActorState.STARTING)
 
     def set_state(self, state: ActorState) -> None:
-        """Say what this generation is now."""
+        """Set this generation's state."""
         fence()
         self._words[_STATE] = self._generation << 8 | state
 
@@ -170,7 +170,7 @@ class ActorStatus:
     def step(self, plan_id: int, deadline_s: float) -> Iterator[None]:
         """Declare a step that takes at most ``deadline_s``; past it the watchdog kills the process.
 
-        A step that is left by an exception ends the process, and stands: the next generation sees what its predecessor died of.
+        A step that is left by an exception ends the process, and stands: the next generation sees what its predecessor died in.
         """
         self.begin_step(plan_id, deadline_s)
         try:
@@ -191,12 +191,12 @@ class ActorStatus:
 
     @property
     def step_start_ns(self) -> int:
-        """When the last step began; CLOCK_MONOTONIC."""
+        """The start of the last step; CLOCK_MONOTONIC."""
         return int(self._words[_START])
 
     @property
     def step_deadline_ns(self) -> int:
-        """Until when the step has to end that has been declared, CLOCK_MONOTONIC; 0: there is none."""
+        """The deadline of the declared step, CLOCK_MONOTONIC; 0: there is none."""
         return int(self._words[_DEADLINE])
 
     def end_step(self) -> None:
@@ -208,38 +208,38 @@ class ActorStatus:
         words[_BUSY] += time.monotonic_ns() - words[_START]
 
     def set_inheritance(self, oom_kills: int, crashes: int, step_cost_ns: int) -> None:
-        """What the next generation is to know that this one has found: see ``ActorReading``."""
+        """Set the findings of this generation for the next one: see ``ActorReading``."""
         self._words[_OOM_KILLS] = oom_kills
         self._words[_CRASHES] = crashes
         self._words[_COST] = step_cost_ns
 
     @property
     def step_cost_ns(self) -> int:
-        """What was set last, by this generation or one before it."""
+        """The cost set last, by this or an earlier generation."""
         return int(self._words[_COST])
 
     def set_crashes(self, crashes: int) -> None:
-        """How many of the crashes of late nobody has been found guilty of."""
+        """Set the number of recent crashes without a known cause."""
         self._words[_CRASHES] = crashes
 
     def set_step_cost(self, cost_ns: int) -> None:
-        """What a unit of this actor's work takes at worst, as measured lately. Deadlines of steps follow from it."""
+        """Set the worst time for a unit of this actor's work, as measured lately. Deadlines of steps follow from it."""
         self._words[_COST] = cost_ns
 
     def set_queue_depth(self, depth: int) -> None:
-        """How much work waits for this actor, in units that are its own."""
+        """Set the amount of work that waits for this actor, in its own units."""
         self._words[_DEPTH] = depth
 
 
 class PoolUse(msgspec.Struct, frozen=True):
-    """Pages of one pool, and how many of them are granted or held."""
+    """Pages of one pool, and the number of them granted or held."""
 
     pages: int = 0
     used: int = 0
 
 
 class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller counts. Totals grow over the whole run, also across controllers: a new one reads them first."""
+    """The controller's counts. Totals grow over the whole run, also across controllers: a new one reads them first."""
 
     epoch: int = 0
     waiting: int = 0  # requests journaled, not admitted
@@ -264,7 +264,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerStats:
-    """The controller's snapshot: replaced whole, never torn, and there when nobody is."""
+    """The controller's snapshot: replaced whole, never torn, and readable after its death."""
 
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""

@@ -1,4 +1,4 @@
-"""A blob that one process replaces and others read, atomically: two slots, and a word that says which one counts.
+"""A blob that one process replaces and others read, atomically: two slots, and a word that names the valid one.
 
 Part of the sequence table (a row's state) and of the status board. The writer fills the slot that the word does not name, then
 publishes the word; a writer killed at any point leaves the old blob.

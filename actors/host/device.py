@@ -54,8 +54,8 @@ def check_fp8(capability: tuple[int, int]) -> None:
 
 
 def sharing_of(device: torch.device, mps_pipe: Path, layout: str) -> str:
-    """Describe the sharing of the device by encoder, prefill and decode: see ``report.ComputeReport``. Processes join CUDA's multi-process service by
-    themselves where its pipe is."""
+    """Describe the sharing of the device by encoder, prefill and decode: see ``report.ComputeReport``. Processes join CUDA's
+    multi-process service by themselves where its pipe is."""
     if device.type != "cuda":
         return ""
     processes = "MPS" if os.path.exists(mps_pipe / "control") else "time slices"

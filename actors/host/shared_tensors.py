@@ -88,7 +88,7 @@ def copy_pages(pages: torch.Tensor, numbers: list[int]) -> NDArray[Any]:
 
 
 def wait_for_descriptors(actor: Actor) -> dict[str, Descriptor]:
-    """Fetch the acting ``memory``'s descriptors, even while it is being replaced. Raises: MissingError after FETCH_S, ShmError, Ending."""
+    """Fetch the descriptors of ``memory``, even while it is being replaced. Raises: MissingError after FETCH_S, ShmError, Ending."""
     until_s = time.monotonic() + FETCH_S
     while True:
         try:

@@ -66,7 +66,7 @@ def allow_cpu_time(seconds: float) -> None:
 
 
 def memory_left() -> int:
-    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 where it has none, or they are unknown."""
+    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 (unknown) without limits."""
     fields = Path("/proc/self/statm").read_text().split()
     used = {resource.RLIMIT_AS: int(fields[0]), resource.RLIMIT_DATA: int(fields[5])}
     limits = {kind: resource.getrlimit(kind)[0] for kind in used}
