@@ -24,7 +24,7 @@ def run_path(name: str | None) -> Path:
 
 
 def check_actor(name: str, actors: Sequence[str] = ACTORS) -> None:
-    """Raise BadParameter for a name that is none of ``actors``, with the one that comes nearest."""
+    """Raise BadParameter for a name not in ``actors``, with the nearest one."""
     if name not in actors:
         near = difflib.get_close_matches(name, actors, n=1)
         meant = f"did you mean {near[0]}? There" if near else "there"

@@ -35,7 +35,7 @@ class Palette:
 
 
 class TerminalReporter:
-    """The supervisor's Reporter in the foreground. Progress is one line that is overwritten, or now and then a line of its own."""
+    """The supervisor's Reporter in the foreground. Progress overwrites one line, or prints a line now and then."""
 
     def __init__(self, stream: TextIO, environment: Environment) -> None:
         self._stream = stream

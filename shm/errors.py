@@ -42,4 +42,4 @@ class StalePage(ShmError):
 
 
 class StaleRow(ShmError):
-    """A row of the sequence table that has been given to another request since."""
+    """A row of the sequence table that belongs to another request by now."""

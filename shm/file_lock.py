@@ -19,7 +19,7 @@ def open_lock(path: Path, create: bool = True) -> int:
 
 
 def try_lock(fd: int, mode: int) -> bool:
-    """Take a lock, or turn the one that is held into another, without waiting. After False none is held."""
+    """Take a lock, or convert the held one, without waiting. After False none is held."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -33,7 +33,7 @@ def wait_for_lock(fd: int, mode: int) -> None:
 
 
 def unlock(fd: int) -> None:
-    """Give a lock up, also if a forked child has a copy of the descriptor."""
+    """Release a lock, even if a forked child has a copy of the descriptor."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 

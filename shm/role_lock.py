@@ -89,7 +89,7 @@ class RoleLock:
         return True
 
     def release(self) -> None:
-        """Give the lock up, also if a child shares the file. The caller has written its last word and dropped its mappings."""
+        """Release the lock, even if a child shares the file. The caller has written its last word and dropped its mappings."""
         if self.held:
             unlock(self._fd)
         self.close()

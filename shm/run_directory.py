@@ -256,7 +256,7 @@ class RunDirectory:
         self.close()
 
     def leave(self, last_words: Callable[[], object] | None = None) -> bool:
-        """Give up the lock; the last one to leave removes everything. True if that was this process; it calls ``last_words`` before.
+        """Release the lock; the last to leave removes everything. True if that was this process; it calls ``last_words`` before.
 
         For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
         lock, so that exactly one of them finds no other.
@@ -270,7 +270,7 @@ class RunDirectory:
         return last
 
     def close(self) -> None:
-        """Give up the lock and leave the directory as it is."""
+        """Release the lock and leave the directory as it is."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

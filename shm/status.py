@@ -55,7 +55,7 @@ class ActorReading:
     queue_depth: int
     raised: bool = False  # the step was left by an exception: it stands, since the process is about to end
     oom_kills: int = 0  # the machine's counter when the generation became active
-    crashes: int = 0  # of the generations before this one, not long ago, of work that is not known
+    crashes: int = 0  # recent crashes of earlier generations, in unknown work
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
 
     def is_overdue(self, now_ns: int) -> bool:
@@ -170,7 +170,7 @@ class ActorStatus:
     def step(self, plan_id: int, deadline_s: float) -> Iterator[None]:
         """Declare a step that takes at most ``deadline_s``; past it the watchdog kills the process.
 
-        A step that is left by an exception ends the process, and stands: the next generation sees what its predecessor died in.
+        A step left by an exception ends the process, and stands: the next generation sees what its predecessor died in.
         """
         self.begin_step(plan_id, deadline_s)
         try:

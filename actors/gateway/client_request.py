@@ -86,7 +86,7 @@ class ClientRequest:
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
-        self.is_too_slow = False  # the client did not read what there was
+        self.is_too_slow = False  # the client did not read the text at hand
         self.submitted_s = now_s
         self.granted_s: float | None = None
         self.first_text_s: float | None = None
@@ -118,7 +118,7 @@ class ClientRequest:
 
     @property
     def num_media_bytes(self) -> int:
-        """Bytes of media held here, because the controller may still ask for them."""
+        """Bytes of media held because the controller may still ask for them."""
         return sum(map(len, self._media))
 
     def prompt_tokens(self) -> int:
@@ -148,7 +148,7 @@ class ClientRequest:
         self._command(Submit(self._link.generation, self.key, self.spec), now_s)
 
     def cancel(self, now_s: float, error: RequestError | None = None) -> None:
-        """Cancel: the client is gone, or must be told ``error``. Without effect on a request that is over."""
+        """Cancel: the client is gone, or must be told ``error``. Without effect on a finished request."""
         if self.is_over:
             return
         self.error = error or RequestError("the client is gone", status=CLIENT_GONE)
@@ -190,7 +190,7 @@ class ClientRequest:
             self._unanswered = None
 
     def _on_granted(self, runs: list[PageRun], now_s: float) -> None:
-        """Write the media. The same grant again means that Filled was lost; another one, that a new controller placed it anew."""
+        """Write the media. The same grant again means that Filled was lost; another one means that a new controller placed it anew."""
         if self.first_text_s is not None:
             return
         if self._filled != runs:

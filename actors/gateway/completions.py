@@ -38,7 +38,7 @@ OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
 # Bodies and media in memory at once, in bodies of the largest size.
 _INTAKE_BODIES = 4
-# Larger bodies are validated and tokenized in a thread, so that running streams do not wait for them.
+# Larger bodies are validated and tokenized in a thread, so that running streams need not wait.
 _THREAD_BYTES = 4 * 1024
 # Even larger ones are refused where memory is short, and use a few threads of their own, since each takes memory.
 _LARGE_BYTES = 32 * 1024

@@ -40,8 +40,8 @@ class Conversation(NamedTuple):
 
 
 def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversation:
-    """Validate ``messages``. ``intake`` reads their media. More texts and media than tokens of the context are refused unread: empty
-    ones cost time too.
+    """Validate ``messages``. ``intake`` reads their media. More texts and media than the context has tokens are refused unread:
+    empty ones cost time too.
 
     Raises:
         RequestError: names the fault and its field.

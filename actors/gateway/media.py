@@ -79,8 +79,8 @@ class MediaIntake:
         """Take the medium of a content part, whose type is one of URL_PARTS or INLINE_PARTS.
 
         Raises:
-            RequestError: 400 for media that have no place here, options beyond their limits, and anything that is no plain data: URL
-                or base64 of the right type; 413 when it is too large.
+            RequestError: 400 for media not allowed here, options beyond their limits, and anything except a plain data: URL or base64
+                of the right type; 413 when it is too large.
         """
         kind = URL_PARTS[kind_of_part] if kind_of_part in URL_PARTS else INLINE_PARTS[kind_of_part][0]
         if kind not in self._kinds:

@@ -26,7 +26,7 @@ class RequestRegistry:
 
     @property
     def num_media_bytes(self) -> int:
-        """Bytes of media held here, because the controller may still ask for them."""
+        """Bytes of media held because the controller may still ask for them."""
         return sum(request.num_media_bytes for request in self._requests.values())
 
     def submit(self, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> ClientRequest:
@@ -46,7 +46,7 @@ class RequestRegistry:
             request.cancel(now_s, error)
 
     def tick(self, now_s: float) -> None:
-        """Let every request do what is due."""
+        """Let every request do its due work."""
         for request in list(self._requests.values()):
             request.tick(now_s)
 

@@ -94,7 +94,7 @@ async def serve(actor: Actor, text: TextStack) -> None:
 
 
 class GatewayServer:
-    """The parts of the gateway, wired together in the event loop that it is made in."""
+    """The parts of the gateway, wired together in the event loop of its creation."""
 
     def __init__(self, actor: Actor, text: TextStack) -> None:
         self._actor = actor
@@ -157,7 +157,7 @@ class GatewayServer:
             self._bus.close()
 
     async def _tick(self, pause_s: float) -> None:
-        """Do what is due, then let others run for ``pause_s``."""
+        """Do the due work, then let others run for ``pause_s``."""
         now_s = time.monotonic()
         self._actor.heartbeat()
         self._bus.poke()
@@ -169,7 +169,7 @@ class GatewayServer:
         await asyncio.sleep(pause_s)
 
     async def _stop_accepting(self) -> None:
-        """Leave new connections to the successor, serve what the accepted ones have sent or are sending, close those that are idle."""
+        """Leave new connections to the successor, serve requests begun on accepted ones, and close idle ones."""
         for site in self._runner.sites:
             await site.stop()
         end_s = time.monotonic() + LAST_REQUESTS_S
@@ -208,7 +208,7 @@ class GatewayServer:
         self._take_deltas()
 
     def _take_deltas(self) -> None:
-        """Apply what the detokenizer has pushed, then acknowledge it."""
+        """Apply the deltas that the detokenizer has pushed, then acknowledge them."""
         now_s = time.monotonic()
         while records := self._deltas.pop_all():
             for record in records:

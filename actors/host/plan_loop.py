@@ -1,7 +1,7 @@
 """The main loop of the actors that work on plans (video, encoder, prefill): receive, do one plan, commit, answer.
 
-A plan lies in the plan table; a message only names it. A plan that is done is answered with the stored result, so that a repeated
-command is harmless; a plan whose slot holds something else is obsolete and is dropped; one that raises is answered with an error;
+A plan lies in the plan table; a message only names it. A finished plan is answered with the stored result, so that a repeated
+command is harmless; a plan whose slot holds something else is obsolete and dropped; one that raises is answered with an error;
 one that the previous process crashed in is answered with Died and not begun: the controller decides what to do.
 
 Plans that would hold up others (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
@@ -178,7 +178,7 @@ class _Loop:
             self._status.begin_step(begun.plan_id, max(0.0, self._limit.ceiling_s - spent_s))
 
     def finish_aside(self, may_wait: bool = False) -> None:
-        """Answer the plan of the other thread, if it is done, or wait until it is."""
+        """Answer the plan of the other thread if it is done, or wait until it is if ``may_wait``."""
         if self._aside is None or not (may_wait or self._aside[1].done()):
             return
         begun, future = self._aside
@@ -202,7 +202,7 @@ class _Loop:
     def _attempt(self, begun: _Begun, plan: Plan) -> Result:
         """Do a plan; an error fails its request, not this process, which would meet the plan again after every restart.
 
-        The client is told the plan's name, by which the log has the traceback.
+        The client is told the plan's name, under which the log has the traceback.
 
         If memory runs out or the device is lost, this process still ends.
         """

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # how long one actor's Python may keep the others from theirs
 TURN_S = 0.5
 LATE_S = 1.0  # a turn later than this means that this process was stopped or starved
-_exit_lock = threading.Lock()  # of the actor that ends the process: taken once, and never given back
+_exit_lock = threading.Lock()  # of the actor that ends the process: taken once, never released
 
 
 class ProcessNotifier:
@@ -143,7 +143,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
 def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> None:
     """Run one actor under its name and niceness. Returns if it was told to end."""
     name_thread(actor.name)
-    with suppress(OSError):  # who is nice already may not become less so, but for root
+    with suppress(OSError):  # only root may lower niceness again
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
     try:
         status = live(actor)

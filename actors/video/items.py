@@ -27,7 +27,7 @@ _INDEX_BYTES = 32  # for each packet of a video
 
 
 class OpenItem(Protocol):
-    """An item that has been analysed: ``item`` is its shape."""
+    """An analysed item: ``item`` is its shape."""
 
     item: ItemShape
 

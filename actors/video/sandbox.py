@@ -128,7 +128,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> None:
-    """Programs are executed nowhere, files written in these directories alone, besides /dev/null and GPUs, and code read besides.
+    """Forbid executing programs; allow writing only in these directories, /dev/null and GPUs, and reading code besides.
 
     Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too.
     """
@@ -172,7 +172,7 @@ _PACKAGE = __name__.partition(".")[0]
 def _code() -> set[str]:
     """The places of modules and libraries to load later, besides ``_CODE``.
 
-    All of Python's path, so somebody who has a home on it has it read; and where what is loaded really lies, since a path may be
+    All of Python's path, so a home directory on it becomes readable; and the real places of loaded files, since a path may be
     full of symbolic links, or stand for places that are not on it. Of this package, which may be a checkout, the packages in it.
     """
     own = Path(__file__).parents[2]
