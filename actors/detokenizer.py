@@ -84,7 +84,7 @@ class _Text:
         self.num_ids = 0
         self.offset = 0
         self.pending = b""
-        self.ids: list[int] | None = [] if request.return_token_ids else None  # those that no delta has carried yet
+        self.ids: list[int] | None = [] if request.return_token_ids else None  # those not yet sent in a delta
         self.finish: FinishReason | None = None
         self.is_out = False  # the last delta is in the ring
         self._decoder = IncrementalDecoder(tokenizer)
@@ -181,7 +181,7 @@ class Detokenizer:
         return pushed
 
     def _overdue(self, now_s: float) -> list[int]:
-        """Rows whose last delta was sent long ago without an answer of the gateway in the row: send everything again."""
+        """Rows to send again in full: their last delta was sent long ago, but no answer of the gateway has reached the row."""
         overdue = [row for row, text in self._texts.items() if now_s >= text.repeat_at_s]
         for row in overdue:
             log.info("row %d: no answer to its last delta, its text is sent again", row)

@@ -63,7 +63,7 @@ def _restart(run: Path, name: str) -> RestartReply | RunError:
 
 
 def _at_once(run: Path, names: Sequence[str]) -> Iterator[tuple[str, RestartReply | RunError]]:
-    """Restart in threads that Ctrl-C need not wait for."""
+    """Restart all at once, in threads that Ctrl-C need not wait for."""
     replies: Queue[tuple[str, RestartReply | Exception]] = Queue()
 
     def ask(name: str) -> None:

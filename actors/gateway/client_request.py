@@ -300,7 +300,7 @@ class ClientRequest:
             self._query(now_s)
 
     def _settle(self, now_s: float) -> None:
-        """Finish once the last text is there, and Prepared too unless the wait for it is over."""
+        """Finish: the last text is there, and Prepared too, or the wait for it is over."""
         self.finish, self._unsettled = self._unsettled, None
         self._deliver(now_s)
 

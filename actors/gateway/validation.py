@@ -87,7 +87,7 @@ class TextRequest(msgspec.Struct, frozen=True):
 
 
 class Harmless(NamedTuple):
-    """Values that change nothing: ``is_it`` tests for one, and words describe them."""
+    """Values that change nothing: ``is_it`` tests for one, and ``words`` describe them."""
 
     is_it: Callable[[Any], bool]
     words: str
