@@ -20,6 +20,7 @@ Event = dict[str, Any]
 
 _REQUESTS_PID = 1
 _STEPS_TID = 1
+_ASIDE_TID = 2
 _PIDS = {name: pid for pid, name in enumerate(RECORDERS, _REQUESTS_PID + 1)}
 # The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
@@ -89,13 +90,18 @@ def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: st
 
 
 def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
-    """Yield the sequential work of processes as slices."""
-    for record in records:
+    """Yield the work of processes as slices. A process that does two plans at once has a second track for what overlaps."""
+    ends_ns: dict[int, int] = {}  # of the first track, by process
+    for record in sorted(records, key=lambda record: record.time_ns):
         described = _describe(record, plans, requests)
         if described is not None:
             name, args = described
             dur = record.duration_ns / 1000
-            yield _event("X", name, record.time_ns, _PIDS[record.actor], record.end_ns, cat="step", dur=dur, args=args)
+            pid = _PIDS[record.actor]
+            tid = _STEPS_TID if record.time_ns >= ends_ns.get(pid, 0) else _ASIDE_TID
+            if tid == _STEPS_TID:
+                ends_ns[pid] = record.end_ns
+            yield _event("X", name, record.time_ns, pid, record.end_ns, tid=tid, cat="step", dur=dur, args=args)
         elif record.kind is Kind.UNSENT:
             name = f"a message to {_actor(record.a)} did not leave"
             yield _event("i", name, record.time_ns, _PIDS[record.actor], s="p")

@@ -112,7 +112,7 @@ def test_told_to_end_it_stops_loading(run: RunDirectory, checkpoint: Path) -> No
 def test_a_successor_takes_over_what_lies_on_the_device(run: RunDirectory, checkpoint: Path, name: str) -> None:
     """From the generation before, or, when that is dead, from the supervisor."""
     builder = Builder(run, checkpoint, msgspec.structs.replace(SMALL, model=ModelSection(device="cuda")))
-    with pytest.raises(UserError, match="memory died, and with it went weights and pages on cuda"):
+    with pytest.raises(UserError, match="memory died; its weights and pages on cuda"):
         memory.take_over(builder)  # type: ignore[arg-type]
     fd = os.memfd_create("kv")
     DescriptorServer(run.path / DEVICE_SOCKET, {"kv": Descriptor(fd, 9)}).close()  # that of one that is dead

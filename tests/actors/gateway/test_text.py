@@ -83,7 +83,7 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": "a <|image_pad|>"}, "prompt", "media placeholders are not allowed in a prompt; use /v1/chat/completions"),
         ({"prompt": "a " * 3000}, "prompt", "tokens; the context of 2048"),
         ({"prompt": [7] * 2048}, "prompt", "the prompt has 2048 tokens; the context of 2048"),
-        ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required for guidance"),
+        ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required with guidance_scale"),
         ({"prompt": "a", "guidance_scale": 2, "negative_prompt": "a " * 3000}, "negative_prompt", "tokens; the context of 2048"),
         ({"prompt": [7, 10**300]}, "prompt", "has the token id an integer of 997 bits, allowed are 0 to 399"),
         ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs", "is not supported"),
@@ -103,7 +103,7 @@ def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[st
 
 def test_placeholders_as_ids_are_refused(prompts: PromptBuilder, limits: Limits, model: ModelConfig) -> None:
     assert model.image_token_id is not None
-    with pytest.raises(RequestError, match="prompt: has placeholders of media"):
+    with pytest.raises(RequestError, match="prompt: media placeholders are not allowed"):
         prompts.build(read(limits, prompt=[7, model.image_token_id]))
 
 

@@ -146,6 +146,18 @@ def test_a_trace_of_a_video_request() -> None:
     assert trace["otherData"]["wall_clock_of_ts_0_s"] == pytest.approx(1e9 - 2)
 
 
+def test_two_plans_at_once_lie_on_two_tracks() -> None:
+    tape = Tape()
+    tape.plan(1, "video", PlanKind.PREPROCESS, [], 1000, 1000, 100)
+    tape.plan(2, "video", PlanKind.ANALYSE, [], 1010, 1010, 20)
+    tape.plan(3, "video", PlanKind.ANALYSE, [], 1040, 1040, 90)
+    tape.plan(4, "video", PlanKind.PREPROCESS, [], 1110, 1110, 5)
+    trace = make_trace(tape.recording(2000))
+    check_trace(trace)
+    tracks = {event["args"]["plan"]: event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert tracks["0x1"] == tracks["0x4"] != tracks["0x2"] == tracks["0x3"]
+
+
 def test_arrows_follow_the_stages() -> None:
     tape = Tape()
     a_video_request(tape)

@@ -218,7 +218,7 @@ def test_what_an_actor_leaves_behind_is_killed(forking: "ToyRun") -> None:
     gone = os.pidfd_open(int(child))
     forking.toys.joinpath("decode").write_text("")
     os.kill(decode, signal.SIGKILL)
-    forking.wait_for("message", lambda event: f"has killed process {child}" in event["text"])
+    forking.wait_for("message", lambda event: f"killed orphan process {child}" in event["text"])
     assert select.select([gone], [], [], TIMEOUT_S)[0]
     os.close(gone)
 
