@@ -135,8 +135,8 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 class Drive:
-    """A machine with actors that are function calls. All rows are taken. Texts wait; where media prepare, every other one
-    has a picture, too."""
+    """A machine with actors that are function calls. All rows are taken, and texts wait. Where media prepare, every other
+    waiting request has a picture."""
 
     def __init__(self, running: int, preparing: int, waiting: int) -> None:
         self.running, self.preparing, self.waiting = running, preparing, waiting

@@ -106,7 +106,7 @@ def main(actor: Actor) -> None:
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:
-    """Return whether units of GPUs decode videos or JPEGs, too."""
+    """Return whether GPU units decode videos or JPEGs."""
     return config.model.on_cuda and config.media.decodes_on_gpu
 
 

@@ -113,7 +113,7 @@ def _corpus(console: Console, options: argparse.Namespace) -> int:
     directory = options.clips or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmrt" / f"corpus-{EDITION}"
     try:
         bench = measure_corpus(console, directory, options.seed, options.files, options.longest, options.rounds)
-    except (OSError, ValueError) as error:  # PyAV's are of these kinds, too
+    except (OSError, ValueError) as error:  # PyAV raises subclasses of these
         print(f"mmrt bench media: {error}", file=sys.stderr)
         return 1
     show_corpus(console, bench)

@@ -1,6 +1,6 @@
 """The corpus of ``mmrt bench media --corpus``: the kinds of video that a server is sent, at sizes that a small machine can decode.
 
-FlashCodec is measured with 100 videos of which 5 % last longer than 20 minutes, H.264 and transcodes to H.265 and VP9 (FC14). Here
+FlashCodec is measured with 100 videos in H.264 and transcodes to H.265 and VP9; 5 % last longer than 20 minutes (FC14). Here
 lengths run from 2 s to 20 minutes, the longer ones in smaller frames, and codecs, containers, groups of pictures, B-frames, rates,
 varying rates and cuts are mixed. A recipe follows from seed and number alone, and its file from the recipe: encoders have one thread.
 A video longer than ``UNIT_S`` repeats what was encoded once.

@@ -66,7 +66,7 @@ class PlanCapture:
         self._order_path = os.fspath(order_path(run.path, actor))
         self._memory: _Memory | None = None
         self._page_tokens = page_tokens
-        self._began_s = 0.0
+        self._began_s: dict[int, float] = {}  # by plan: video does two at once
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
@@ -83,14 +83,14 @@ class PlanCapture:
         except (OSError, ValueError) as error:
             log.warning("plan %x cannot be captured: %s", plan_id, error)
             return None
-        self._began_s = time.monotonic()
+        self._began_s[plan_id] = time.monotonic()
         return capture
 
     def after(self, capture: Capture | None, result: Result) -> None:
         """Add the outputs and the result of the finished plan to the capture."""
         if capture is None or self._memory is None:
             return
-        elapsed_s = time.monotonic() - self._began_s
+        elapsed_s = time.monotonic() - self._began_s.pop(capture.header.plan_id)
         try:
             order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
             directory = Path(order.directory)

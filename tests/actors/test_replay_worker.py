@@ -1,8 +1,10 @@
 """Captured plans: done again alone they come out the same, changed ones do not, damaged files are refused by name."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Page
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
 from mmrt.runtime.config import MediaSection, MemorySection, RuntimeConfig, ServerSection
 from mmrt.runtime.errors import UserError
+from mmrt.runtime.observe import replay_capture
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header
 from mmrt.runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, DevicePages, PlanCapture, capture_live, order_path, write_order
 from mmrt.runtime.process.run import RunInfo
@@ -187,6 +190,16 @@ def test_the_inputs_are_there_when_the_plan_kills_its_actor(bench: Bench, tmp_pa
     with Replay.open(capture, checkpoint) as replay:
         outcome = replay.run()
     assert outcome.result == Done() and outcome.differences is None
+
+
+def test_two_plans_at_once_have_times_of_their_own(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, plan, clock = Order(bench.run, "prefill", tmp_path), prefill_plan(bench), iter((0.0, 10.0, 11.0, 15.0))
+    monkeypatch.setattr(replay_capture, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+    order.give(2)
+    long, short = order.capture.before(7, plan), order.capture.before(8, plan)
+    for captured in (short, long):
+        order.capture.after(captured, Done())
+    assert {capture.header.plan_id: capture.header.elapsed_s for capture in order.taken()} == {7: 15.0, 8: 1.0}
 
 
 def test_live_plans_from_outside(bench: Bench, tmp_path: Path) -> None:

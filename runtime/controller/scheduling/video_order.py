@@ -1,8 +1,9 @@
 """The order of video's work: fair shares between requests, by estimated work (pure).
 
 The actor does one plan of large work at a time, in parallel with small ones (``media_work``). So at most one of its plans in flight
-is large: the other is for small work. Small plans never wait for large ones, nor large ones for small ones. A request gets a
-second plan only if no other request could use it. Then requests that waited longer than ``MAX_WAIT_S`` go first, then the least work.
+is large: the other is for small work. Neither kind waits for the other, except for patch pages: a request that is short of them stops
+later ones from taking any. A request gets a second plan only if no other request could use it. Then requests that waited longer than
+``MAX_WAIT_S`` go first, then the least work.
 
 Among large work, streamed segments (of videos) alternate with all other work, so that neither delays the other. Among
 themselves they go in rank order (FC7): switching between videos means reopening one, or holding its memory meanwhile.
