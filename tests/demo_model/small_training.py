@@ -37,7 +37,7 @@ class Prepared:
     def __init__(self, path: Path) -> None:
         self.recipe = small_recipe()
         self.path = path
-        write_skeleton(path, self.recipe)
+        write_skeleton(path, self.recipe, corpus_samples=40)
         self.config = load_model_config(path)
         self.tokenizer = Tokenizer.load(path)
         self.batches = Batches(self.recipe, self.config, self.tokenizer)

@@ -17,13 +17,14 @@ CORPUS_SAMPLES = 400  # per medium: every sentence of the material turns up many
 WORD_REPEATS = 200  # of each word that grounding takes as a token: often enough to become one
 
 
-def write_skeleton(out: Path, recipe: Recipe) -> None:
-    """Write the JSON files of a checkpoint of this recipe into the directory ``out``."""
+def write_skeleton(out: Path, recipe: Recipe, corpus_samples: int = CORPUS_SAMPLES) -> None:
+    """Write the JSON files of a checkpoint of this recipe into the directory ``out``. The tokenizer learns from so many samples per
+    medium."""
     shape = recipe.model
     text = {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.context, **shape.text}
     dimensions = Dimensions("float32", shape.num_merges, True, text, shape.vision, shape.audio, full_attention_every=1)
     made = make_recipe(dimensions)
-    ids = write_tokenizer(out, made, _corpus(recipe.seed))
+    ids = write_tokenizer(out, made, _corpus(recipe.seed, corpus_samples))
     write_configs(out, made, ids)
     config = json.loads((out / "config.json").read_text())
     rope = {"rope_theta": shape.rope_theta, "mrope_section": list(shape.mrope_section)}
@@ -41,7 +42,7 @@ def _write_processor(file: Path, processor: dict[str, object], pixels: tuple[int
 
 
 @cache
-def _corpus(seed: int) -> list[str]:
-    samples = (sample(seed, index, medium) for medium in get_args(Medium) for index in range(CORPUS_SAMPLES))
+def _corpus(seed: int, num_samples: int) -> list[str]:
+    samples = (sample(seed, index, medium) for medium in get_args(Medium) for index in range(num_samples))
     texts = [text for one in samples for question in one.questions for text in (question.text, question.answer)]
     return texts + [f" {word}" for word in TOLD] * WORD_REPEATS
