@@ -36,12 +36,12 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
     records = merge(recording.recorders)
     since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
     requests, plans = request_spans(records), plan_spans(records)
-    events: list[Event] = []
-    events += _slices(records, plans, requests)
+    events = list(_slices(records, plans, requests))
+    tracks = {event["args"]["plan"]: event["tid"] for event in events if "plan" in event.get("args", {})}
     events += _plan_tracks(plans, facts.taken_ns)
     events += _generations(records, facts.taken_ns)
     events += _counters(records)
-    events += _flows(records, plans, requests)
+    events += _flows(records, plans, requests, tracks)
     recent = [event for event in events if event["_end"] >= since_ns]
     for span in requests.values():
         if (span.end_ns or facts.taken_ns) >= since_ns:
@@ -71,7 +71,8 @@ def _names() -> Iterator[Event]:
     for name, pid in {"requests": _REQUESTS_PID, **_PIDS}.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": _STEPS_TID, "ts": 0, "args": {"name": "steps"}}
+        for tid, name in (_STEPS_TID, "steps"), (_ASIDE_TID, "steps at the same time"):
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
 def _event(ph: str, name: str, time_ns: int, pid: int, end_ns: int = 0, **more: Any) -> Event:
@@ -217,30 +218,41 @@ def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
     return [begin, *inner, _event("e", span.name, end_ns, _REQUESTS_PID, cat="request", id=id)]
 
 
-def _flows(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
-    """Yield arrows to each plan of a request from its last prerequisite, and from its last prefill to decode."""
+def _flows(
+    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], tracks: dict[str, int]
+) -> Iterator[Event]:
+    """Yield arrows to each plan of a request from its last prerequisite, and from its last prefill to decode.
+
+    ``tracks``: the track of each plan's slice.
+    """
     steps = [(record.time_ns, record.end_ns) for record in records if record.kind is Kind.STEP]
     by_request: dict[int, list[PlanSpan]] = {}
     for plan in plans.values():
         for key in plan.requests if plan.begin_ns else ():
             by_request.setdefault(key, []).append(plan)
+
+    def track(plan: PlanSpan) -> int:
+        return tracks.get(f"{plan.plan_id:#x}", _STEPS_TID)
+
     number = 0
     for key, mine in by_request.items():
         mine.sort(key=lambda plan: plan.begin_ns)
-        arrows = [(source, PLAN_NAMES[plan.kind], plan.begin_ns, plan.actor) for plan in mine if (source := _source(plan, mine))]
+        arrows = [
+            (source, PLAN_NAMES[plan.kind], plan.begin_ns, plan.actor, track(plan)) for plan in mine if (source := _source(plan, mine))
+        ]
         prefills = [plan for plan in mine if plan.kind == PlanKind.PREFILL]
         decoding = [stage.begin_ns for stage in requests[key].stages if stage.name == "decoding"] if key in requests else []
         if prefills and decoding:
             first = next((begin_ns for begin_ns, _ in steps if begin_ns >= decoding[-1]), None)
             if first is not None and prefills[-1].end_ns <= first:
-                arrows.append((prefills[-1], "step", first, "decode"))
-        for source, name, begin_ns, actor in arrows:
+                arrows.append((prefills[-1], "step", first, "decode", _STEPS_TID))
+        for source, name, begin_ns, actor, tid in arrows:
             number += 1
+            shared = {"cat": "flow", "id": number}
             start_ns = max(source.begin_ns, source.end_ns - 1)  # inside its slice
-            yield _event("s", name, start_ns, _PIDS[source.actor], source.end_ns, cat="flow", id=number)
-            yield _event(
-                "f", name, begin_ns, _PIDS[actor], source.end_ns, cat="flow", id=number, bp="e"
-            )  # with its start or not at all
+            yield _event("s", name, start_ns, _PIDS[source.actor], source.end_ns, tid=track(source), **shared)
+            # With its start or not at all.
+            yield _event("f", name, begin_ns, _PIDS[actor], source.end_ns, tid=tid, bp="e", **shared)
 
 
 def _source(plan: PlanSpan, mine: Sequence[PlanSpan]) -> PlanSpan | None:

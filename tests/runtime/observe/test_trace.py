@@ -156,6 +156,24 @@ def test_two_plans_at_once_lie_on_two_tracks() -> None:
     check_trace(trace)
     tracks = {event["args"]["plan"]: event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}
     assert tracks["0x1"] == tracks["0x4"] != tracks["0x2"] == tracks["0x3"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert all((event["pid"], event["tid"]) in names for event in trace["traceEvents"] if event["ph"] == "X")
+
+
+def test_arrows_bind_to_the_track_of_their_plan() -> None:
+    tape = Tape()
+    tape.plan(1, "video", PlanKind.PREPROCESS, [77], 1000, 1000, 100)
+    tape.plan(2, "video", PlanKind.ANALYSE, [78], 1010, 1010, 20)
+    tape.plan(3, "video", PlanKind.PREPROCESS, [78], 1040, 1040, 90)
+    tape.plan(4, "encoder", PlanKind.ENCODE, [78], 1140, 1140, 90)
+    events = check_trace(make_trace(tape.recording(2000)))
+    tracks = {event["args"]["plan"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert tracks["0x2"] == tracks["0x3"] != tracks["0x1"]
+    ends = [(event["ph"], event["name"], event["tid"]) for event in events if event.get("cat") == "flow"]
+    aside, first = tracks["0x2"], tracks["0x1"]
+    assert sorted(ends) == sorted(
+        [("s", "preprocess", aside), ("f", "preprocess", aside), ("s", "encode", aside), ("f", "encode", first)]
+    )
 
 
 def test_arrows_follow_the_stages() -> None:
