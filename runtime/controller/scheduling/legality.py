@@ -7,7 +7,6 @@ chunks continue after the prefilled tokens and end where media are ready (RS4); 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, takewhile
-from operator import index
 
 from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
 
@@ -19,7 +18,8 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
     if not plan:
         return plan, 0
     for number in chain.from_iterable((*plan.analyse, *plan.preprocess, *plan.encode, *plan.prefill)):
-        index(number)  # TypeError: a plan is made of whole numbers
+        if type(number) is not int:  # a message cannot carry an int of numpy
+            raise TypeError(f"{number!r} in a plan is no int")
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
     # Requests without KV pages take theirs first: the order of video's plans does not determine how many pages each leaves free.

@@ -1,12 +1,14 @@
 """A policy is a seam: another order changes who is served, and a policy that fails costs time and nothing else."""
 
 import random
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from mmrt.runtime.bus import messages as m
@@ -116,6 +118,12 @@ def toy(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
 def test_the_configuration_names_the_policies_that_there_are() -> None:
     assert set(get_args(get_type_hints(SchedulingSection)["policy"])) == set(POLICIES)
     assert all(policy.name == name for name, policy in POLICIES.items())
+
+
+@pytest.mark.parametrize("number", [np.int64(0), True, 0.0, "0"])
+def test_a_plan_holds_what_a_message_can_carry(number: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{number!r} in a plan is no int")):
+        check(View(()), LIMITS, StepPlan(analyse=(ItemChoice(1, number),)))
 
 
 # order
