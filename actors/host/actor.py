@@ -145,9 +145,7 @@ class Actor:
             while note is None and time.monotonic() < patient_until_s:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
-        if note is None and last.step_deadline_ns and self.lifeline.fd is None:
-            note = ExitNote(last.pid, 1)  # systemd does not report how it ended: its work is suspected
-        self.death = judge(last, note, time.monotonic_ns(), kills)
+        self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
             outlive(last.pid, command(self.config.process_of(self.name)), self.pause)

@@ -76,15 +76,17 @@ class Death(msgspec.Struct, frozen=True):
     crashes: int = 0
 
 
-def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> Death | None:
+def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int, is_supervised: bool = True) -> Death | None:
     """Judge the death of the generation that wrote ``last``; None if it was in no step or ended in order.
 
-    ``note`` is about the same process, if there is one. ``oom_kills`` is the machine's current counter. Only for the holder of the
-    role lock, which proves that generation dead.
+    ``note`` is about the same process, if there is one; without a supervisor (under systemd) nobody leaves one, and the work is
+    suspected. ``oom_kills`` is the machine's current counter. Only for the holder of the role lock, which proves that generation dead.
     """
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
         return None
     crashed, reason = _blame(last, note, now_ns, oom_kills)
+    if note is None and not crashed and not is_supervised:
+        crashed, reason = True, "ended, and no supervisor saw how,"
     return Death(last.step_plan, crashed, reason, _forgetting(last) + crashed)
 
 

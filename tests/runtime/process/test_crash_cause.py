@@ -69,6 +69,21 @@ def test_who_exits_in_a_step_is_to_blame() -> None:
     assert blamed(None, raised=True)
 
 
+@pytest.mark.parametrize(
+    ("words", "now_ns", "kills", "reason"),
+    [
+        ({}, 6_000, 0, "ended, and no supervisor saw how,"),
+        ({}, 2 * DEADLINE_NS, 0, "hung"),
+        ({"raised": True}, 6_000, 0, "failed with an exception"),
+        ({}, 6_000, 1, "was killed because memory ran out"),
+    ],
+)
+def test_without_a_supervisor_the_work_is_suspected(words: dict[str, Any], now_ns: int, kills: int, reason: str) -> None:
+    death = judge(reading(**words), None, now_ns, kills, is_supervised=False)
+    assert death is not None
+    assert (death.crashed, death.reason, death.crashes) == (True, reason, 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_kills_from_outside_condemn_nobody(number: int) -> None:
     assert not blamed(ExitNote(77, -number))
