@@ -52,7 +52,8 @@ class Sampling(Record, frozen=True):
 class MediaItem(Record, frozen=True):
     """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: its field in the
     client's request, for error messages. For images, ``num_pixels`` comes from the header and ``work`` is the approximate decoding
-    cost in pixels; -1 and 0 where not known."""
+    cost in pixels; -1 and 0 where not known. ``content``: SHA-256 of the bytes, the kind and the options; empty where not known,
+    and then nothing computed from it is found again."""
 
     kind: MediaKind
     num_bytes: int
@@ -61,10 +62,12 @@ class MediaItem(Record, frozen=True):
     path: str = "messages"
     num_pixels: int = -1
     work: int = 0
+    content: bytes = b""
 
 
 class RequestSpec(Record, frozen=True):
-    """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none."""
+    """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
+    request only what requests of the same ``salt`` have left in them."""
 
     request_id: str
     prompt_ids: list[int]
@@ -76,6 +79,7 @@ class RequestSpec(Record, frozen=True):
     deadline_s: float = 0.0  # monotonic; 0 is none
     companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
     return_token_ids: bool = False
+    salt: bytes = b""
 
 
 PoolName = Literal["media", "patch", "embedding", "kv"]
@@ -174,11 +178,13 @@ class Queued(Wire, frozen=True):
 
 
 class Prepared(Wire, frozen=True):
-    """Analysis is done and the request fits: response headers may go out."""
+    """Analysis is done and the request fits: response headers may go out. It is sent again once ``num_cached_tokens`` is known: the
+    prompt tokens whose KV pages were found in the cache."""
 
     epoch: int
     key: int
     num_prompt_tokens: int
+    num_cached_tokens: int = 0
 
 
 class Failed(Wire, frozen=True):

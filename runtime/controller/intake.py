@@ -287,7 +287,7 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
     if not request.has_row:
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
-        return Prepared(state.epoch, key, request.lengths[0])
+        return Prepared(state.epoch, key, request.lengths[0], request.record.num_cached_tokens)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 

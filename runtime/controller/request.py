@@ -105,7 +105,8 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowRecord(msgspec.Struct, array_like=True):
-    """A row's record. ``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back."""
+    """A row's record. ``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back.
+    ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages."""
 
     key: int
     filled: bool = False
@@ -115,6 +116,7 @@ class RowRecord(msgspec.Struct, array_like=True):
     max_new_tokens: int = 0
     items: list[ItemRecord] = []
     strikes: list[Strike] = []
+    num_cached_tokens: int = 0
 
     def shape_of(self, item: int, segment: int) -> SegmentShape:
         """Return the shape of a segment of an analysed item."""
