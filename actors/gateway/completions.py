@@ -19,6 +19,7 @@ from aiohttp import web
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
+from .cache_keys import tenant_salt
 from .client_request import ClientRequest
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
@@ -233,7 +234,7 @@ class Completions:
         spec = RequestSpec(
             request_id=id,
             prompt_ids=prompt.ids,
-            items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work) for m in media],
+            items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in media],
             sampling=generation.sampling,
             max_new_tokens=self._max_new_tokens(asked, prompt),
             stop=generation.stop,
@@ -241,6 +242,7 @@ class Completions:
             deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
             return_token_ids=generation.return_token_ids,
+            salt=tenant_salt(generation.cache_salt, self._server.api_key),
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()

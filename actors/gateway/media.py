@@ -13,6 +13,7 @@ from ...media import header
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
+from .cache_keys import content_key
 from .fields import Fields, refuse, show
 from .media_options import OptionReader
 
@@ -54,14 +55,15 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
 
 
 class Medium(NamedTuple):
-    """One medium of a request, as received. ``path``: the field that its bytes stood in. ``num_pixels`` and ``work``: as in
-    ``MediaItem``."""
+    """One medium of a request, as received. ``path``: the field that its bytes stood in. ``content``, ``num_pixels`` and ``work``: as
+    in ``MediaItem``."""
 
     kind: MediaKind
     mime: str
     data: bytes
     options: MediaOptions
     path: str
+    content: bytes
     num_pixels: int = -1
     work: int = 0
 
@@ -102,7 +104,7 @@ class MediaIntake:
             mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
         inner.refuse_leftover()
         num_pixels, work = self._measure_picture(data, path) if kind == "image" else (-1, 0)
-        self.media.append(Medium(kind, mime, data, options, path, num_pixels, work))
+        self.media.append(Medium(kind, mime, data, options, path, content_key(kind, options, data), num_pixels, work))
         return kind
 
     def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:

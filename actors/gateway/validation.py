@@ -28,6 +28,7 @@ MAX_PENALTY = 2.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
+MAX_SALT_BYTES = 256
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
 _INT64 = 1 << 63
 
@@ -60,6 +61,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool
     continuous_usage: bool
     negative_prompt: str
+    cache_salt: str | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -211,6 +213,7 @@ def _read_generation(body: bytes | bytearray, limits: Limits) -> tuple[Fields, G
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
+        cache_salt=_read_cache_salt(fields),
     )
 
 
@@ -283,6 +286,13 @@ def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:
 def _or(value: float | None, default: float) -> float:
     assert value is None or math.isfinite(value)
     return default if value is None else value
+
+
+def _read_cache_salt(fields: Fields) -> str | None:
+    salt = fields.take_str("cache_salt")
+    if salt is not None and not 1 <= (num_bytes := len(salt.encode())) <= MAX_SALT_BYTES:
+        raise refuse("cache_salt", f"{show(salt)} has {num_bytes} bytes in UTF-8, allowed are 1 to {MAX_SALT_BYTES}")
+    return salt
 
 
 def _read_stop(fields: Fields) -> list[str]:
