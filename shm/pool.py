@@ -2,7 +2,7 @@
 
 ``memory`` creates them; only the controller allocates, frees and writes ``generations``; actors read and write the pages that a
 plan names, after ``check``. A page number is an index; the pages of a run need not be neighbours. Of a pool on a CUDA device only
-the generations are here, and its pages are ``device_memory``'s.
+the generations and keys are here, and its pages are ``device_memory``'s.
 """
 
 import io
@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import StalePage
+from .fence import fence
 from .run_directory import RunDirectory
 from .segment import PAGE_BYTES, Field, Layout, Segment
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+KEY_BYTES = 16
 
 _KIND = "pool"
 
@@ -26,7 +29,9 @@ _KIND = "pool"
 class PagePool:
     """``data`` uint8 [num_pages, page_bytes], 4096-aligned; ``generations`` uint64 [num_pages], one writer: the controller.
 
-    ``on_device``: the pages lie elsewhere, and ``data`` has none.
+    ``on_device``: the pages lie elsewhere, and ``data`` has none. The index of the cache: ``_keys`` uint8 [num_pages, 16] name the
+    contents of pages; a key is valid iff ``_key_generations`` uint64 [num_pages], which the controller writes after it, has the
+    page's generation. So a page that is given away loses its key with its generation.
     """
 
     def __init__(self, segment: Segment, name: str, num_pages: int, page_bytes: int, on_device: bool) -> None:
@@ -36,10 +41,12 @@ class PagePool:
         self.page_bytes = page_bytes
         self.on_device = on_device
         self._segment = segment
-        num_bytes, generations, data = _layout(num_pages, page_bytes, on_device)
-        segment.expect_bytes(num_bytes)
-        self.generations: NDArray[np.uint64] = segment.field(generations)
-        self.data: NDArray[np.uint8] = segment.field(data)
+        fields = _Fields(num_pages, page_bytes, on_device)
+        segment.expect_bytes(fields.layout.num_bytes)
+        self.generations: NDArray[np.uint64] = segment.field(fields.generations)
+        self.data: NDArray[np.uint8] = segment.field(fields.data)
+        self._keys: NDArray[np.uint8] = segment.field(fields.keys)
+        self._key_generations: NDArray[np.uint64] = segment.field(fields.key_generations)
         self._flat: NDArray[np.uint8] = self.data.reshape(-1)
 
     @classmethod
@@ -47,7 +54,7 @@ class PagePool:
         """Make the pool ``name``. Raises: SpaceError, FileExistsError, ValueError."""
         if num_pages < 1 or page_bytes < 1:
             raise ValueError(f"pool {name!r} of {num_pages} pages of {page_bytes} bytes: both must be at least 1")
-        num_bytes = _layout(num_pages, page_bytes, on_device)[0]
+        num_bytes = _Fields(num_pages, page_bytes, on_device).layout.num_bytes
         path = run.segment_path(f"pool-{name}")
         segment = Segment.create(path, num_bytes, kind=_KIND, geometry=(num_pages, page_bytes, int(on_device)))
         return cls(segment, name, num_pages, page_bytes, on_device)
@@ -61,7 +68,7 @@ class PagePool:
 
     def close(self) -> None:
         """Drop the pool's own views. The memory stays mapped while others (tensors, rows, readers) are around."""
-        del self.generations, self.data, self._flat
+        del self.generations, self.data, self._flat, self._keys, self._key_generations
         self._segment.close()
 
     def populate(self) -> None:
@@ -80,6 +87,17 @@ class PagePool:
             found = int(self.generations[self._inside(page)])
             if found != granted:
                 raise StalePage(f"page {page} of pool {self.name!r} has generation {found}, not {granted}")
+
+    def write_keys(self, pages: Sequence[int], generations: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Name the contents of these pages, which have these generations."""
+        self._keys[pages] = np.frombuffer(b"".join(keys), np.uint8).reshape(len(pages), KEY_BYTES)
+        fence()
+        self._key_generations[pages] = generations
+
+    def read_keys(self) -> dict[int, bytes]:
+        """All valid keys, by page. For the only writer, or while there is none."""
+        valid = np.flatnonzero((self._key_generations == self.generations) & (self.generations > 0))
+        return dict(zip(valid.tolist(), map(bytes, self._keys[valid]), strict=True))
 
     def _index(self, page: int) -> int:
         """The index of a page whose bytes are here."""
@@ -164,11 +182,15 @@ class PagePool:
             done += count
 
 
-def _layout(num_pages: int, page_bytes: int, on_device: bool) -> tuple[int, Field, Field]:
-    layout = Layout()
-    generations = layout.add(num_pages, np.uint64)
-    data = layout.add((0 if on_device else num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
-    return layout.num_bytes, generations, data
+class _Fields:
+    """The places of all fields."""
+
+    def __init__(self, num_pages: int, page_bytes: int, on_device: bool) -> None:
+        self.layout = layout = Layout()
+        self.generations: Field = layout.add(num_pages, np.uint64)
+        self.data: Field = layout.add((0 if on_device else num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
+        self.keys: Field = layout.add((num_pages, KEY_BYTES), np.uint8)
+        self.key_generations: Field = layout.add(num_pages, np.uint64)
 
 
 class PagedReader(io.RawIOBase):

@@ -11,6 +11,7 @@ from ...runtime.controller.effects import (
     Effect,
     Send,
     SetPageGenerations,
+    SetPageKeys,
     SetPhase,
     SetPrefilled,
     WriteJournal,
@@ -59,6 +60,8 @@ class ControllerIO:
         match effect:
             case SetPageGenerations(pool, run):
                 self.pools[pool].generations[run.pages] = run.generations
+            case SetPageKeys(pool, run, keys):
+                self.pools[pool].write_keys(run.pages, run.generations, keys)
             case BeginRow(row, generation):
                 begun = table.begin(row)
                 assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
@@ -99,7 +102,8 @@ class ControllerIO:
             rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
-        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors)
+        keys = {name: pool.read_keys() for name, pool in self.pools.items()}
+        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys)
 
 
 def perform_all(

@@ -22,6 +22,14 @@ class SetPageGenerations(NamedTuple):
     run: PageRun
 
 
+class SetPageKeys(NamedTuple):
+    """The contents of these pages have these names: nobody writes them any more."""
+
+    pool: PoolName
+    run: PageRun
+    keys: list[bytes]
+
+
 class BeginRow(NamedTuple):
     """Give a free row its next generation, which must be this one."""
 
@@ -85,6 +93,7 @@ class Send(NamedTuple):
 Effect = (
     WriteJournal
     | SetPageGenerations
+    | SetPageKeys
     | BeginRow
     | WriteState
     | WriteSpec

@@ -1,9 +1,12 @@
 """Ownership and use of the pages of one pool, and when pages become free (pure; controller process).
 
-A page is *owned* (by a row, or a cache entry) and *used* (by plans that name it and by decode's running set). ``allocate``
+A page is *owned* (by rows, or the cache) and *used* (by plans that name it and by decode's running set). ``allocate``
 gives pages to an owner, all or none, and bumps their generations. Release has two phases: ``retire`` ends
 ownership, after which no new plan may name the page; the page is free once every user has also been acknowledged as dropped. The
 free list is never stored: ``restore`` rebuilds it from owners and users.
+
+A page with a key (``page_cache``) is never written again and also belongs to the cache. Several rows may own it. While the cache alone
+holds it, it counts as free, and ``allocate`` evicts it when no other page is left.
 
 Nothing here is linear in the size of the pool except construction: growing a sequence by a page is O(1).
 """
@@ -12,13 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ..bus.messages import PageRun
+from .page_cache import PageCache
 
 
 class Owner(NamedTuple):
-    """A row, or a cache entry. Ownership keeps a page alive and lets plans name it."""
+    """A row, or the cache. Ownership keeps a page alive and lets plans name it."""
 
     kind: Literal["row", "cache"]
     id: int
+
+
+CACHE = Owner("cache", 0)
 
 
 class User(NamedTuple):
@@ -29,7 +36,8 @@ class User(NamedTuple):
 
 
 class PageLedger:
-    """The pages of one pool. Invariant: a page is on the free list exactly when it has neither owners nor users."""
+    """The pages of one pool. Invariants: a page is on the free list exactly when it has neither owners nor users; the cache owns the
+    pages that have keys, and those that it alone holds are idle in it."""
 
     def __init__(self, num_pages: int, generations: Sequence[int] | None = None) -> None:
         assert generations is None or len(generations) == num_pages
@@ -40,6 +48,7 @@ class PageLedger:
         self._owned: dict[Owner, set[int]] = {}
         self._used: dict[User, set[int]] = {}
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently used pages are reused first
+        self.cache = PageCache()
 
     @classmethod
     def restore(
@@ -48,38 +57,47 @@ class PageLedger:
         generations: Sequence[int],
         owned: Mapping[Owner, Iterable[int]],
         used: Mapping[User, Iterable[int]],
+        keys: Mapping[int, bytes] | None = None,
     ) -> "PageLedger":
-        """Rebuild from the pages that rows, plans and the running set name. A page with users and no owner is retired."""
+        """Rebuild from the pages that rows, plans and the running set name, and from the valid keys of pages. A page with users and no
+        owner is retired. Of idle pages those of the lowest generations are evicted first: they have been reused least."""
         ledger = cls(num_pages, generations)
+        keys = keys or {}
         rows: set[int] = set()
-        for owner, pages in owned.items():
+        for owner, pages in (*owned.items(), (CACHE, keys)):
             if members := set(pages):
                 ledger._owned[owner] = members
             for page in members:
                 ledger._num_owners[page] += 1
-                assert owner.kind != "row" or page not in rows, f"page {page} belongs to two rows"
+                assert owner.kind != "row" or page not in rows or page in keys, f"page {page} belongs to two rows"
             rows.update(members if owner.kind == "row" else ())
         for user, pages in used.items():
             ledger._used[user] = set(pages)
             for page in ledger._used[user]:
                 ledger._num_users[page] += 1
         ledger._free = [p for p in range(num_pages - 1, -1, -1) if not ledger._num_owners[p] and not ledger._num_users[p]]
+        for page in sorted(keys, key=ledger.generations.__getitem__, reverse=True):
+            ledger.cache.add(page, keys[page])
+        ledger.cache.rest(page for page in keys if ledger._is_held_by_the_cache_alone(page))
         return ledger
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Number of pages that ``allocate`` can give, idle pages of the cache among them."""
+        return len(self._free) + self.cache.num_idle
 
     @property
     def num_used(self) -> int:
         """Number of pages that are not free: owned, or retired and still named by a plan or the running set."""
-        return self.num_pages - len(self._free)
+        return self.num_pages - self.num_free
 
     def allocate(self, owner: Owner, count: int) -> PageRun | None:
         """Give ``count`` free pages to ``owner``, all or none (None), each with a generation it never had before."""
         assert count >= 0
-        if count > len(self._free):
+        if count > self.num_free:
             return None
+        while count > len(self._free):
+            self._evict()
         pages = [self._free.pop() for _ in range(count)]
         owned = self._owned.setdefault(owner, set())
         for page in pages:
@@ -97,6 +115,16 @@ class PageLedger:
             if page not in owned:
                 owned.add(page)
                 self._num_owners[page] += 1
+                self.cache.wake(page)
+
+    def name(self, page: int, key: bytes) -> bool:
+        """Give a page its key: it is never written again, and the cache keeps it as long as there is room. The page must be owned.
+        Returns False if a page with this key is in the cache already."""
+        if self.cache.find(key) is not None:
+            return False
+        self.cache.add(page, key)
+        self.share(CACHE, (page,))
+        return True
 
     def use(self, user: User, pages: Iterable[int]) -> None:
         """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
@@ -106,6 +134,7 @@ class PageLedger:
             if page not in used:
                 used.add(page)
                 self._num_users[page] += 1
+                self.cache.wake(page)
 
     def retire(self, owner: Owner, pages: Iterable[int] | None = None) -> None:
         """End ``owner``'s ownership of these pages (None: all of its pages). Those without users and other owners become free."""
@@ -113,18 +142,20 @@ class PageLedger:
         if owned is None:
             assert pages is None or not list(pages), f"{owner} owns nothing"
             return
-        for page in list(owned) if pages is None else pages:
+        pages = list(owned) if pages is None else list(pages)
+        for page in pages:
             owned.remove(page)
             self._num_owners[page] -= 1
-            self._free_if_unheld(page)
         if not owned:
             del self._owned[owner]
+        self._free_unheld(pages)
 
     def drop(self, user: User) -> None:
         """Remove a user acknowledged as dropped: it no longer reads or writes any of its pages."""
-        for page in self._used.pop(user, ()):
+        pages = self._used.pop(user, set())
+        for page in pages:
             self._num_users[page] -= 1
-            self._free_if_unheld(page)
+        self._free_unheld(pages)
 
     def num_owned(self, owner: Owner) -> int:
         return len(self._owned.get(owner, ()))
@@ -154,9 +185,26 @@ class PageLedger:
         assert owners == self._num_owners and users == self._num_users, "reference counts are wrong"
         free = set(self._free)
         assert len(free) == len(self._free), "a page is on the free list twice"
+        keyed = self._owned.get(CACHE, set())
+        assert len(keyed) == len(self.cache) and all(self.cache.key_of(page) is not None for page in keyed), "keys are lost"
         for page in range(self.num_pages):
             assert (page in free) == (not owners[page] and not users[page]), f"page {page} is free and held, or lost"
+            assert self.cache.is_idle(page) == self._is_held_by_the_cache_alone(page), f"page {page} is idle and held, or lost"
 
-    def _free_if_unheld(self, page: int) -> None:
-        if not self._num_owners[page] and not self._num_users[page]:
-            self._free.append(page)
+    def _evict(self) -> None:
+        page = self.cache.evict()
+        self.retire(CACHE, (page,))
+
+    def _is_held_by_the_cache_alone(self, page: int) -> bool:
+        return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.key_of(page) is not None
+
+    def _free_unheld(self, pages: Iterable[int]) -> None:
+        """Free those of the pages that nobody holds any more."""
+        idle = []
+        for page in pages:
+            if not self._num_owners[page] and not self._num_users[page]:
+                self._free.append(page)
+            elif self._is_held_by_the_cache_alone(page):
+                idle.append(page)
+        if idle:
+            self.cache.rest(idle)

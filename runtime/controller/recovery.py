@@ -45,7 +45,8 @@ class PlanSnapshot(NamedTuple):
 
 
 class RunSnapshot(NamedTuple):
-    """Everything left by the previous controller. Generations are those of all rows and pages, including free ones."""
+    """Everything left by the previous controller. Generations are those of all rows and pages, including free ones; ``page_keys`` are
+    the valid ones."""
 
     journal: JournalState
     rows: Sequence[RowSnapshot]
@@ -53,6 +54,7 @@ class RunSnapshot(NamedTuple):
     plans: Sequence[PlanSnapshot]
     page_generations: Mapping[PoolName, Sequence[int]]
     actors: Mapping[str, int]
+    page_keys: Mapping[PoolName, Mapping[int, bytes]] = {}
 
 
 def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
@@ -69,7 +71,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     targets = [target for inflight in state.plans.values() for target in inflight.plan.targets()]
     for request in state.requests_in_rows():
         _normalise(state, request, targets)
-    _restore_ledgers(state)
+    _restore_ledgers(state, snapshot.page_keys)
     for request in state.requests_in_rows():
         if not request.ending:
             state.save(request)
@@ -154,8 +156,9 @@ def _normalise_segments(request: Request, targets: list[Target]) -> None:
                 request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.prefilled[0])
 
 
-def _restore_ledgers(state: ControllerState) -> None:
-    """Rebuild ownership and use: rows own the pages in their records and block tables; plans and memberships use those they name."""
+def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int, bytes]]) -> None:
+    """Rebuild ownership and use: rows own the pages in their records and block tables; plans and memberships use those they name;
+    the cache owns pages with keys."""
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in POOLS}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
     for request in state.requests_in_rows():
@@ -181,4 +184,4 @@ def _restore_ledgers(state: ControllerState) -> None:
             used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)
     for name in POOLS:
         generations = state.pools[name].generations
-        state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name])
+        state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name], keys.get(name))

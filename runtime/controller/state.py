@@ -20,6 +20,7 @@ from .effects import (
     Effect,
     Send,
     SetPageGenerations,
+    SetPageKeys,
     SetPhase,
     WriteJournal,
     WritePlan,
@@ -264,6 +265,16 @@ class ControllerState:
         if run is not None and count:
             self.emit(SetPageGenerations(pool, run))
         return run
+
+    def name_pages(self, pool: PoolName, named: Iterable[tuple[int, bytes]]) -> None:
+        """Give pages their keys: their contents are complete, and no plan writes them. Contents that the cache has already stay as
+        they are."""
+        ledger = self.pools[pool]
+        new = [(page, key) for page, key in named if ledger.name(page, key)]
+        if new:
+            pages = [page for page, _ in new]
+            run = PageRun(pages, [ledger.generations[page] for page in pages])
+            self.emit(SetPageKeys(pool, run, [key for _, key in new]))
 
     # -------------------------------------------------------------------------------------------------------- plans
 

@@ -108,6 +108,7 @@ class Memory:
         self.journal = JournalState()
         sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
         self.generations = {name: [0] * size for name, size in zip(m.POOLS, sizes, strict=True)}
+        self.keys: dict[m.PoolName, dict[int, tuple[int, bytes]]] = {name: {} for name in m.POOLS}
 
     def apply(self, effect: e.Effect) -> None:
         match effect:
@@ -116,6 +117,8 @@ class Memory:
             case e.SetPageGenerations(pool, run):
                 for page, generation in zip(run.pages, run.generations, strict=True):
                     self.generations[pool][page] = generation
+            case e.SetPageKeys(pool, run, keys):
+                self.keys[pool].update(zip(run.pages, zip(run.generations, keys, strict=True), strict=True))
             case e.BeginRow(row, generation):
                 self.rows[row] = Row(generation)
             case e.WriteState(row, state):
@@ -147,7 +150,11 @@ class Memory:
         generations = {name: list(pool) for name, pool in self.generations.items()}
         row_generations = [row.generation for row in self.rows]
         plans = [self.plans[slot] for slot in sorted(self.plans)]
-        return RunSnapshot(self.journal, rows, row_generations, plans, generations, actors)
+        keys = {
+            name: {page: key for page, (generation, key) in pool.items() if generation == generations[name][page]}
+            for name, pool in self.keys.items()
+        }
+        return RunSnapshot(self.journal, rows, row_generations, plans, generations, actors, keys)
 
 
 @dataclass

@@ -1,26 +1,37 @@
-"""Page ledger: conservation, no double lease, no page reused before every holder dropped it, restore, constant-time growth."""
+"""Page ledger: conservation, no double lease, no page reused before every holder dropped it, restore, constant-time growth; the
+cache in it: keys, hits, eviction."""
+
+import random
+from itertools import takewhile
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.runtime.controller.pages import Owner, PageLedger, User
+from mmrt.runtime.controller.pages import CACHE, Owner, PageLedger, User
 
 NUM_PAGES = 12
 
 
 class Ledgers(RuleBasedStateMachine):
-    """The ledger beside a model of sets, in which every page remembers who may still touch it."""
+    """The ledger beside a model of sets, in which every page remembers who may still touch it, and of the cache's keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = PageLedger(NUM_PAGES)
         self.owned: dict[Owner, set[int]] = {}
         self.used: dict[User, set[int]] = {}
+        self.keys: dict[int, bytes] = {}  # in the order in which the pages got them
+        self.idle: list[int] = []
 
     def held(self) -> set[int]:
         return set().union(*self.owned.values(), *self.used.values())
+
+    def note_idle(self) -> None:
+        """Pages that have become idle together: the one keyed last is evicted first."""
+        self.idle = [page for page in self.idle if page not in self.held()]
+        self.idle += [page for page in reversed(self.keys) if page not in self.held() and page not in self.idle]
 
     @rule(row=st.integers(0, 3), count=st.integers(0, NUM_PAGES))
     def allocate(self, row: int, count: int) -> None:
@@ -33,13 +44,35 @@ class Ledgers(RuleBasedStateMachine):
         assert not set(run.pages) & self.held(), "a page was leased twice"
         for page, generation in zip(run.pages, run.generations, strict=True):
             assert generation == self.ledger.generations[page] == before[page] + 1
+        evicted = self.idle[: max(0, count - (free - len(self.idle)))]
+        assert set(run.pages) & self.keys.keys() == set(evicted), "other pages were evicted than those used least recently"
+        for page in evicted:
+            del self.keys[page]
+            self.idle.remove(page)
         self.owned.setdefault(Owner("row", row), set()).update(run.pages)
 
-    @rule(row=st.integers(0, 3), cached=st.integers(0, 1))
-    def share(self, row: int, cached: int) -> None:
-        pages = self.owned.get(Owner("row", row), set())
-        self.ledger.share(Owner("cache", cached), pages)
-        self.owned.setdefault(Owner("cache", cached), set()).update(pages)
+    @rule(row=st.integers(0, 3), number=st.integers(0, 7))
+    def name(self, row: int, number: int) -> None:
+        """Twice the same key: the second page stays without one."""
+        key = number.to_bytes(16, "little")
+        page = min(self.owned.get(Owner("row", row), set()) - self.keys.keys(), default=None)
+        if page is None:
+            return
+        assert self.ledger.name(page, key) == (key not in self.keys.values())
+        if key not in self.keys.values():
+            self.keys[page] = key
+
+    @rule(row=st.integers(0, 3), numbers=st.lists(st.integers(0, 7), min_size=1, max_size=4))
+    def share(self, row: int, numbers: list[int]) -> None:
+        """A hit: pages found by their keys, idle or not, get one more owner."""
+        page_of = {key: page for page, key in self.keys.items()}
+        keys = [number.to_bytes(16, "little") for number in numbers]
+        wanted = [page_of[key] for key in takewhile(page_of.__contains__, keys)]
+        found = self.ledger.cache.find_leading(keys)
+        assert found == wanted
+        self.ledger.share(Owner("row", row), found)
+        self.owned.setdefault(Owner("row", row), set()).update(found)
+        self.note_idle()
 
     @rule(user=st.sampled_from([User("plan", 1), User("plan", 2), User("decode", 0)]), row=st.integers(0, 3))
     def use(self, user: User, row: int) -> None:
@@ -53,39 +86,46 @@ class Ledgers(RuleBasedStateMachine):
         pages = data.draw(st.sets(st.sampled_from(sorted(self.owned[owner])))) if self.owned.get(owner) else set()
         self.ledger.retire(owner, pages)
         self.owned.get(owner, set()).difference_update(pages)
+        self.note_idle()
 
     @rule(row=st.integers(0, 3))
     def retire_all(self, row: int) -> None:
         self.ledger.retire(Owner("row", row))
         self.owned.pop(Owner("row", row), None)
+        self.note_idle()
 
     @rule(user=st.sampled_from([User("plan", 1), User("plan", 2), User("decode", 0)]))
     def drop(self, user: User) -> None:
         self.ledger.drop(user)
         self.used.pop(user, None)
+        self.note_idle()
 
     @precondition(lambda self: any(self.used.values()))
     @rule()
     def retired_pages_cannot_be_named(self) -> None:
-        for page in set().union(*self.used.values()) - set().union(*self.owned.values()):
+        for page in set().union(*self.used.values()) - set().union(*self.owned.values()) - self.keys.keys():
             assert self.ledger.is_retired(page)
             with pytest.raises(AssertionError):
                 self.ledger.use(User("plan", 9), [page])
             with pytest.raises(AssertionError):
-                self.ledger.share(Owner("cache", 9), [page])
+                self.ledger.share(Owner("row", 9), [page])
             self.ledger.drop(User("plan", 9))
-            self.ledger.retire(Owner("cache", 9))
+            self.ledger.retire(Owner("row", 9))
 
     @rule()
     def restore(self) -> None:
-        self.ledger = PageLedger.restore(NUM_PAGES, self.ledger.generations, self.owned, self.used)
+        """A new controller knows owners, users and keys, and takes the pages of the highest generations for the most useful ones."""
+        self.ledger = PageLedger.restore(NUM_PAGES, self.ledger.generations, self.owned, self.used, self.keys)
+        self.keys = {page: self.keys[page] for page in sorted(self.keys, key=self.ledger.generations.__getitem__, reverse=True)}
+        self.idle = []
+        self.note_idle()
 
-    @precondition(lambda self: self.owned.get(Owner("row", 0)))
+    @precondition(lambda self: self.owned.get(Owner("row", 0), set()) - self.keys.keys())
     @rule()
     def restore_refuses_two_rows_with_one_page(self) -> None:
-        twice = self.owned | {Owner("row", 9): {min(self.owned[Owner("row", 0)])}}
+        twice = self.owned | {Owner("row", 9): {min(self.owned[Owner("row", 0)] - self.keys.keys())}}
         with pytest.raises(AssertionError, match="belongs to two rows"):
-            PageLedger.restore(NUM_PAGES, self.ledger.generations, twice, self.used)
+            PageLedger.restore(NUM_PAGES, self.ledger.generations, twice, self.used, self.keys)
 
     @invariant()
     def conserved(self) -> None:
@@ -94,6 +134,8 @@ class Ledgers(RuleBasedStateMachine):
         assert self.ledger.num_free + self.ledger.num_used == NUM_PAGES
         for owner, pages in self.owned.items():
             assert self.ledger.owned_by(owner) == pages and self.ledger.num_owned(owner) == len(pages)
+        assert self.ledger.owned_by(CACHE) == self.keys.keys() and len(self.ledger.cache) == len(self.keys)
+        assert all(self.ledger.cache.key_of(page) == key for page, key in self.keys.items())
 
 
 Ledgers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -124,3 +166,33 @@ def test_growth_does_not_depend_on_the_size_of_pool_or_sequence() -> None:
         run = ledger.allocate(row, 1)
         assert run is not None
         ledger.use(User("decode", 0), run.pages)
+
+
+def test_keys_do_not_make_the_index_grow() -> None:
+    """However many keys pass through: known are those of the pool's pages, and asking for a key leaves nothing behind."""
+    ledger = PageLedger(64)
+    rng = random.Random(0)
+    for row in range(10_000):
+        run = ledger.allocate(Owner("row", row), 4)
+        assert run is not None
+        for page in run.pages:
+            ledger.name(page, rng.randbytes(16))
+        assert ledger.cache.find_leading([rng.randbytes(16) for _ in range(4)]) == []
+        ledger.retire(Owner("row", row))
+    assert len(ledger.cache) == ledger.num_free == 64
+    ledger.check()
+
+
+def test_the_tail_of_a_prompt_is_evicted_first() -> None:
+    ledger = PageLedger(6)
+    for row in (0, 1):
+        run = ledger.allocate(Owner("row", row), 3)
+        assert run is not None
+        for index, page in enumerate(run.pages):
+            ledger.name(page, bytes([row, index]).ljust(16))
+    ledger.retire(Owner("row", 0))
+    ledger.retire(Owner("row", 1))
+    ledger.allocate(Owner("row", 2), 1)
+    assert [ledger.cache.find(bytes([0, index]).ljust(16)) is not None for index in range(3)] == [True, True, False]
+    ledger.allocate(Owner("row", 2), 3)
+    assert [ledger.cache.find(bytes([row, 0]).ljust(16)) is not None for row in (0, 1)] == [False, True]

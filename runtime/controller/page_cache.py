@@ -1,0 +1,82 @@
+"""The keyed pages of one pool: which page holds what, and which of them may be given away (pure; controller process).
+
+A key names the contents of a page: equal keys mean equal bytes. ``PageLedger`` holds every keyed page for the cache and tells it
+which of them nobody else holds: these are *idle*, count as free, and are evicted least recently used first. Of pages that become
+idle together the one keyed last goes first: the pages of a prompt are keyed in its order, and a page is of no use without those
+before it.
+
+The index lies in the pool's segment (``shm/pool.py``): a page's key is valid as long as its generation is the page's own.
+Allocation gives a page another generation, so eviction writes nothing, and a new controller reads the index back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+KEY_BYTES = 16
+
+
+class PageCache:
+    """The keys of a pool's pages. Its size is bounded by the pool: a page has at most one key, and a key one page."""
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, tuple[bytes, int]] = {}  # page -> its key and a number that grows with every key
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the first is evicted first
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def find(self, key: bytes) -> int | None:
+        """Return the page with these contents, if there is one."""
+        return self._page_of.get(key)
+
+    def find_leading(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the pages of the leading keys, up to the first that no page has."""
+        pages: list[int] = []
+        for key in keys:
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def key_of(self, page: int) -> bytes | None:
+        """Return the page's key; None while its contents have no name, and may still be written."""
+        entry = self._key_of.get(page)
+        return None if entry is None else entry[0]
+
+    def is_idle(self, page: int) -> bool:
+        return page in self._idle
+
+    # ------------------------------------------------------------------------------------------- for the page ledger
+
+    def add(self, page: int, key: bytes) -> None:
+        assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
+        assert page not in self._key_of and key not in self._page_of, f"page {page} or its key is in the cache already"
+        self._numbers += 1
+        self._page_of[key] = page
+        self._key_of[page] = key, self._numbers
+
+    def rest(self, pages: Iterable[int]) -> None:
+        """Record that the cache alone holds these pages from now on."""
+        for page in sorted(pages, key=self._number, reverse=True):
+            self._idle[page] = None
+
+    def wake(self, page: int) -> None:
+        """Record that somebody else holds the page, too."""
+        self._idle.pop(page, None)
+
+    def evict(self) -> int:
+        """Forget the idle page that was used least recently, and return it."""
+        page, _ = self._idle.popitem(last=False)
+        key, _ = self._key_of.pop(page)
+        del self._page_of[key]
+        return page
+
+    def _number(self, page: int) -> int:
+        return self._key_of[page][1]
