@@ -25,6 +25,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .launch import Launch
+
 ARCHITECTURES = (80, 90, 100)
 
 # Features that a kernel was written for and that a small change loses silently, as named in PTX.
@@ -49,13 +51,18 @@ class Budget:
     needs: tuple[str, ...] = ()
 
 
+def everywhere(registers: int, shared_bytes: int, *needs: str) -> dict[int, Budget]:
+    """The same budget for all architectures."""
+    return dict.fromkeys(ARCHITECTURES, Budget(registers, shared_bytes, needs))
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One specialization of a kernel.
 
     ``types`` of the arguments that are not constants, as Triton writes them ("*bf16", "i32", "i64", "fp32"); ``constants``: values of
-    ``tl.constexpr`` parameters; ``divisible`` names integer arguments that are multiples of 16 (pointers are taken to be aligned);
-    ``budgets`` by compute capability without its dot: 80, 90, 100.
+    ``tl.constexpr`` parameters, those of ``launch.tiles`` aside; ``divisible`` names integer arguments that are multiples of 16
+    (pointers are taken to be aligned); ``budgets`` by compute capability without its dot: 80, 90, 100.
     """
 
     name: str
@@ -63,8 +70,7 @@ class Variant:
     types: Mapping[str, str]
     constants: Mapping[str, Any]
     divisible: tuple[str, ...]
-    num_warps: int
-    num_stages: int
+    launch: Launch
     budgets: Mapping[int, Budget]
 
 
@@ -81,12 +87,12 @@ class Compiled:
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:
     """Compile for compute capability 80, 90 or 100. Raises: any error of Triton's compiler or ptxas."""
-    names = variant.kernel.arg_names
-    types = {name: "constexpr" if name in variant.constants else variant.types[name] for name in names}
+    names, chosen = variant.kernel.arg_names, {**variant.launch.tiles, **variant.constants}
+    types = {name: "constexpr" if name in chosen else variant.types[name] for name in names}
     aligned = {(i,): _ALIGNED for i, name in enumerate(names) if types[name].startswith("*") or name in variant.divisible}
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    constants = {(names.index(name),): value for name, value in chosen.items()}
     source = ASTSource(fn=variant.kernel, signature=types, constexprs=constants, attrs=aligned)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {"num_warps": variant.launch.num_warps, "num_stages": variant.launch.num_stages}
     start = time.perf_counter()
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     seconds = time.perf_counter() - start

@@ -34,11 +34,22 @@ def check_device(name: str, device: torch.device) -> None:
         raise ValueError(f"{name} is on {device}: kernels need a CUDA device")
 
 
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Check that elements of the last axis are neighbours. Raises: ValueError."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1")
+
+
+def check_same_strides(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raises: ValueError."""
+    if tensor.stride() != other.stride():
+        raise ValueError(f"{name} has strides {list(tensor.stride())} and {other_name} {list(other.stride())}; they must be equal")
+
+
 def check_aligned(name: str, tensor: Tensor) -> None:
     """Check that the last axis is dense, other strides are multiples of 16 elements, and the start is a multiple of 16 bytes:
     otherwise a kernel would lose its wide and asynchronous loads. Raises: ValueError."""
-    if tensor.stride(-1) != 1:
-        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1")
+    check_dense(name, tensor)
     for axis in range(tensor.dim() - 1):
         if tensor.stride(axis) % ALIGNMENT:
             raise ValueError(f"{name} has stride {tensor.stride(axis)} in axis {axis}, not a multiple of {ALIGNMENT}")

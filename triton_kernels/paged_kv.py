@@ -5,18 +5,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_aligned, check_tensor
+from .checks import check_aligned, check_same_strides, check_tensor
 
-QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+QUANTIZED = (torch.int8, torch.float8_e4m3fn)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class PagedKV(NamedTuple):
     """Views into the pool: token t of a row lies on page ``block_table[row, t // page_tokens]`` in slot ``t % page_tokens``.
 
-    k_pages and v_pages [num_pages, page_tokens, num_kv_heads, head_dim] with equal strides: in the dtype of the queries, or in int8,
-    float8_e4m3fn or float8_e5m2, then with k_scales and v_scales float32 [num_pages, page_tokens, num_kv_heads], by which K and V of
-    a token and head are multiplied.
+    k_pages and v_pages [num_pages, page_tokens, num_kv_heads, head_dim] with equal strides: in the dtype of the queries, or in int8
+    or float8_e4m3fn, then with k_scales and v_scales float32 [num_pages, page_tokens, num_kv_heads], by which K and V of a token and
+    head are multiplied.
     """
 
     k_pages: Tensor
@@ -32,7 +32,7 @@ class PagedKV(NamedTuple):
         check_tensor("v_pages", v, k.shape, (k.dtype,), q.device)
         check_aligned("k_pages", k)
         check_aligned("v_pages", v)
-        _check_same_strides("k_pages", k, "v_pages", v)
+        check_same_strides("k_pages", k, "v_pages", v)
         if not k.shape[0] or not k.shape[1]:
             raise ValueError(f"k_pages has {k.shape[0]} pages of {k.shape[1]} tokens, not at least 1 of 1")
         if not k.shape[2] or q.shape[-2] % k.shape[2]:
@@ -44,13 +44,8 @@ class PagedKV(NamedTuple):
         if self.k_scales is not None and self.v_scales is not None:
             check_tensor("k_scales", self.k_scales, k.shape[:3], (torch.float32,), q.device)
             check_tensor("v_scales", self.v_scales, k.shape[:3], (torch.float32,), q.device)
-            _check_same_strides("k_scales", self.k_scales, "v_scales", self.v_scales)
+            check_same_strides("k_scales", self.k_scales, "v_scales", self.v_scales)
 
     def scale_strides(self) -> tuple[int, ...]:
         """Strides of the scales; zeros where there are none."""
         return (0, 0, 0) if self.k_scales is None else self.k_scales.stride()
-
-
-def _check_same_strides(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    if tensor.stride() != other.stride():
-        raise ValueError(f"{name} has strides {list(tensor.stride())} and {other_name} {list(other.stride())}; they must be equal")

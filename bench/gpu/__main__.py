@@ -42,8 +42,8 @@ Where wheels of what is missing lie beside the tree, say in wheels/, unpack them
     python3 -m pip install --no-index --no-deps --target packages wheels/*.whl
     PYTHONPATH=.links:packages python3 -m mmrt.bench.gpu works
 
-Needs torch 2.11 or later with CUDA, triton 3.6 or later, numpy, and a C compiler for Triton's launchers. matplotlib, FlashInfer,
-flash-attn and FlashAttention 3 (flash_attn_interface) are used where they are installed. The section "video" needs PyNvVideoCodec and
+Needs torch 2.11 or later with CUDA, triton 3.6 or later, numpy, and a C compiler for Triton's launchers. FlashInfer, flash-attn and
+FlashAttention 3 (flash_attn_interface) are used where they are installed. The section "video" needs PyNvVideoCodec and
 the packages that mmrt decodes with; nvImageCodec for JPEGs. The tests need pytest, hypothesis and a checkout; answers and whole runs
 all that mmrt needs. Whole runs are of the 7B shape where there are 40 GiB on the device and 20 GB for what passes (TMPDIR), else of
 the 3B shape, for which there are no targets.
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("part", choices=("works", "speed", "serve"), metavar="PART", help="works, speed or serve")
     parser.add_argument("--quick", action="store_true", help="speed: fewer sizes, no sweep, no 3B shape; serve: few requests")
-    about = "for PART.json and pictures (%(default)s)"
+    about = "for PART.json (%(default)s)"
     parser.add_argument("--out", type=Path, default=Path("gpu-bench"), metavar="DIR", help=about)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -91,8 +91,7 @@ def _serve(out: Path, quick: bool, missing: str) -> int:
     from . import serve
 
     serve.end_on_signals()
-    files = ["--json", str(out / "serve.json"), "--plot", str(out / "serve.png")]
-    return serve.main([*files, "--limit", str(LIMIT_S), *(["--quick"] if quick else [])])
+    return serve.main(["--json", str(out / "serve.json"), "--limit", str(LIMIT_S), *(["--quick"] if quick else [])])
 
 
 if __name__ == "__main__":

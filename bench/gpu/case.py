@@ -1,4 +1,4 @@
-"""The cases of a section: checks against references, and timings. Sections are modules with ``checks`` and ``timings``."""
+"""The cases of a section: checks against references, and timings. Sections are modules with ``timings``, most with ``checks``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,15 +79,21 @@ def type_name(dtype: torch.dtype) -> str:
         torch.float32: "fp32",
         torch.int8: "int8",
         torch.float8_e4m3fn: "e4m3",
-        torch.float8_e5m2: "e5m2",
     }[dtype]
 
 
-def narrow_float(device: torch.device) -> torch.dtype:
-    """The 8-bit float that kernels can read there: E4M3 from compute capability 8.9 on."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        return torch.float8_e5m2
-    return torch.float8_e4m3fn
+PAGE_DTYPES = (
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
+)
+"""Of queries and of pages, in the checks of attention."""
+
+
+def can_read(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if kernels can read pages of this dtype there: E4M3 from compute capability 8.9 on."""
+    return dtype != torch.float8_e4m3fn or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -95,17 +101,9 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def gigabytes_per_s(num_bytes: int, time_us: float) -> float:
-    return num_bytes / time_us / 1e3
-
-
-def teraflops(flops: int, time_us: float) -> float:
-    return flops / time_us / 1e6
-
-
 def missing_memory(num_bytes: int) -> Row | None:
     """The message where memory is too small."""
     need, free = num_bytes * _HEADROOM, torch.cuda.mem_get_info()[0]
     if need <= free:
         return None
-    return Row(case="", note=f"not measured: needs {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
+    return Row(note=f"not measured: needs {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")

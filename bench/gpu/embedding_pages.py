@@ -7,7 +7,7 @@ import torch
 
 from ...triton_kernels.embedding_pages import PageIndices, PageSpan, read_embeddings, write_embeddings
 from ...triton_kernels.embedding_pages import reference as page_reference
-from .case import Check, Size, Timing, gigabytes_per_s, require_equal
+from .case import Check, Size, Timing, require_equal
 from .results import Row
 from .timing import Clock
 
@@ -62,5 +62,4 @@ def _rows(copy: Callable[[torch.Tensor, torch.Tensor, PageIndices], None], clock
     rows = torch.randn(num_rows, hidden, dtype=torch.bfloat16, device=clock.device)
     pages = torch.zeros(num_pages, _PAGE_TOKENS, hidden, dtype=torch.bfloat16, device=clock.device)
     timed = clock.time([partial(copy, rows, pages, indices)])
-    rate = gigabytes_per_s(2 * rows.numel() * rows.itemsize, timed.time_us)
-    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", target="traffic", first_s=timed.first_s)]
+    return [timed.moved(2 * rows.nbytes, target="traffic")]

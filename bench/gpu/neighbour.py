@@ -1,4 +1,4 @@
-"""A process that encodes pictures beside a decode step of ``contention``, until its input ends or it is killed."""
+"""A process that encodes pictures beside a decode step of ``sharing``, until its input ends or it is killed."""
 
 import select
 import sys

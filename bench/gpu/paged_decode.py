@@ -7,7 +7,7 @@ import torch
 
 from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
-from .case import Check, Size, Timing, gigabytes_per_s, narrow_float, num_multiprocessors, require_attention, type_name
+from .case import PAGE_DTYPES, Check, Size, Timing, can_read, num_multiprocessors, require_attention, type_name
 from .counts import HEADS_7B, HEADS_8B, Heads, decode_bytes
 from .material import far_apart, make_cache, poison
 from .results import Row
@@ -15,8 +15,6 @@ from .timing import Clock, Timed
 
 _LENGTHS: dict[Size, Sequence[int]] = {"tiny": (0, 5, 40), "device": (0, 1, 16, 97, 700, 5003)}
 _PAGE_TOKENS = 16
-
-
 _SMALL = Heads(num_heads=4, num_kv_heads=2, head_dim=32)
 
 
@@ -24,14 +22,10 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
     """Ragged rows, an empty one among them, pages in random order, NaN after the tokens."""
     heads = [_SMALL] if size == "tiny" else [HEADS_7B, Heads(num_heads=16, num_kv_heads=2, head_dim=64)]
     for kind in heads:
-        for dtype, values in (
-            (torch.bfloat16, torch.bfloat16),
-            (torch.float16, torch.float16),
-            (torch.bfloat16, torch.int8),
-            (torch.bfloat16, narrow_float(device)),
-        ):
+        for dtype, values in PAGE_DTYPES:
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
-            yield Check(name, partial(_check, device, _LENGTHS[size], kind, dtype, values))
+            if can_read(values, device):
+                yield Check(name, partial(_check, device, _LENGTHS[size], kind, dtype, values))
     far = partial(_check, device, _LENGTHS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
     yield Check("bf16 over int8, addresses past 2**31", far)
     if size == "device":
@@ -49,7 +43,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     for name, lengths in list(forms.items())[: 1 if quick else None]:
         yield Timing(f"bf16, {name} tokens", partial(_long, lengths, torch.bfloat16))
     yield Timing("int8, 64 x 8192 tokens", partial(_narrow, torch.int8))
-    yield Timing("8-bit float, 64 x 8192 tokens", partial(_narrow, None))
+    yield Timing("e4m3, 64 x 8192 tokens", partial(_narrow, torch.float8_e4m3fn))
     yield Timing("bf16, 1 x 8192 tokens", _one_row)
     yield Timing("plan of 64 rows", _plan)
 
@@ -86,42 +80,34 @@ def _check(
 
 
 def _long(lengths: Sequence[int], values: torch.dtype, clock: Clock) -> list[Row]:
-    timed = time_decode(clock, lengths, HEADS_7B, values)
-    return [_row("", timed, lengths, HEADS_7B, values, "decode")]
+    return [_row(time_decode(clock, lengths, HEADS_7B, values), lengths, HEADS_7B, values, "decode")]
 
 
-def _narrow(values: torch.dtype | None, clock: Clock) -> list[Row]:
-    """``None``: the device's 8-bit float."""
-    values = values or narrow_float(clock.device)
+def _narrow(values: torch.dtype, clock: Clock) -> list[Row]:
+    name = type_name(values)
+    if not can_read(values, clock.device):
+        return [Row(note=f"not measured: this device has no {name}")]
     lengths = [8192] * 64
     wide = time_decode(clock, lengths, HEADS_7B, torch.bfloat16)
     narrow = time_decode(clock, lengths, HEADS_7B, values)
-    name = type_name(values)
+    ratio = wide.time_us / narrow.time_us
     return [
-        _row(f"{name}, 64 x 8192 tokens", narrow, lengths, HEADS_7B, values, "decode, 8 bits"),
-        Row(
-            case=f"{name} over bf16, tokens per second",
-            rate=wide.time_us / narrow.time_us,
-            unit="x",
-            target="decode, 8 bits over 16",
-        ),
+        _row(narrow, lengths, HEADS_7B, values, "decode, 8 bits"),
+        Row(case=f"{name} over bf16, tokens per second", rate=ratio, unit="x", target="decode, 8 bits over 16"),
     ]
 
 
 def _one_row(clock: Clock) -> list[Row]:
     timed = time_decode(clock, [8192], HEADS_8B, torch.bfloat16, num_copies=16)
-    return [_row("", timed, [8192], HEADS_8B, torch.bfloat16, "decode, one row")]
+    return [_row(timed, [8192], HEADS_8B, torch.bfloat16, "decode, one row")]
 
 
 def _plan(clock: Clock) -> list[Row]:
-    num_sms = num_multiprocessors(clock.device)
-    workspace = DecodeWorkspace.allocate(64, 28, 4, 128, num_sms, clock.device)
+    workspace = DecodeWorkspace.allocate(64, 28, 4, 128, num_multiprocessors(clock.device), clock.device)
     lengths = torch.full((64,), 8192, dtype=torch.int32, device=clock.device)
-    timed = clock.time([partial(plan_decode, lengths, workspace)] * 16)
-    return [Row(case="", time_us=timed.time_us, first_s=timed.first_s, note="once per step")]
+    return [clock.time([partial(plan_decode, lengths, workspace)] * 16).row(note="once per step")]
 
 
-def _row(case: str, timed: Timed, lengths: Sequence[int], heads: Heads, values: torch.dtype, target: str) -> Row:
+def _row(timed: Timed, lengths: Sequence[int], heads: Heads, values: torch.dtype, target: str) -> Row:
     num_bytes = decode_bytes(lengths, heads.num_heads, heads.num_kv_heads, heads.head_dim, values.itemsize)
-    rate = gigabytes_per_s(num_bytes, timed.time_us)
-    return Row(case=case, time_us=timed.time_us, rate=rate, unit="GB/s", target=target, first_s=timed.first_s, note=str(heads))
+    return timed.moved(num_bytes, target=target, note=str(heads))

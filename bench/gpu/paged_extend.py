@@ -7,7 +7,7 @@ import torch
 
 from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_extend import paged_extend, paged_extend_reference, plan_extend
-from .case import Check, Size, Timing, narrow_float, require_attention, teraflops, type_name
+from .case import PAGE_DTYPES, Check, Size, Timing, can_read, require_attention, type_name
 from .counts import HEADS_7B, Heads, Spans, extend_flops
 from .material import far_apart, make_cache, poison
 from .results import Row
@@ -22,14 +22,10 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
     """Several sequences' chunks in one batch, with and without tokens before them."""
     heads = [_SMALL] if size == "tiny" else [HEADS_7B, Heads(num_heads=16, num_kv_heads=2, head_dim=64)]
     for kind in heads:
-        for dtype, values in (
-            (torch.bfloat16, torch.bfloat16),
-            (torch.float16, torch.float16),
-            (torch.bfloat16, torch.int8),
-            (torch.bfloat16, narrow_float(device)),
-        ):
+        for dtype, values in PAGE_DTYPES:
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
-            yield Check(name, partial(_check, device, _SPANS[size], kind, dtype, values))
+            if can_read(values, device):
+                yield Check(name, partial(_check, device, _SPANS[size], kind, dtype, values))
     far = partial(_check, device, _SPANS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
     yield Check("bf16 over int8, addresses past 2**31", far)
     short = ((40, 44),) if size == "tiny" else ((900, 904), (17, 19))
@@ -78,16 +74,5 @@ def _check(device: torch.device, spans: Spans, heads: Heads, dtype: torch.dtype,
 
 
 def _run(spans: Spans, values: torch.dtype, target: str, clock: Clock) -> list[Row]:
-    timed = time_extend(clock, spans, HEADS_7B, values)
-    rate = teraflops(extend_flops(spans, HEADS_7B.num_heads, HEADS_7B.head_dim), timed.time_us)
-    return [
-        Row(
-            case="",
-            time_us=timed.time_us,
-            rate=rate,
-            unit="TFLOP/s",
-            target=target,
-            first_s=timed.first_s,
-            note=str(HEADS_7B),
-        )
-    ]
+    flops = extend_flops(spans, HEADS_7B.num_heads, HEADS_7B.head_dim)
+    return [time_extend(clock, spans, HEADS_7B, values).computed(flops, target=target, note=str(HEADS_7B))]

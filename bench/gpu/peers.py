@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .case import Check, Size, Timing, gigabytes_per_s, teraflops
+from .case import Timing
 from .counts import HEADS_7B, attention_flops, decode_bytes, extend_flops
 from .results import Row
 from .timing import Clock
@@ -26,18 +26,12 @@ _PAGE_TOKENS, _FLASHINFER_BYTES = 16, 128 * 2**20
 _FLASH_3, _FLASH_3_PAGE = "flash_attn_interface", 128
 
 
-def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """None: libraries of others are not checked here."""
-    del device, size
-    return iter(())
-
-
 def timings(quick: bool) -> Iterator[Timing]:
     """Decode, extend and vision; FlexAttention, which compiles for long, not in quick runs."""
     decode = f"decode, bf16, {_NUM_ROWS} x {_LENGTH} tokens"
     extend = f"extend, bf16, {_CHUNK} on {_START} tokens"
     vision = f"vision, bf16, {_FRAMES} x {_FRAME} tokens"
-    peers: list[tuple[str, Callable[[Clock], Row]]] = [
+    peers: list[tuple[str, Callable[[Clock], list[Row]]]] = [
         (f"{decode}: torch SDPA", _sdpa_decode),
         (f"{decode}: FlashInfer", _flashinfer_decode),
         (f"{decode}: flash-attn", _flash_decode),
@@ -59,11 +53,7 @@ def timings(quick: bool) -> Iterator[Timing]:
             (f"{vision}: FlexAttention", _flex_vision),
         ]
     for name, measure in peers:
-        yield Timing(name, partial(_listed, measure), is_peer=True)
-
-
-def _listed(measure: Callable[[Clock], Row], clock: Clock) -> list[Row]:
-    return [measure(clock)]
+        yield Timing(name, measure, is_peer=True)
 
 
 def _random(clock: Clock, *sizes: int) -> Tensor:
@@ -88,31 +78,27 @@ def _vision_tensors(clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _time_decode(clock: Clock, launch: Callable[[], object], note: str) -> Row:
-    timed = clock.time([launch], in_graph=False)
+def _time_decode(clock: Clock, launch: Callable[[], object], note: str) -> list[Row]:
     num_bytes = decode_bytes([_LENGTH] * _NUM_ROWS, _HEADS.num_heads, _HEADS.num_kv_heads, _HEADS.head_dim, 2)
-    rate = gigabytes_per_s(num_bytes, timed.time_us)
-    return Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note=note)
+    return [clock.time([launch], in_graph=False).moved(num_bytes, note=note)]
 
 
-def _time_extend(clock: Clock, launch: Callable[[], object], note: str, span: tuple[int, int] = (_START, _START + _CHUNK)) -> Row:
-    timed = clock.time([launch], in_graph=False)
-    rate = teraflops(extend_flops([span], _HEADS.num_heads, _HEADS.head_dim), timed.time_us)
-    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s, note=note)
+def _time_extend(clock: Clock, launch: Callable[[], object], note: str, span: tuple[int, int] = (_START, _START + _CHUNK)) -> list[Row]:
+    flops = extend_flops([span], _HEADS.num_heads, _HEADS.head_dim)
+    return [clock.time([launch], in_graph=False).computed(flops, note=note)]
 
 
-def _time_vision(clock: Clock, launch: Callable[[], object]) -> Row:
-    timed = clock.time([launch], in_graph=False)
-    rate = teraflops(attention_flops([_FRAME] * _FRAMES, _VISION_HEADS, _VISION_DIM), timed.time_us)
-    return Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", first_s=timed.first_s)
+def _time_vision(clock: Clock, launch: Callable[[], object]) -> list[Row]:
+    flops = attention_flops([_FRAME] * _FRAMES, _VISION_HEADS, _VISION_DIM)
+    return [clock.time([launch], in_graph=False).computed(flops)]
 
 
-def _sdpa_decode(clock: Clock) -> Row:
+def _sdpa_decode(clock: Clock) -> list[Row]:
     q, k, v = _decode_tensors(clock)
     return _time_decode(clock, partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True), "contiguous KV")
 
 
-def _sdpa_extend(clock: Clock) -> Row:
+def _sdpa_extend(clock: Clock) -> list[Row]:
     from torch.nn.attention.bias import causal_lower_right
 
     q, k, v = _with_repeated_heads(*_extend_tensors(clock))
@@ -120,7 +106,7 @@ def _sdpa_extend(clock: Clock) -> Row:
     return _time_extend(clock, partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask), "contiguous KV, heads repeated")
 
 
-def _sdpa_vision(clock: Clock) -> Row:
+def _sdpa_vision(clock: Clock) -> list[Row]:
     q, k, v = _vision_tensors(clock)
     return _time_vision(clock, partial(F.scaled_dot_product_attention, q, k, v))
 
@@ -138,23 +124,23 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
-def _cudnn_extend(clock: Clock) -> Row:
+def _cudnn_extend(clock: Clock) -> list[Row]:
     tensors = _with_repeated_heads(*_extend_tensors(clock, 0, _PROMPT))
     return _time_extend(clock, partial(_cudnn, *tensors, is_causal=True), "contiguous KV, heads repeated", (0, _PROMPT))
 
 
-def _cudnn_vision(clock: Clock) -> Row:
+def _cudnn_vision(clock: Clock) -> list[Row]:
     return _time_vision(clock, partial(_cudnn, *_vision_tensors(clock), is_causal=False))
 
 
-def _flash_decode(clock: Clock) -> Row:
+def _flash_decode(clock: Clock) -> list[Row]:
     attend = importlib.import_module("flash_attn").flash_attn_with_kvcache
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _decode_tensors(clock))
     lengths = torch.full((_NUM_ROWS,), _LENGTH, dtype=torch.int32, device=clock.device)
     return _time_decode(clock, partial(attend, q, k, v, cache_seqlens=lengths), "contiguous KV")
 
 
-def _flash_3_decode(clock: Clock) -> Row:
+def _flash_3_decode(clock: Clock) -> list[Row]:
     attend = importlib.import_module(_FLASH_3).flash_attn_with_kvcache
     pages_per_row = _LENGTH // _FLASH_3_PAGE
     num_pages = _NUM_ROWS * pages_per_row
@@ -166,19 +152,19 @@ def _flash_3_decode(clock: Clock) -> Row:
     return _time_decode(clock, launch, f"pages of {_FLASH_3_PAGE}")
 
 
-def _flash_extend(library: str, clock: Clock) -> Row:
+def _flash_extend(library: str, clock: Clock) -> list[Row]:
     attend = importlib.import_module(library).flash_attn_func
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _extend_tensors(clock))
     return _time_extend(clock, partial(attend, q, k, v, causal=True), "contiguous KV")
 
 
-def _flash_vision(library: str, clock: Clock) -> Row:
+def _flash_vision(library: str, clock: Clock) -> list[Row]:
     attend = importlib.import_module(library).flash_attn_func
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in _vision_tensors(clock))
     return _time_vision(clock, partial(attend, q, k, v))
 
 
-def _flashinfer_decode(clock: Clock) -> Row:
+def _flashinfer_decode(clock: Clock) -> list[Row]:
     pages_per_row = _LENGTH // _PAGE_TOKENS
     num_pages = _NUM_ROWS * pages_per_row
     workspace = torch.zeros(_FLASHINFER_BYTES, dtype=torch.uint8, device=clock.device)
@@ -199,7 +185,7 @@ def _flashinfer_decode(clock: Clock) -> Row:
     return _time_decode(clock, partial(wrapper.run, q, cache), f"pages of {_PAGE_TOKENS}")
 
 
-def _flashinfer_extend(clock: Clock) -> Row:
+def _flashinfer_extend(clock: Clock) -> list[Row]:
     num_pages = (_START + _CHUNK) // _PAGE_TOKENS
     workspace = torch.zeros(_FLASHINFER_BYTES, dtype=torch.uint8, device=clock.device)
     wrapper = importlib.import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
@@ -221,12 +207,12 @@ def _flashinfer_extend(clock: Clock) -> Row:
     return _time_extend(clock, partial(wrapper.run, q, cache), f"pages of {_PAGE_TOKENS}, the chunk's KV among them")
 
 
-def _flex_decode(clock: Clock) -> Row:
+def _flex_decode(clock: Clock) -> list[Row]:
     q, k, v = _decode_tensors(clock)
     return _time_decode(clock, partial(_compiled_flex(), q, k, v, enable_gqa=True), "contiguous KV")
 
 
-def _flex_extend(clock: Clock) -> Row:
+def _flex_extend(clock: Clock) -> list[Row]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -237,7 +223,7 @@ def _flex_extend(clock: Clock) -> Row:
     return _time_extend(clock, partial(_compiled_flex(), q, k, v, block_mask=mask, enable_gqa=True), "contiguous KV")
 
 
-def _flex_vision(clock: Clock) -> Row:
+def _flex_vision(clock: Clock) -> list[Row]:
     q, k, v = _vision_tensors(clock)
     return _time_vision(clock, partial(_compiled_flex(), q, k, v))
 

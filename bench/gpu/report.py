@@ -1,4 +1,4 @@
-"""The report: tables in plain text, JSON, and pictures where matplotlib is installed."""
+"""The report: tables in plain text, and JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -74,33 +74,5 @@ def write_report(report: Report, path: Path) -> Path:
     return unfinished.replace(path)
 
 
-def write_picture(report: Report, path: Path) -> Path:
-    """A PNG. Raises: ImportError without matplotlib; OSError."""
-    from matplotlib.figure import Figure
-
-    _draw(Figure, report).savefig(path)
-    return path
-
-
 def _judgement(judged: Judged) -> dict[str, Any]:
     return {"share": judged.share, "goal": judged.goal, "goal_unit": judged.goal_unit, "verdict": judged.verdict}
-
-
-def _draw(figure_class: Any, report: Report) -> Any:
-    """Shares of the ceilings as bars, with targets as marks."""
-    rows = [judged for judged in report.rows if judged.share is not None]
-    figure = figure_class(figsize=(12, 1.5 + 0.24 * len(rows)), layout="constrained")
-    axis = figure.subplots()
-    colors = ["tab:blue" if judged.row.unit == "GB/s" else "tab:orange" for judged in rows]
-    axis.barh(range(len(rows)), [judged.share for judged in rows], color=colors)
-    axis.set_yticks(range(len(rows)), [f"{judged.row.section}: {judged.row.case}" for judged in rows], fontsize=7)
-    axis.invert_yaxis()
-    for number, judged in enumerate(rows):
-        if judged.goal is not None and judged.row.rate and judged.goal_unit in (judged.row.unit, "share"):
-            share = judged.share if judged.share is not None else 0.0
-            goal = judged.goal if judged.goal_unit == "share" else judged.goal / judged.row.rate * share
-            axis.plot([goal, goal], [number - 0.4, number + 0.4], color="black")
-    axis.axvline(1.0, color="gray", linewidth=0.8)
-    axis.set_xlabel("share of the copy (blue) or of the matrix product (orange) measured; black: target")
-    axis.set_title(str(report.facts.get("device", "")))
-    return figure

@@ -45,7 +45,7 @@ class Row:
     """
 
     section: str = ""
-    case: str
+    case: str = ""
     time_us: float | None = None
     rate: float | None = None
     unit: str = ""

@@ -10,9 +10,9 @@ from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.rms_norm import reference as norm_reference
 from ...triton_kernels.silu_mul import reference as silu_reference
 from ...triton_kernels.silu_mul import silu_mul, silu_mul_pair
-from .case import Check, Size, Timing, gigabytes_per_s, require_close, require_equal, type_name
+from .case import Check, Size, Timing, require_close, require_equal, type_name
 from .results import Row
-from .timing import Clock
+from .timing import Clock, Timed
 
 _EPSILON = 1e-6
 _RELATIVE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -85,31 +85,28 @@ def _random(num_rows: int, columns: int, dtype: torch.dtype, device: torch.devic
 def _norm(num_rows: int, columns: int, num_copies: int, target: str, clock: Clock) -> list[Row]:
     x, weight = _random(num_rows, columns, torch.bfloat16, clock.device), torch.ones(columns, dtype=torch.bfloat16, device=clock.device)
     timed = clock.time([partial(rms_norm, x, weight, _EPSILON, out=torch.empty_like(x))] * num_copies)
-    return [_row(2 * x.numel() * x.itemsize, timed.time_us, timed.first_s, target)]
+    return [_row(2 * x.nbytes, timed, target)]
 
 
 def _add_norm(num_rows: int, columns: int, num_copies: int, target: str, clock: Clock) -> list[Row]:
     x, weight = _random(num_rows, columns, torch.bfloat16, clock.device), torch.ones(columns, dtype=torch.bfloat16, device=clock.device)
     residual = torch.zeros_like(x)
     timed = clock.time([partial(add_rms_norm, x, residual, weight, _EPSILON, out=torch.empty_like(x))] * num_copies)
-    return [_row(4 * x.numel() * x.itemsize, timed.time_us, timed.first_s, target)]
+    return [_row(4 * x.nbytes, timed, target)]
 
 
 def _silu(num_rows: int, columns: int, num_copies: int, target: str, clock: Clock) -> list[Row]:
     gate_up = _random(num_rows, 2 * columns, torch.bfloat16, clock.device)
     out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device=clock.device)
     timed = clock.time([partial(silu_mul, gate_up, out=out)] * num_copies)
-    return [_row(3 * out.numel() * out.itemsize, timed.time_us, timed.first_s, target)]
+    return [_row(3 * out.nbytes, timed, target)]
 
 
 def _pair(num_rows: int, columns: int, clock: Clock) -> list[Row]:
     gate, up = (_random(num_rows, columns, torch.bfloat16, clock.device) for _ in range(2))
-    timed = clock.time([partial(silu_mul_pair, gate, up, out=torch.empty_like(gate))])
-    num_bytes = 3 * gate.numel() * gate.itemsize
-    return [Row(case="", time_us=timed.time_us, rate=gigabytes_per_s(num_bytes, timed.time_us), unit="GB/s", first_s=timed.first_s)]
+    return [clock.time([partial(silu_mul_pair, gate, up, out=torch.empty_like(gate))]).moved(3 * gate.nbytes)]
 
 
-def _row(num_bytes: int, time_us: float, first_s: float, target: str) -> Row:
+def _row(num_bytes: int, timed: Timed, target: str) -> Row:
     """Work that stays in the L2 cache has no rate to compare with a copy's."""
-    rate = gigabytes_per_s(num_bytes, time_us) if target else None
-    return Row(case="", time_us=time_us, rate=rate, unit="GB/s" if target else "", target=target, first_s=first_s)
+    return timed.moved(num_bytes, target=target) if target else timed.row()

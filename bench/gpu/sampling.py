@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...triton_kernels.sampling import SamplingRows, SamplingWorkspace, count_tokens, reference, sample
 from ...triton_kernels.sampling.kernel import IN_PROMPT
-from .case import Check, Size, Timing, WrongResult, gigabytes_per_s, require_equal
+from .case import Check, Size, Timing, WrongResult, require_equal
 from .results import Row
 from .timing import Clock
 
@@ -145,5 +145,4 @@ def _time(num_rows: int, dtype: torch.dtype, columns: Columns, with_tables: bool
     num_logits = num_rows * _VOCABULARY * (2 if "guidance" in columns else 1)
     num_bytes = num_logits * dtype.itemsize + sum(table.nbytes for table in (masks, counts) if table is not None)
     note = f"{_VOCABULARY} tokens; the rate is of logits and tables read once"
-    rate = gigabytes_per_s(num_bytes, timed.time_us)
-    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", target=target, first_s=timed.first_s, note=note)]
+    return [timed.moved(num_bytes, target=target, note=note)]

@@ -20,8 +20,7 @@ from ..output import JSON_HELP, STANDARD_OUTPUT, open_console, write_json
 from ..own_run import OwnRun, OwnRunError, own_run
 from ..render import show_environment
 from ..serve.client import BenchError
-from ..serve.plot import PlotError
-from .figures import Figure, write_picture
+from .figures import Figure
 from .report import format_table
 from .whole_runs import SECTIONS
 
@@ -72,11 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(options.json, bench)
     show_environment(console, bench.environment)
     print(format_table(f"{bench.shape} on {bench.device}", COLUMNS, [figure.cells() for figure in figures]), file=console.file)
-    if options.plot:
-        try:
-            write_picture(options.plot, f"{bench.shape} on {bench.device}", figures)
-        except (PlotError, OSError) as error:
-            print(f"no picture: {error}", file=console.file)
     return 1 if any(figure.verdict in ("FAILED", "MISSED") for figure in figures) else 0
 
 
@@ -116,7 +110,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="few requests and one kill of each actor")
     add("--limit", type=float, metavar="S", help="end after so many seconds with what there is")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
-    add("--plot", type=Path, metavar="FILE", help="a picture of all figures; needs matplotlib")
     options = parser.parse_args(argv)
     options.requests, options.trials = (8, 1) if options.quick else (64, 3)  # of each load; kills of each actor
     return options

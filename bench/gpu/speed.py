@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .device import Facts, read_facts
-from .report import Report, format_report, write_picture, write_report
+from .report import Report, format_report, write_report
 from .results import Row, find_ceilings, judge
 from .runner import run_section
 from .section import MODULES
@@ -21,26 +21,15 @@ def run(out: Path, quick: bool, limit_s: float) -> int:
     """Returns 1 where a measurement failed or a target was missed."""
     end_s = time.monotonic() + limit_s - _WRITING_S
     report = _judge_all(read_facts(), quick, [], {})
-    written: list[Path | str] = [write_report(report, out / "speed.json")]
+    path = write_report(report, out / "speed.json")
     rows, seconds = list[Row](), dict[str, float]()
     for section, found, took_s in _run_sections(quick, end_s):
         rows += found
         seconds[section] = took_s
         report = _judge_all(report.facts, quick, rows, seconds)
-        write_report(report, out / "speed.json")
-    written.append(_picture(report, out / "speed.png"))
-    print(f"\nwrote {', '.join(map(str, written))}\n\n{format_report(report)}")
+        write_report(report, path)
+    print(f"\nwrote {path}\n\n{format_report(report)}")
     return 1 if report.count("FAILED") or report.count("MISSED") else 0
-
-
-def _picture(report: Report, path: Path) -> Path | str:
-    """The picture's path, or the reason why there is none."""
-    try:
-        return write_picture(report, path)
-    except ImportError:
-        return "no picture: matplotlib is not installed"
-    except Exception as error:
-        return f"no picture: {type(error).__name__}: {error}"
 
 
 def _judge_all(facts: Facts, quick: bool, rows: Sequence[Row], seconds: Mapping[str, float]) -> Report:

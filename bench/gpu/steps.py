@@ -10,12 +10,12 @@ from torch import Tensor
 from ...triton_kernels.kv_write import reference as write_reference
 from ...triton_kernels.paged_decode import paged_decode_reference, plan_decode
 from ...triton_kernels.paged_kv import PagedKV
-from .case import Check, Size, Timing, gigabytes_per_s, missing_memory, num_multiprocessors, require_close, teraflops
+from .case import Check, Size, Timing, missing_memory, num_multiprocessors, require_close
 from .counts import SHAPE_3B, SHAPE_7B, Shape
 from .material import copy_of, last_slots
 from .results import Row
 from .stack import EPSILON, PAGE_TOKENS, DecodeStep, PrefillChunk, Stack
-from .timing import Clock, capture
+from .timing import Clock, Timed, capture
 
 _TINY = Shape(
     name="tiny",
@@ -121,35 +121,15 @@ def _decode(shape: Shape, num_rows: int, num_tokens: int, target: str, clock: Cl
     residual = torch.randn(num_rows, shape.hidden, dtype=torch.bfloat16, device=clock.device)
     few = stack.layers[:_LAYERS_AT_ONCE]
     layer = clock.time([partial(step.run_layers, residual, few)])
-    layer_us = layer.time_us / len(few)
-    layer_bytes = shape.layer_bytes() + shape.kv_bytes(sum(lengths))
-    full = clock.time([step.forward])
+    one_layer = Timed(layer.time_us / len(few), layer.first_s)
+    num_bytes, shown = shape.step_bytes(lengths), f"{num_rows} x {num_tokens}"
+    note = f"in a graph; {num_bytes / 1e9:.1f} GB of weights and KV; without sampling"
+    eager_note = "the host's time where that is longer, all but 0.1 ms of it"
     eager = clock.time([step.forward], in_graph=False)
-    num_bytes = shape.step_bytes(lengths)
     return [
-        Row(
-            case=f"{shape.name} decode, one layer, {num_rows} x {num_tokens}",
-            time_us=layer_us,
-            rate=gigabytes_per_s(layer_bytes, layer_us),
-            unit="GB/s",
-            first_s=layer.first_s,
-        ),
-        Row(
-            case="",
-            time_us=full.time_us,
-            rate=gigabytes_per_s(num_bytes, full.time_us),
-            unit="GB/s",
-            target=target,
-            first_s=full.first_s,
-            note=f"in a graph; {num_bytes / 1e9:.1f} GB of weights and KV; without sampling",
-        ),
-        Row(
-            case=f"{shape.name} decode, {num_rows} x {num_tokens}, not in a graph",
-            time_us=eager.time_us,
-            rate=gigabytes_per_s(num_bytes, eager.time_us),
-            unit="GB/s",
-            note="the host's time where that is longer, all but 0.1 ms of it",
-        ),
+        one_layer.moved(shape.layer_bytes() + shape.kv_bytes(sum(lengths)), case=f"{shape.name} decode, one layer, {shown}"),
+        clock.time([step.forward]).moved(num_bytes, target=target, note=note),
+        eager.moved(num_bytes, case=f"{shape.name} decode, {shown}, not in a graph", note=eager_note),
     ]
 
 
@@ -160,7 +140,4 @@ def _prefill(shape: Shape, target: str, clock: Clock) -> list[Row]:
     stack = Stack.make(shape, [_CHUNK], torch.bfloat16, clock.device)
     chunk = PrefillChunk.make(stack, 0, _CHUNK)
     timed = clock.time([chunk.forward], in_graph=False)
-    rate = teraflops(shape.prefill_flops([(0, _CHUNK)]), timed.time_us)
-    return [
-        Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", target=target, first_s=timed.first_s, note="not in a graph"),
-    ]
+    return [timed.computed(shape.prefill_flops([(0, _CHUNK)]), target=target, note="not in a graph")]

@@ -9,7 +9,7 @@ import torch
 from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_decode.config import decode_launch
 from ...triton_kernels.paged_extend.config import extend_launch
-from .case import Check, Size, Timing
+from .case import Timing
 from .counts import HEADS_7B, HEADS_8B, Heads
 from .paged_decode import time_decode
 from .paged_extend import time_extend
@@ -29,12 +29,6 @@ _EXTEND_TILES = (  # rows, tokens, warps, stages
     (64, 64, 4, 5),
     (64, 128, 4, 3),
 )
-
-
-def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """None: the sections of the kernels check them."""
-    del device, size
-    return iter(())
 
 
 def timings(quick: bool) -> Iterator[Timing]:
@@ -91,17 +85,17 @@ def _group(name: str, launches: list[Launch], measure: Measure) -> Iterator[Timi
 def _one(times: dict[str, float], launch: Launch, measure: Measure, clock: Clock) -> list[Row]:
     timed = measure(clock, launch)
     times[describe(launch)] = timed.time_us
-    return [Row(case="", time_us=timed.time_us, first_s=timed.first_s)]
+    return [timed.row()]
 
 
 def _best(times: dict[str, float], shipped: str, clock: Clock) -> list[Row]:
     del clock
     if not times:
-        return [Row(case="", note="nothing was timed in this process")]
+        return [Row(note="nothing was timed in this process")]
     best = min(times, key=times.__getitem__)
     if best == shipped:
-        return [Row(case="", time_us=times[best], note="as shipped")]
+        return [Row(time_us=times[best], note="as shipped")]
     if shipped not in times:
-        return [Row(case="", time_us=times[best], note=f"{best}; the shipped launch was not timed in this process")]
+        return [Row(time_us=times[best], note=f"{best}; the shipped launch was not timed in this process")]
     gain = times[shipped] / times[best]
-    return [Row(case="", time_us=times[best], note=f"{best}: {gain:.2f} times as fast as the shipped launch")]
+    return [Row(time_us=times[best], note=f"{best}: {gain:.2f} times as fast as the shipped launch")]

@@ -3,9 +3,11 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from .results import Row
 
 Launch = Callable[[], object]
 
@@ -21,6 +23,18 @@ class Timed(NamedTuple):
 
     time_us: float
     first_s: float
+
+    def row(self, **more: Any) -> Row:
+        """As a row, with these fields besides."""
+        return Row(time_us=self.time_us, first_s=self.first_s, **more)
+
+    def moved(self, num_bytes: int, **more: Any) -> Row:
+        """With the rate at which so many bytes were moved."""
+        return self.row(rate=num_bytes / self.time_us / 1e3, unit="GB/s", **more)
+
+    def computed(self, flops: int, **more: Any) -> Row:
+        """With the rate at which so many operations were done."""
+        return self.row(rate=flops / self.time_us / 1e6, unit="TFLOP/s", **more)
 
 
 class Beside(NamedTuple):

@@ -57,7 +57,7 @@ def check(codec: str, engines: Sequence[Any], clip: Path) -> float:
 def _long_file(repeats: int, clock: Clock) -> list[Row]:
     del clock
     if missing := _missing():
-        return [Row(case="", note=missing)]
+        return [Row(note=missing)]
     from ...media.decoding import DecodingPool
     from ...media.engines import cpu_engines
     from ..media.clips import RATE, repeat_clip
@@ -92,14 +92,14 @@ def _jpeg(clock: Clock) -> list[Row]:
         from ...media.nvjpg import nvjpg_decoder
         from ..serve.samples import make_image
     except ImportError as error:
-        return [Row(case="", note=f"not run: {error}")]
+        return [Row(note=f"not run: {error}")]
     units, limits = nvjpg_decoder(), MediaLimits()
     if units is None:
-        return [Row(case="", note="not run: no nvImageCodec, or no JPEG unit that it can use")]
+        return [Row(note="not run: no nvImageCodec, or no JPEG unit that it can use")]
     jpeg = make_image(0, _JPEG_SIDE, _JPEG_SIDE, "jpeg")
     pixels = units(jpeg, _JPEG_SIDE, _JPEG_SIDE)
     if pixels is None:
-        return [Row(case="", note="not run: the units did not take it")]
+        return [Row(note="not run: the units did not take it")]
     expected = decode_image(io.BytesIO(jpeg), limits)
     difference = int(np.abs(pixels.astype(int) - expected).max())
     on_units_us = _median_us(lambda: units(jpeg, _JPEG_SIDE, _JPEG_SIDE))

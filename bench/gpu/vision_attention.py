@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...triton_kernels.vision_attention import attend, reference, rotate
-from .case import Check, Size, Timing, gigabytes_per_s, require_attention, require_close, teraflops, type_name
+from .case import Check, Size, Timing, require_attention, require_close, type_name
 from .counts import attention_flops
 from .results import Row
-from .timing import Clock
+from .timing import Clock, Timed
 
 NUM_HEADS, HEAD_DIM = 16, 80
 _FRAMES: dict[Size, Sequence[int]] = {"tiny": (70, 0, 5), "device": (1000, 0, 1, 129, 4100)}
@@ -52,7 +52,7 @@ def _check(device: torch.device, lengths: Sequence[int], num_heads: int, dtype: 
     (q, k, v), bounds = make_projection(lengths, num_heads, dtype, device)
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     attend(q, k, v, bounds, max(lengths), out=out)
-    expected = reference.attend(q, k, v, bounds, HEAD_DIM**-0.5)
+    expected = reference.attend(q, k, v, bounds)
     return require_attention(out, expected)
 
 
@@ -64,27 +64,26 @@ def _check_rotation(device: torch.device, num_tokens: int, num_heads: int) -> fl
     return require_close("heads", torch.stack((q, k)), torch.stack(expected), rtol=1.6e-2, atol=1.6e-3)
 
 
-def _frames(lengths: Sequence[int], clock: Clock) -> list[Row]:
+def _time_attend(lengths: Sequence[int], clock: Clock) -> tuple[Timed, int]:
+    """Also the bytes that are moved: queries, keys and values in, results out."""
     (q, k, v), bounds = make_projection(lengths, NUM_HEADS, torch.bfloat16, clock.device)
-    timed = clock.time([partial(attend, q, k, v, bounds, max(lengths), out=torch.empty_like(q, memory_format=torch.contiguous_format))])
-    rate = teraflops(attention_flops(lengths, NUM_HEADS, HEAD_DIM), timed.time_us)
-    note = f"{NUM_HEADS} heads of {HEAD_DIM}"
-    return [
-        Row(case="", time_us=timed.time_us, rate=rate, unit="TFLOP/s", target="vision", first_s=timed.first_s, note=note),
-    ]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return clock.time([partial(attend, q, k, v, bounds, max(lengths), out=out)]), 4 * out.nbytes
+
+
+def _frames(lengths: Sequence[int], clock: Clock) -> list[Row]:
+    timed, _ = _time_attend(lengths, clock)
+    flops = attention_flops(lengths, NUM_HEADS, HEAD_DIM)
+    return [timed.computed(flops, target="vision", note=f"{NUM_HEADS} heads of {HEAD_DIM}")]
 
 
 def _windows(clock: Clock) -> list[Row]:
-    lengths = [_WINDOW] * 512
-    (q, k, v), bounds = make_projection(lengths, NUM_HEADS, torch.bfloat16, clock.device)
-    timed = clock.time([partial(attend, q, k, v, bounds, _WINDOW, out=torch.empty_like(q, memory_format=torch.contiguous_format))])
-    rate = gigabytes_per_s(4 * q.numel() * q.itemsize, timed.time_us)
-    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note="four tensors moved")]
+    timed, num_bytes = _time_attend([_WINDOW] * 512, clock)
+    return [timed.moved(num_bytes, note="four tensors moved")]
 
 
 def _rotation(num_tokens: int, clock: Clock) -> list[Row]:
     (q, k, _), _ = make_projection([num_tokens], NUM_HEADS, torch.bfloat16, clock.device)
     cos = torch.ones(num_tokens, HEAD_DIM // 2, device=clock.device)
     timed = clock.time([partial(rotate, q, k, cos, torch.zeros_like(cos))])
-    rate = gigabytes_per_s(4 * q.numel() * q.itemsize, timed.time_us)
-    return [Row(case="", time_us=timed.time_us, rate=rate, unit="GB/s", first_s=timed.first_s, note="queries and keys, in place")]
+    return [timed.moved(4 * q.numel() * q.itemsize, note="queries and keys, in place")]

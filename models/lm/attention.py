@@ -18,8 +18,8 @@ _GROUP_BYTES = 4 << 20  # gathered K and V of a group of sequences: stays in cac
 
 
 class Attention(Protocol):
-    """One forward's attention. ``begin_*`` once per forward, then ``write`` and ``*_attend`` in each layer. Shapes: N tokens of all
-    sequences together, HQ = num_heads, R = 2 x num_kv_heads x head_dim."""
+    """One forward's attention. ``begin_*`` once per forward, then ``*_attend`` in each layer, over K and V that are written. Shapes: N
+    tokens of all sequences together, HQ = num_heads, R = 2 x num_kv_heads x head_dim."""
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least the pages of [0, end) each."""
@@ -27,10 +27,6 @@ class Attention(Protocol):
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
         """``lengths`` int64 [B], the new token included; ``block_tables`` int64 [B, P], arbitrary after a row's own pages."""
-        ...
-
-    def write(self, layer: int, kv_NR: Tensor) -> None:
-        """Store the new tokens' K (rotated) and V."""
         ...
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
@@ -82,6 +78,7 @@ class CpuAttention:
         self._groups = [self._group(lengths, block_tables, rows) for rows in self._partition(lengths.tolist())]
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
+        """Store the new tokens' K (rotated) and V."""
         # A request's NaN must not spoil a page for its next owner: masked scores of NaN are still NaN.
         finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
         self._pages.write(layer, self._rows, finite)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...triton_kernels.kv_write import write_kv
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, plan_decode
 from ...triton_kernels.paged_extend import ExtendPlan, paged_extend, plan_extend
 from ...triton_kernels.paged_kv import PagedKV
@@ -55,12 +54,11 @@ class TritonAttention:
         self._decode = DecodeWorkspace.allocate(lengths.shape[0], *self._heads, self._num_sms, self._device)
         plan_decode(self._moved(lengths), self._decode)
 
-    def write(self, layer: int, kv_NR: Tensor) -> None:
-        write_kv(*self._split(kv_NR), self.slots, self.layers[layer])
-
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         assert self._extend is not None, "begin_prefill comes first"
-        return paged_extend(q_NHD, *self._split(kv_NR), self.layers[layer], self._block_table, self._extend).flatten(1)
+        _, num_kv_heads, head_dim = self._heads
+        k, v = kv_NR.view(-1, 2, num_kv_heads, head_dim).unbind(1)
+        return paged_extend(q_NHD, k, v, self.layers[layer], self._block_table, self._extend).flatten(1)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         assert self._decode is not None, "begin_decode comes first"
@@ -68,8 +66,3 @@ class TritonAttention:
 
     def _moved(self, index: Tensor) -> Tensor:
         return index.to(self._device, torch.int32).contiguous()
-
-    def _split(self, kv_NR: Tensor) -> tuple[Tensor, Tensor]:
-        _, num_kv_heads, head_dim = self._heads
-        k, v = kv_NR.view(-1, 2, num_kv_heads, head_dim).unbind(1)
-        return k, v

@@ -16,11 +16,11 @@ import simplejpeg
 import torch
 
 import mmrt.bench.gpu.__main__ as command
-from mmrt.bench.gpu import contention, device_tests, runner, sampling, section, speed, sweep, timing, video_units, works
+from mmrt.bench.gpu import device_tests, runner, sampling, section, sharing, speed, sweep, timing, video_units, works
 from mmrt.bench.gpu.case import Check, Timing, WrongResult, require_close
 from mmrt.bench.gpu.counts import SHAPE_3B, SHAPE_7B, attention_flops, decode_bytes, extend_flops, rotate_and_write_bytes
 from mmrt.bench.gpu.device import read_facts
-from mmrt.bench.gpu.report import Report, format_report, format_table, write_picture, write_report
+from mmrt.bench.gpu.report import Report, format_report, format_table, write_report
 from mmrt.bench.gpu.results import REFERENCE_CEILINGS, Row, find_ceilings, judge
 from mmrt.bench.gpu.runner import read_rows, run_section
 from mmrt.bench.gpu.section import execute
@@ -157,15 +157,6 @@ def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         write_report(make_report(ROWS), path)
     assert len(json.loads(path.read_text())["rows"]) == 2
-
-
-def test_a_picture_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert speed._picture(make_report(ROWS), tmp_path / "speed.png") == "no picture: matplotlib is not installed"
-    monkeypatch.undo()
-    pytest.importorskip("matplotlib")
-    path = write_picture(make_report(ROWS), tmp_path / "speed.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -600,12 +591,12 @@ def test_sampling_has_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batches_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(device=torch.device("cpu"), time=lambda launches: timing.Timed(2000.0, 0.0))
-    monkeypatch.setattr(contention, "_stack", lambda num_rows, device: object())
-    monkeypatch.setattr(contention, "_decode", lambda num_rows, stack: contention.Phase(f"decode {num_rows}", list))
-    monkeypatch.setattr(contention, "slowed", lambda clock, phase, *_: Row(case=phase.name, rate=1.5, unit="x"))
+    monkeypatch.setattr(sharing, "_stack", lambda num_rows, device: object())
+    monkeypatch.setattr(sharing, "_decode", lambda num_rows, stack: sharing.Phase(f"decode {num_rows}", list))
+    monkeypatch.setattr(sharing, "slowed", lambda clock, phase, *_: Row(case=phase.name, rate=1.5, unit="x"))
     times_s = iter([0.0, 1.0, 99.0, 99.0])
-    monkeypatch.setattr(contention, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
-    rows = contention._batches((8, 32, 128), lambda stack: contention.Phase("prefill", list), clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    rows = sharing._batches((8, 32, 128), lambda stack: sharing.Phase("prefill", list), clock)  # type: ignore[arg-type]
     assert [(row.case, row.note) for row in rows] == [
         ("decode 8", ""),
         ("prefill", ""),
@@ -615,9 +606,9 @@ def test_batches_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyP
 
 
 def test_a_neighbour_lives_while_it_is_needed() -> None:
-    with contention.neighbour([sys.executable, "-c", "print('ready', flush=True); input()"]):
+    with sharing.neighbour([sys.executable, "-c", "print('ready', flush=True); input()"]):
         pass
-    with pytest.raises(contention.NeighbourError, match="or has ended"), contention.neighbour(["true"]):
+    with pytest.raises(sharing.NeighbourError, match="or has ended"), sharing.neighbour(["true"]):
         pass
 
 

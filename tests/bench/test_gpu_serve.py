@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from mmrt.bench.gpu import serve, serving, whole_runs, works
-from mmrt.bench.gpu.figures import Figure, write_picture
+from mmrt.bench.gpu.figures import Figure
 from mmrt.bench.gpu.mps import multi_process_service
 from mmrt.bench.gpu.report import format_table
 from mmrt.bench.gpu.serve import COLUMNS, main
 from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
 from mmrt.bench.serve.client import BenchError
-from mmrt.bench.serve.plot import PlotError
 from mmrt.models.families.qwen2_5.made_checkpoint import SHAPES
 from mmrt.runtime.config import RuntimeConfig
 
@@ -112,21 +111,6 @@ def test_the_figures_of_one_request() -> None:
     assert (throughput.value, ttft.value, tbt.value) == pytest.approx((64 / 6.5, 200.0, 100.0))
 
 
-def test_a_picture_of_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = [
-        Figure(section="restart", case="decode ready again", value=2.0, unit="s", target=3.0),
-        Figure(section="load", case="TTFT", value=9.0, unit="ms"),
-        Figure(section="mps", case="mps", note="ended early", in_time=False),
-    ]
-    path = tmp_path / "serve.png"
-    for shown in (figures, figures[2:]):
-        write_picture(path, "7b on cuda", shown)
-        assert path.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match="pip install matplotlib"):
-        write_picture(path, "7b on cuda", figures)
-
-
 def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object) -> Iterator[Figure]:
         assert [figure["section"] for figure in json.loads(file.read_text())["figures"]] == ["load", "stall"]
@@ -138,8 +122,7 @@ def test_what_was_measured_is_kept_when_a_section_fails_and_when_it_is_ended(tmp
     monkeypatch.setitem(SECTIONS, "stall", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: out of memory")))
     monkeypatch.setitem(SECTIONS, "restart", end)
     sections = ["--sections", "load", "stall", "restart", "answers"]
-    assert main(["--device", "cpu", "--shape", "3b", *sections, "--json", str(file), "--plot", str(tmp_path / "serve.png")]) == 1
-    assert (tmp_path / "serve.png").exists()
+    assert main(["--device", "cpu", "--shape", "3b", *sections, "--json", str(file)]) == 1
     figures = [Figure(**figure) for figure in json.loads(file.read_text())["figures"]]
     assert [(figure.section, figure.note) for figure in figures] == [
         ("load", ""),

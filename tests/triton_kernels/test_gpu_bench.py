@@ -30,14 +30,14 @@ LAUNCHES = """
 import importlib, json, torch
 from mmrt.tests.triton_kernels.launch_keys import record
 from contextlib import nullcontext
-from mmrt.bench.gpu import contention, sharing, steps
+from mmrt.bench.gpu import sharing, steps
 from mmrt.bench.gpu.section import MODULES, execute
 from mmrt.bench.gpu.timing import Beside, Timed
 
 modules = {section: importlib.import_module("mmrt.bench.gpu." + name) for section, name in MODULES.items()}
 found, rows = record(), {}
-contention.missing_memory = steps.missing_memory = sharing.missing_memory = lambda num_bytes: None
-contention.neighbour = nullcontext
+steps.missing_memory = sharing.missing_memory = lambda num_bytes: None
+sharing.neighbour = nullcontext
 
 class Clock:
     device = torch.device("meta")
@@ -58,6 +58,9 @@ print(json.dumps([rows, sorted(found)]))
 """
 
 
+WITHOUT_CHECKS = ("ceilings", "sharing", "peers", "sweep")
+
+
 def nothing() -> None:
     pass
 
@@ -68,7 +71,7 @@ def test_every_operation_has_a_section() -> None:
     assert packages <= named
 
 
-@pytest.mark.parametrize("name", MODULES.values())
+@pytest.mark.parametrize("name", [name for name in MODULES.values() if name not in WITHOUT_CHECKS])
 def test_checks_pass(name: str, device: torch.device) -> None:
     torch.manual_seed(0)
     for check in importlib.import_module(f"mmrt.bench.gpu.{name}").checks(device, "tiny"):
@@ -249,7 +252,7 @@ def test_every_timing_launches_what_it_says() -> None:
         for case, failed, is_peer, note in found:
             assert not failed, (section, case, note)
             assert case and (section == "peers") <= is_peer
-    expected = {"attend_kernel", "plan_kernel", "reduce_kernel", "extend_kernel", "copy_rows", "write_heads", "rotate_and_write_heads"}
+    expected = {"attend_kernel", "plan_kernel", "reduce_kernel", "extend_kernel", "copy_rows", "rotate_and_write_heads"}
     expected |= {"norm_row", "silu_mul_rows", "prepare_kernel", "draw_kernel", "sequences_kernel", "windows_kernel"}
     assert expected | {"rotate_kernel"} <= set(kernels)
 
@@ -266,5 +269,5 @@ def test_how_sharing_is_reckoned() -> None:
     decode, encode = sharing.Phase("decode", nothing), sharing.Phase("encode", nothing)
     slowed = sharing.slowed(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
     assert (slowed.time_us, slowed.rate, asked.pop()) == (6000.0, 1.5, (1, 2)), "two encodes outlast three steps"
-    turns = sharing._two_streams(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
+    turns = sharing.two_streams(Clock(), decode, 4000.0, encode, 10000.0)  # type: ignore[arg-type]
     assert (turns.time_us, turns.rate, asked.pop()) == (15000.0, 1.2, (2, 1))

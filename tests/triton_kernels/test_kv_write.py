@@ -11,11 +11,11 @@ from mmrt.models.architecture import LanguageConfig
 from mmrt.models.lm.attention import CpuAttention
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.rope import Rope, rotate
-from mmrt.triton_kernels.kv_write import QkNorm, Rotary, reference, rotate_and_write_kv, write_kv
+from mmrt.triton_kernels.kv_write import QkNorm, Rotary, reference, rotate_and_write_kv
 from mmrt.triton_kernels.paged_kv import PagedKV
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-QUANTIZED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+QUANTIZED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 EPSILON = 1e-6
 NUM_PAGES, PAGE_TOKENS = 5, 3
@@ -59,31 +59,14 @@ def assert_same_pages(actual: PagedKV, expected: PagedKV) -> None:
         tolerance = 1.6e-2  # the head that scales come from may be rounded to bfloat16
         torch.testing.assert_close(got_scales, want_scales, rtol=tolerance, atol=0, equal_nan=True)
         step = 1.0 if got.dtype == torch.int8 else 0.0
-        rtol = {torch.int8: 0.02, torch.float8_e4m3fn: 0.13, torch.float8_e5m2: 0.26}[got.dtype]
+        rtol = {torch.int8: 0.02, torch.float8_e4m3fn: 0.13}[got.dtype]
         torch.testing.assert_close(got.float(), want.float(), rtol=rtol, atol=step + 0.02)
 
 
-@pytest.mark.parametrize("quantized", [None, *QUANTIZED])
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(
-    num_tokens=st.integers(1, 4),
-    num_kv_heads=st.integers(1, 9),
-    head_dim=st.sampled_from([16, 32, 64, 128]),
-    dtype=st.sampled_from(DTYPES),
-)
-def test_plain_write(
-    device: torch.device, quantized: torch.dtype | None, num_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(num_tokens)
-    kv = torch.randn(num_tokens, 2, num_kv_heads, head_dim, device=device).to(dtype)
-    pages = make_pages(num_kv_heads, head_dim, quantized or dtype, device)
-    expected, slots = cloned(pages), make_slots(num_tokens, device)
-    write_kv(kv[:, 0], kv[:, 1], slots, pages)
-    reference.write_kv(kv[:, 0], kv[:, 1], slots, expected)
-    if quantized is None:
-        torch.testing.assert_close(pages, expected, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert_same_pages(pages, expected)
+def store(kv: torch.Tensor, slots: torch.Tensor, pages: PagedKV) -> None:
+    """K and V [tokens, 2, heads, head_dim] as they are: nothing turns at position 0."""
+    positions = torch.zeros(1, len(kv), dtype=torch.int64, device=kv.device)
+    rotate_and_write_kv(kv.flatten(1, 2).clone(), positions, slots, pages, Rotary(frequencies(kv.shape[3], 1e4).to(kv.device)))
 
 
 @pytest.mark.parametrize("quantized", [None, *QUANTIZED])
@@ -176,12 +159,12 @@ def test_quantization_error_is_at_most_half_a_step(device: torch.device, quantiz
     kv[0, 0] = 0.0
     kv[1, 1, 0, :2] = torch.tensor([1e3, -1e3], device=device)
     pages, slots = make_pages(2, 64, quantized, device), torch.arange(6, device=device)
-    write_kv(kv[:, 0], kv[:, 1], slots, pages)
+    store(kv, slots, pages)
     for values, scales, original in ((pages.k_pages, pages.k_scales, kv[:, 0]), (pages.v_pages, pages.v_scales, kv[:, 1])):
         assert scales is not None
         stored, steps = values.reshape(-1, 2, 64)[:6].float(), scales.reshape(-1, 2, 1)[:6]
-        relative = {torch.int8: 0.0, torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3}[quantized]
-        smallest = {torch.int8: 0.5, torch.float8_e4m3fn: 2**-10, torch.float8_e5m2: 2**-17}[quantized]
+        relative = {torch.int8: 0.0, torch.float8_e4m3fn: 2**-4}[quantized]
+        smallest = {torch.int8: 0.5, torch.float8_e4m3fn: 2**-10}[quantized]
         assert (stored.abs() <= QUANTIZED[quantized]).all()
         assert ((stored * steps - original).abs() <= (original.abs() * relative + smallest * steps) * 1.0001).all()
 
@@ -189,12 +172,14 @@ def test_quantization_error_is_at_most_half_a_step(device: torch.device, quantiz
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_what_is_not_finite_is_stored_as_zero(device: torch.device, dtype: torch.dtype) -> None:
     kv = torch.ones(2, 2, 1, 32, device=device).bfloat16()
-    kv[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")], device=device)
+    kv[0, 0, 0, 0] = float("nan")  # and with it the element that it is turned with
+    kv[0, 1, 0, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")], device=device)
     pages = make_pages(1, 32, dtype, device)
-    write_kv(kv[:, 0], kv[:, 1], torch.tensor([4, 7], device=device), pages)
-    assert not pages.k_pages[1, 1, 0, :3].any()
-    assert (pages.k_pages[1, 1, 0, 3:] == (127 if dtype == torch.int8 else 1)).all()
-    assert pages.v_pages[1, 1, 0].all() and pages.v_pages[2, 1, 0].all()
+    store(kv, torch.tensor([4, 7], device=device), pages)
+    largest = 127 if dtype == torch.int8 else 1
+    assert not pages.k_pages[1, 1, 0, [0, 16]].any() and (pages.k_pages[1, 1, 0, 1:16] == largest).all()
+    assert not pages.v_pages[1, 1, 0, :3].any() and (pages.v_pages[1, 1, 0, 3:] == largest).all()
+    assert pages.k_pages[2, 1, 0].all() and pages.v_pages[2, 1, 0].all()
 
 
 def test_angles_of_long_contexts(device: torch.device) -> None:
@@ -220,14 +205,13 @@ def test_addresses_beyond_two_to_the_31(tmp_path: Path, device: torch.device) ->
         buffer.as_strided((9, 2, 1, 16), (stride, 32, 16, 1)), buffer.as_strided((9, 2, 1, 16), (stride, 32, 16, 1), stride // 2)
     )
     kv = torch.randn(2, 2, 1, 16, device=device).bfloat16()
-    write_kv(kv[:, 0], kv[:, 1], torch.tensor([17, 0], device=device), pages)
+    store(kv, torch.tensor([17, 0], device=device), pages)
     assert torch.equal(torch.stack((pages.k_pages[8, 1], pages.k_pages[0, 0])), kv[:, 0])
     assert torch.equal(torch.stack((pages.v_pages[8, 1], pages.v_pages[0, 0])), kv[:, 1])
 
 
 def test_no_tokens(device: torch.device) -> None:
     pages, slots = make_pages(2, 32, torch.float32, device), torch.zeros(0, dtype=torch.int64, device=device)
-    write_kv(torch.zeros(0, 2, 32, device=device), torch.zeros(0, 2, 32, device=device), slots, pages)
     positions = torch.zeros(3, 0, dtype=torch.int64, device=device)
     rotate_and_write_kv(torch.zeros(0, 6, 32, device=device), positions, slots, pages, Rotary(frequencies(32, 1e4).to(device)))
     assert pages.k_pages.isnan().all()
@@ -287,19 +271,3 @@ def test_bad_input(device: torch.device, message: str) -> None:
         setattr(arguments, name, value)
     with pytest.raises(ValueError, match=message):
         arguments.call()
-
-
-BAD_K_AND_V: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
-    r"v has shape \[2, 1, 32\]": lambda k: (k[:, :2], k[:, :1]),
-    "v is torch.float16": lambda k: (k[:, :2], k[:, :2].half()),
-    "k has strides": lambda k: (k[:, :2], k[:, :2].contiguous()),
-    r"k_pages has shape \[5, 3, 2, 32\]": lambda k: (k, k),
-    "v is on meta": lambda k: (k[:, :2], k[:, :2].to("meta")),
-}
-
-
-@pytest.mark.parametrize("message", BAD_K_AND_V)
-def test_bad_k_and_v(device: torch.device, message: str) -> None:
-    k, v = BAD_K_AND_V[message](torch.zeros(2, 4, 32, device=device))
-    with pytest.raises(ValueError, match=message):
-        write_kv(k, v, torch.zeros(2, dtype=torch.int64, device=device), make_pages(2, 32, torch.float32, device))

@@ -19,7 +19,6 @@ from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.layer_ops import CpuOperations
-from mmrt.models.lm.triton_attention import TritonAttention
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.sampling.interface import Pairs, SamplingRows
@@ -207,16 +206,18 @@ def test_padded_rows_touch_nothing(device: torch.device) -> None:
     assert torch.equal(twins.twin_kv[others], before[others])
 
 
-def test_write_alone_stores_what_is_finite(device: torch.device) -> None:
+def test_only_what_is_finite_is_stored(device: torch.device) -> None:
     config, _ = make_qwen3()
+    language = config.language
     pool = torch.full((4, config.kv_page_bytes(PAGE_TOKENS) // 4), torch.nan, device=device)
-    attention = TritonAttention(config.language, KvPages(config.language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32))
-    attention.begin_prefill([(6, 9)], [torch.tensor([2, 0])])
-    assert attention.slots.tolist() == [22, 23, 0]
+    operations = TritonOperations(language, KvPages(language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32))
+    operations.attention.begin_prefill([(6, 9)], [torch.tensor([2, 0])])
+    assert operations.attention.slots.tolist() == [22, 23, 0]
+    operations.begin(torch.zeros(3, 3, dtype=torch.int64, device=device))
     kv = torch.randn(3, 64, device=device)
-    kv[1, 5] = torch.inf
-    attention.write(1, kv)
-    kv[1, 5] = 0
+    kv[1, 40] = torch.inf
+    operations.rotate_and_write(1, kv.view(3, -1, language.head_dim), None)
+    kv[1, 40] = 0
     tokens = pool.view(4, 2, PAGE_TOKENS, 64)
     assert torch.equal(torch.cat((tokens[2, 1, 6:], tokens[0, 1, :1])), kv)
     assert int(tokens.isfinite().sum()) == kv.numel()

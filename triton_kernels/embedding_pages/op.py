@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..checks import check_device, check_tensor
+from ..checks import check_dense, check_device, check_tensor
 from .config import launch
 from .indices import PageIndices
 from .kernel import copy_rows
@@ -69,5 +69,4 @@ def _check(rows: Tensor, pages: Tensor, indices: PageIndices) -> None:
     for name, size in sizes.items():
         index: Tensor = getattr(indices, name)
         check_tensor(name, index, (size,), (torch.int32,), rows.device)
-        if not index.is_contiguous():
-            raise ValueError(f"{name} has stride {index.stride(0)}, not 1")
+        check_dense(name, index)

@@ -1,5 +1,5 @@
-"""New tokens' K and V into pages, quantized or not: plain, and fused with QK-norm and (M-)RoPE."""
+"""New tokens' K and V into pages, quantized or not, fused with QK-norm and (M-)RoPE."""
 
-from .op import QkNorm, Rotary, rotate_and_write_kv, write_kv
+from .op import QkNorm, Rotary, rotate_and_write_kv
 
-__all__ = ["QkNorm", "Rotary", "rotate_and_write_kv", "write_kv"]
+__all__ = ["QkNorm", "Rotary", "rotate_and_write_kv"]

@@ -69,45 +69,6 @@ def _store_halves(low, high, page_ptr, scales_ptr, in_scales, half, live, HALF: 
     tl.store(address + HALF, high.to(dtype), mask=live[:, None])
 
 
-@triton.jit(do_not_specialize=["slots_ptr"])
-def write_heads(
-    k_ptr,
-    v_ptr,
-    slots_ptr,
-    k_pages_ptr,
-    v_pages_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    stride_token: tl.int64,
-    stride_page: tl.int64,
-    stride_page_token: tl.int64,
-    stride_page_head: tl.int64,
-    stride_scale_page: tl.int64,
-    stride_scale_token: tl.int64,
-    stride_scale_head: tl.int64,
-    NUM_KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-):
-    """Grid (tokens, blocks of heads)."""
-    token = tl.program_id(0)
-    slot = tl.load(slots_ptr + token)
-    if slot < 0:
-        return
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    half = tl.arange(0, HALF)
-    live = head < NUM_KV_HEADS
-    source = token.to(tl.int64) * stride_token + head * (2 * HALF)
-    in_page = slot // PAGE_TOKENS * stride_page + slot % PAGE_TOKENS * stride_page_token + head * stride_page_head
-    in_scales = slot // PAGE_TOKENS * stride_scale_page + slot % PAGE_TOKENS * stride_scale_token + head * stride_scale_head
-    k_low, k_high = _load_halves(k_ptr + source, half, live, HALF)
-    v_low, v_high = _load_halves(v_ptr + source, half, live, HALF)
-    _store_halves(k_low, k_high, k_pages_ptr + in_page, k_scales_ptr, in_scales, half, live, HALF, LARGEST)
-    _store_halves(v_low, v_high, v_pages_ptr + in_page, v_scales_ptr, in_scales, half, live, HALF, LARGEST)
-
-
 @triton.jit(do_not_specialize=["positions_ptr", "slots_ptr", "stride_axis"])
 def rotate_and_write_heads(
     heads_ptr,

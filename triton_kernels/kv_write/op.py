@@ -1,4 +1,4 @@
-"""The checked wrappers. Decode and prefill call one of them once per layer; nothing is allocated and nothing read back."""
+"""The checked wrapper. Decode and prefill call it once per layer; nothing is allocated and nothing read back."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ import torch
 import triton
 from torch import Tensor
 
-from ..checks import check_aligned, check_device, check_tensor
+from ..checks import check_aligned, check_dense, check_device, check_tensor
 from ..paged_decode.config import HEAD_DIMS
 from ..paged_kv import FLOATS, PagedKV
 from .config import launch
-from .kernel import rotate_and_write_heads, write_heads
+from .kernel import rotate_and_write_heads
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """What the largest magnitude of a head becomes in quantized pages, by their dtype."""
 
 
@@ -32,59 +32,25 @@ class QkNorm(NamedTuple):
     epsilon: float
 
 
-def write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
-    """Store new tokens' K and V in pages, quantized per token and head if ``kv`` is.
-
-    k, v [N, num_kv_heads, head_dim] float32, float16 or bfloat16, of equal strides, a token's heads dense; slots int64 [N]: page x
-    page_tokens + index in it, unique, negative to skip a token. Values that are not finite are stored as 0. Raises: ValueError.
-    """
-    check_device("k", k.device)
-    _check_heads("k", k)
-    _check_heads("v", v)
-    check_tensor("v", v, k.shape, (k.dtype,), k.device)
-    if k.stride() != v.stride():
-        raise ValueError(f"k has strides {list(k.stride())} and v {list(v.stride())}; they must be equal")
-    kv.check(k)
-    num_tokens, num_kv_heads, head_dim = k.shape
-    check_tensor("k_pages", kv.k_pages, (None, None, num_kv_heads, head_dim), (kv.k_pages.dtype,), k.device)
-    _check_slots(slots, num_tokens, k.device)
-    if not num_tokens:
-        return
-    config = launch(0, num_kv_heads, head_dim)
-    write_heads[(num_tokens, triton.cdiv(num_kv_heads, config.tiles["BLOCK_HEADS"]))](
-        k,
-        v,
-        slots,
-        *kv,
-        k.stride(0),
-        *kv.k_pages.stride()[:3],
-        *kv.scale_strides(),
-        NUM_KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2,
-        PAGE_TOKENS=kv.k_pages.shape[1],
-        LARGEST=LARGEST.get(kv.k_pages.dtype, 0.0),
-        **config.arguments(),
-    )
-
-
 def rotate_and_write_kv(
     heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
 ) -> None:
-    """QK-norm, (M-)RoPE and ``write_kv`` in one launch: everything between a layer's projection and its attention.
+    """QK-norm, (M-)RoPE and the write of K and V into pages in one launch: everything between a layer's projection and its attention.
 
-    heads [N, num_heads + 2 num_kv_heads, head_dim], the projection's output: query, key and value heads, dense. Query and key heads
-    are normalized and rotated in place; num_heads may be 0. positions int64 [axes, N], so that angles stay below 4e5; slots as in
-    ``write_kv``. M-RoPE after Qwen2-VL (Wang et al., 2024). Raises: ValueError.
+    heads [N, num_heads + 2 num_kv_heads, head_dim] float32, float16 or bfloat16, the projection's output: query, key and value heads,
+    dense. Query and key heads are normalized and rotated in place; num_heads may be 0. positions int64 [axes, N], so that angles stay
+    below 4e5; slots int64 [N]: page x page_tokens + index in it, unique, negative to skip a token. Pages are quantized per token and
+    head if ``kv`` is; values that are not finite are stored as 0. M-RoPE after Qwen2-VL (Wang et al., 2024). Raises: ValueError.
     """
-    check_device("heads", heads.device)
-    _check_heads("heads", heads)
+    _check_heads(heads)
     kv.check(heads)
     num_tokens, _, head_dim = heads.shape
     num_kv_heads = kv.k_pages.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     if num_heads < 0:
         raise ValueError(f"{heads.shape[1]} heads are fewer than {num_kv_heads} of keys and as many of values")
-    _check_slots(slots, num_tokens, heads.device)
+    check_tensor("slots", slots, (num_tokens,), (torch.int64,), heads.device)
+    check_dense("slots", slots)
     section = _check_rotary(heads, positions, rotary)
     if norm is not None:
         for name, weight in (("q norm", norm.q), ("k norm", norm.k)):
@@ -118,19 +84,14 @@ def rotate_and_write_kv(
     )
 
 
-def _check_heads(name: str, heads: Tensor) -> None:
-    check_tensor(name, heads, (None, None, None), FLOATS, heads.device)
-    check_aligned(name, heads)
+def _check_heads(heads: Tensor) -> None:
+    check_device("heads", heads.device)
+    check_tensor("heads", heads, (None, None, None), FLOATS, heads.device)
+    check_aligned("heads", heads)
     if heads.shape[2] not in HEAD_DIMS:
         raise ValueError(f"head_dim {heads.shape[2]} is not one of {', '.join(map(str, HEAD_DIMS))}")
     if heads.stride(1) != heads.shape[2]:
-        raise ValueError(f"heads of {name} are {heads.stride(1)} apart, not {heads.shape[2]}")
-
-
-def _check_slots(slots: Tensor, num_tokens: int, device: torch.device) -> None:
-    check_tensor("slots", slots, (num_tokens,), (torch.int64,), device)
-    if not slots.is_contiguous():
-        raise ValueError(f"slots has stride {slots.stride(0)}, not 1")
+        raise ValueError(f"heads are {heads.stride(1)} apart, not {heads.shape[2]}")
 
 
 def _check_rotary(heads: Tensor, positions: Tensor, rotary: Rotary) -> tuple[int, ...]:
@@ -144,6 +105,5 @@ def _check_rotary(heads: Tensor, positions: Tensor, rotary: Rotary) -> tuple[int
     check_tensor("positions", positions, (None, heads.shape[0]), (torch.int64,), heads.device)
     if positions.shape[0] < len(section):
         raise ValueError(f"positions has {positions.shape[0]} axes, section {len(section)}")
-    if heads.shape[0] > 1 and positions.stride(1) != 1:
-        raise ValueError(f"positions has stride {positions.stride(1)} in its last axis, not 1")
+    check_dense("positions", positions)
     return section

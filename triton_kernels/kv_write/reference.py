@@ -1,4 +1,4 @@
-"""Reference for the kernels, in plain torch; ``models.lm`` does the same on the CPU (its ``_project``)."""
+"""Reference for the kernel, in plain torch; ``models.lm`` does the same on the CPU (its ``_project``)."""
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,7 @@ def quantize(heads: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return values.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype), scales
 
 
-def write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
-    """As ``op.write_kv``."""
+def _write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
     page_tokens = kv.k_pages.shape[1]
     for values, target, scales in ((k, kv.k_pages, kv.k_scales), (v, kv.v_pages, kv.v_scales)):
         for heads, slot in zip(torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), slots.tolist(), strict=True):
@@ -50,4 +49,4 @@ def rotate_and_write_kv(
     low, high = turning.float().chunk(2, -1)
     turned = low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()
     turning.copy_(torch.cat(turned, -1))
-    write_kv(k, v, slots, kv)
+    _write_kv(k, v, slots, kv)

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..checks import check_aligned, check_device, check_tensor
+from ..checks import check_aligned, check_dense, check_device, check_tensor
 from ..launch import Launch
 from ..paged_kv import FLOATS, PagedKV
 from .config import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, MAX_ROWS, REDUCE_ITEMS, decode_launch, num_items
@@ -56,8 +56,7 @@ def plan_decode(lengths: Tensor, workspace: DecodeWorkspace) -> None:
     """
     check_device("lengths", lengths.device)
     check_tensor("lengths", lengths, (workspace.rows.shape[0],), (torch.int32,), workspace.rows.device)
-    if not lengths.is_contiguous():
-        raise ValueError(f"lengths has stride {lengths.stride(0)}, not 1")
+    check_dense("lengths", lengths)
     counts = lengths.shape[0], workspace.items.shape[0]
     plan_kernel[(1,)](lengths, workspace.items, workspace.rows, *counts, CHUNK=CHUNK_TOKENS, MAX_ROWS=MAX_ROWS)
 
@@ -69,15 +68,14 @@ def paged_decode(
     workspace: DecodeWorkspace,
     *,
     out: Tensor | None = None,
-    scale: float | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
     """Attention of each row's one new token over the row's tokens, as ``plan_decode`` has cut them.
 
     q [B, num_heads, head_dim], bfloat16, float16 or float32; query head h reads KV head h // (num_heads / num_kv_heads).
     block_table int32 [B, W]: pages in the order of the row's tokens; entries after the row's own are arbitrary.
-    out as q, allocated if not given; rows of length 0 get 0. ``scale`` of the scores is 1 / sqrt(head_dim) by default.
-    ``launch`` replaces the table's choice in sweeps. Split over tokens after Flash-Decoding (Dao et al., 2023). Raises: ValueError.
+    out as q, allocated if not given; rows of length 0 get 0. ``launch`` replaces the table's choice in sweeps. Split over tokens
+    after Flash-Decoding (Dao et al., 2023). Raises: ValueError.
     """
     check_device("q", q.device)
     check_tensor("q", q, (workspace.rows.shape[0], workspace.lse.shape[1], workspace.partial.shape[2]), FLOATS, workspace.rows.device)
@@ -89,8 +87,7 @@ def paged_decode(
     check_shape(head_dim, group)
     check_tensor("out", out, q.shape, (q.dtype,), q.device)
     check_tensor("block_table", block_table, (num_rows, None), (torch.int32,), q.device)
-    if block_table.stride(1) != 1:
-        raise ValueError(f"block_table has stride {block_table.stride(1)} in its last axis, not 1")
+    check_dense("block_table", block_table)
     check_aligned("q", q)
     check_aligned("out", out)
     launch = launch or decode_launch(head_dim, group, kv.k_pages.element_size())
@@ -102,7 +99,7 @@ def paged_decode(
         out,
         workspace.partial,
         workspace.lse,
-        1 / math.sqrt(head_dim) if scale is None else scale,
+        1 / math.sqrt(head_dim),
         *q.stride()[:2],
         *out.stride()[:2],
         *kv.k_pages.stride()[:3],

@@ -18,10 +18,9 @@ def gather(kv: PagedKV, table: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]
     return k.flatten(0, 1)[:num_tokens], v.flatten(0, 1)[:num_tokens]
 
 
-def paged_decode_reference(q: Tensor, kv: PagedKV, block_table: Tensor, lengths: Tensor, scale: float | None = None) -> Tensor:
+def paged_decode_reference(q: Tensor, kv: PagedKV, block_table: Tensor, lengths: Tensor) -> Tensor:
     """As ``paged_decode`` for rows of these ``lengths``; float32 [B, num_heads, head_dim]."""
     num_rows, num_heads, head_dim = q.shape
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     for row in range(num_rows):
         length = int(lengths[row])
@@ -30,6 +29,6 @@ def paged_decode_reference(q: Tensor, kv: PagedKV, block_table: Tensor, lengths:
         k, v = gather(kv, block_table[row], length)
         for head in range(num_heads):
             kv_head = head // (num_heads // k.shape[1])
-            weights = torch.softmax(k[:, kv_head] @ q[row, head].float() * scale, 0)
+            weights = torch.softmax(k[:, kv_head] @ q[row, head].float() / math.sqrt(head_dim), 0)
             out[row, head] = weights @ v[:, kv_head]
     return out

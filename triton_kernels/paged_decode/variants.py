@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ahead_of_time import ARCHITECTURES, Budget, Variant
+from ..launch import Launch
 from .config import CHUNK_TOKENS, MAX_ROWS, NUM_WARPS, PROGRAMS_PER_SM, REDUCE_ITEMS, decode_launch
 from .kernel import attend_kernel, plan_kernel, reduce_kernel
 
@@ -21,16 +22,16 @@ _MOST_REGISTERS = 65_536 // (PROGRAMS_PER_SM * NUM_WARPS * 32) // 8 * 8
 
 def _attend(name: str, q: str, kv: str, head_dim: int, group: int, budgets: dict[int, Budget]) -> Variant:
     launch = decode_launch(head_dim, group, {"fp32": 4, "fp16": 2, "bf16": 2}.get(kv, 1))
-    constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16, **launch.tiles}
+    constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16}
     if kv == q:
         constants |= {"k_scales_ptr": None, "v_scales_ptr": None}
     types = _TYPES | {"q_ptr": f"*{q}", "k_ptr": f"*{kv}", "v_ptr": f"*{kv}", "out_ptr": f"*{q}"}
     fitting = {arch: replace(budget, registers=min(budget.registers, _MOST_REGISTERS)) for arch, budget in budgets.items()}
-    return Variant(name, attend_kernel, types, constants, _STRIDES, launch.num_warps, launch.num_stages, fitting)
+    return Variant(name, attend_kernel, types, constants, _STRIDES, launch, fitting)
 
 
 def _other(name: str, kernel: Any, constants: dict[str, Any], budgets: dict[int, Budget]) -> Variant:
-    return Variant(name, kernel, _TYPES | {"out_ptr": "*bf16"}, constants, ("stride_ob", "stride_oh"), 4, 3, budgets)
+    return Variant(name, kernel, _TYPES | {"out_ptr": "*bf16"}, constants, ("stride_ob", "stride_oh"), Launch({}, 4, 3), budgets)
 
 
 def _budgets(registers: tuple[int, ...], shared_bytes: int, *needs: str) -> dict[int, Budget]:
@@ -46,7 +47,6 @@ VARIANTS = (
     _attend("fp32_d64_g4", "fp32", "fp32", 64, 4, _budgets((66, 183, 115), 25_000, *_LOADS)),
     _attend("int8_d128_g7", "bf16", "i8", 128, 7, _budgets((185, 150, 156), 35_000, "mma", *_LOADS)),
     _attend("e4m3_d128_g8", "bf16", "fp8e4nv", 128, 8, _budgets((124, 152), 35_000, "mma", *_LOADS)),
-    _attend("e5m2_d128_g8", "bf16", "fp8e5", 128, 8, _budgets((185, 141, 152), 35_000, "mma", *_LOADS)),
     _other("reduce_d128", reduce_kernel, {"HEAD_DIM": 128, "BLOCK_ITEMS": REDUCE_ITEMS}, _budgets((48, 48, 48), 2_300, "wide_loads")),
     _other("plan", plan_kernel, {"CHUNK": CHUNK_TOKENS, "MAX_ROWS": MAX_ROWS}, _budgets((106, 106, 106), 2_300)),
 )

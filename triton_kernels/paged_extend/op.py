@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import check_aligned, check_device, check_tensor
+from ..checks import check_aligned, check_dense, check_device, check_same_strides, check_tensor
 from ..launch import Launch, architecture
 from ..paged_decode.op import check_shape
 from ..paged_kv import FLOATS, PagedKV
@@ -63,27 +63,46 @@ def plan_extend(
 
 
 def paged_extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv: PagedKV,
-    block_table: Tensor,
-    plan: ExtendPlan,
-    *,
-    out: Tensor | None = None,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, block_table: Tensor, plan: ExtendPlan, *, out: Tensor | None = None
 ) -> Tensor:
     """Attention of each chunk's tokens over all tokens before the chunk, from pages, and over the chunk's own up to themselves.
 
     q [N, num_heads, head_dim], and k, v [N, num_kv_heads, head_dim] with equal strides: the chunks of all sequences one after another,
     in bfloat16, float16 or float32, before any quantization. block_table int32 [S, W]: pages in the order of a sequence's tokens, at
-    least those before its chunk; later entries are arbitrary. out as q, allocated if not given. ``scale`` of the scores, above 0,
-    is 1 / sqrt(head_dim) by default. The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
+    least those before its chunk; later entries are arbitrary. out as q, allocated if not given. Scores are scaled by
+    1 / sqrt(head_dim). The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
     """
-    check_device("q", q.device)
-    check_tensor("q", q, (plan.num_tokens, None, None), FLOATS, plan.blocks.device)
+    _check(q, k, v, kv, block_table, plan)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    check_tensor("out", out, q.shape, (q.dtype,), q.device)
+    check_aligned("out", out)
+    extend_kernel[(kv.k_pages.shape[2], plan.blocks.shape[0])](
+        q,
+        k,
+        v,
+        *kv,
+        block_table,
+        plan.blocks,
+        out,
+        1 / math.sqrt(q.shape[2]),
+        *q.stride()[:2],
+        *out.stride()[:2],
+        *k.stride()[:2],
+        *kv.k_pages.stride()[:3],
+        *kv.scale_strides(),
+        block_table.stride(0),
+        GROUP=plan.group,
+        HEAD_DIM=q.shape[2],
+        PAGE_TOKENS=kv.k_pages.shape[1],
+        **plan.launch.arguments(),
+    )
+    return out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, block_table: Tensor, plan: ExtendPlan) -> None:
+    check_device("q", q.device)
+    check_tensor("q", q, (plan.num_tokens, None, None), FLOATS, plan.blocks.device)
     _, num_heads, head_dim = q.shape
     kv.check(q)
     _, page_tokens, num_kv_heads, _ = kv.k_pages.shape
@@ -92,36 +111,10 @@ def paged_extend(
     check_shape(head_dim, plan.group)
     check_tensor("k", k, (plan.num_tokens, num_kv_heads, head_dim), (q.dtype,), q.device)
     check_tensor("v", v, k.shape, (q.dtype,), q.device)
-    check_tensor("out", out, q.shape, (q.dtype,), q.device)
     check_tensor("block_table", block_table, (plan.num_sequences, None), (torch.int32,), q.device)
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_aligned(name, tensor)
-    if k.stride() != v.stride():
-        raise ValueError(f"k has strides {list(k.stride())} and v {list(v.stride())}; they must be equal")
-    if block_table.stride(1) != 1:
-        raise ValueError(f"block_table has stride {block_table.stride(1)} in its last axis, not 1")
+    check_same_strides("k", k, "v", v)
+    check_dense("block_table", block_table)
     if plan.longest_prefix > block_table.shape[1] * page_tokens:
         raise ValueError(f"{plan.longest_prefix} tokens before a chunk are more than {block_table.shape[1]} pages of {page_tokens}")
-    if scale is not None and not scale > 0:
-        raise ValueError(f"scale {scale} is not above 0")
-    extend_kernel[(num_kv_heads, plan.blocks.shape[0])](
-        q,
-        k,
-        v,
-        *kv,
-        block_table,
-        plan.blocks,
-        out,
-        1 / math.sqrt(head_dim) if scale is None else scale,
-        *q.stride()[:2],
-        *out.stride()[:2],
-        *k.stride()[:2],
-        *kv.k_pages.stride()[:3],
-        *kv.scale_strides(),
-        block_table.stride(0),
-        GROUP=plan.group,
-        HEAD_DIM=head_dim,
-        PAGE_TOKENS=page_tokens,
-        **plan.launch.arguments(),
-    )
-    return out

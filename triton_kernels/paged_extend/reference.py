@@ -17,11 +17,9 @@ def paged_extend_reference(
     kv: PagedKV,
     block_table: Tensor,
     spans: Sequence[tuple[int, int]],
-    scale: float | None = None,
 ) -> Tensor:
     """As ``paged_extend`` for these ``spans``; float32 [N, num_heads, head_dim]."""
     _, num_heads, head_dim = q.shape
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     row = 0
     for sequence, (start, end) in enumerate(spans):
@@ -33,6 +31,6 @@ def paged_extend_reference(
         hidden = index > index[start:, None]
         for head in range(num_heads):
             kv_head = head // (num_heads // all_k.shape[1])
-            scores = q[rows, head].float() @ all_k[:, kv_head].T * scale
+            scores = q[rows, head].float() @ all_k[:, kv_head].T / math.sqrt(head_dim)
             out[rows, head] = torch.softmax(scores.masked_fill(hidden, -math.inf), 1) @ all_v[:, kv_head]
     return out

@@ -22,12 +22,12 @@ def _extend(name: str, q: str, kv: str, head_dim: int, group: int, chunk: int, l
     pointers = dict.fromkeys(("q_ptr", "k_new_ptr", "v_new_ptr", "out_ptr"), f"*{q}") | {"k_ptr": f"*{kv}", "v_ptr": f"*{kv}"}
     for architecture, (registers, shared_bytes) in limits.items():
         launch = extend_launch(head_dim, group, chunk, 4 if q == "fp32" else 2, architecture)
-        constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16, **launch.tiles}
+        constants: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "PAGE_TOKENS": 16}
         if kv == q:
             constants |= {"k_scales_ptr": None, "v_scales_ptr": None}
         products = () if q == "fp32" else (_PRODUCTS[architecture],)
         budgets = {architecture: Budget(registers, shared_bytes, (*products, "cp_async", "wide_loads"))}
-        yield Variant(name, extend_kernel, _TYPES | pointers, constants, _STRIDES, launch.num_warps, launch.num_stages, budgets)
+        yield Variant(name, extend_kernel, _TYPES | pointers, constants, _STRIDES, launch, budgets)
 
 
 VARIANTS = (
@@ -40,6 +40,4 @@ VARIANTS = (
     *_extend("int8_d128_g8_short", "bf16", "i8", 128, 8, _SHORT, {80: (255, 60_000), 90: (255, 126_000), 100: (228, 126_000)}),
     *_extend("e4m3_d128_g8", "bf16", "fp8e4nv", 128, 8, _LONG, {90: (255, 144_000), 100: (255, 145_000)}),
     *_extend("e4m3_d128_g8_short", "bf16", "fp8e4nv", 128, 8, _SHORT, {90: (255, 126_000), 100: (223, 126_000)}),
-    *_extend("e5m2_d128_g8", "bf16", "fp8e5", 128, 8, _LONG, {80: (255, 91_600), 90: (255, 144_000), 100: (255, 145_000)}),
-    *_extend("e5m2_d128_g8_short", "bf16", "fp8e5", 128, 8, _SHORT, {80: (255, 60_000), 90: (255, 126_000), 100: (228, 126_000)}),
 )

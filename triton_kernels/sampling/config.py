@@ -25,10 +25,7 @@ def prepare_launch(vocabulary: int) -> Launch:
 
 
 def measure_launch(vocabulary: int) -> Launch:
-    return Launch({"TILE": tile_size(vocabulary), "MAX_TILES": max_tiles(vocabulary)}, num_warps=8, num_stages=1)
-
-
-def gather_launch(vocabulary: int) -> Launch:
+    """Of ``measure_kernel`` and ``gather_kernel``."""
     return Launch({"TILE": tile_size(vocabulary), "MAX_TILES": max_tiles(vocabulary)}, num_warps=8, num_stages=1)
 
 

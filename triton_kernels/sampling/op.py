@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import check_device, check_tensor
+from ..checks import check_dense, check_device, check_tensor
 from . import config, kernel
 from .rows import SamplingRows
 
@@ -95,7 +95,7 @@ def sample(
 def _check(logits: Tensor, rows: SamplingRows, workspace: SamplingWorkspace) -> None:
     check_device("logits", logits.device)
     check_tensor("logits", logits, (None, workspace.vocabulary), _LOGITS_DTYPES, logits.device)
-    _check_dense("logits", logits)
+    check_dense("logits", logits)
     if rows.num_rows > workspace.max_rows:
         raise ValueError(f"rows are {rows.num_rows}, not up to {workspace.max_rows}, which the workspace holds")
     for name, device in (("rows", rows.buffer.device), ("workspace", workspace.scores.device)):
@@ -103,19 +103,14 @@ def _check(logits: Tensor, rows: SamplingRows, workspace: SamplingWorkspace) -> 
             raise ValueError(f"{name} is on {device}, not on {logits.device} as the others")
 
 
-def _check_dense(name: str, tensor: Tensor) -> None:
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1")
-
-
 def _check_table(name: str, table: Tensor, width: int | None, device: torch.device) -> None:
     check_tensor(name, table, (None, width), (torch.int32,), device)
-    _check_dense(name, table)
+    check_dense(name, table)
 
 
 def _check_column(name: str, column: Tensor, size: int, dtype: torch.dtype, device: torch.device) -> None:
     check_tensor(name, column, (size,), (dtype,), device)
-    _check_dense(name, column)
+    check_dense(name, column)
 
 
 def _launch(
@@ -147,7 +142,7 @@ def _launch(
     candidates = (space.candidate_scores, space.candidate_ids)
     limit = {"MAX_CANDIDATES": space.max_candidates}
     kernel.gather_kernel[grid](
-        ints, floats, *measured, *candidates, rows.stride, **limit, **config.gather_launch(vocabulary).arguments()
+        ints, floats, *measured, *candidates, rows.stride, **limit, **config.measure_launch(vocabulary).arguments()
     )
     kernel.draw_kernel[(rows.num_rows,)](
         longs,
@@ -179,7 +174,7 @@ def count_tokens(counts: Tensor, counts_rows: Tensor, tokens: Tensor, num_tokens
     """
     check_device("tokens", tokens.device)
     check_tensor("tokens", tokens, (None, None), (torch.int64,), tokens.device)
-    _check_dense("tokens", tokens)
+    check_dense("tokens", tokens)
     _check_table("counts", counts, None, tokens.device)
     _check_column("counts_rows", counts_rows, tokens.shape[0], torch.int32, tokens.device)
     _check_column("num_tokens", num_tokens, tokens.shape[0], torch.int32, tokens.device)

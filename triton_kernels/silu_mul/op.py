@@ -5,7 +5,7 @@ from math import gcd
 import triton
 from torch import Tensor
 
-from ..checks import ALIGNMENT, check_aligned, check_device, check_tensor
+from ..checks import ALIGNMENT, check_aligned, check_dense, check_device, check_tensor
 from ..paged_kv import FLOATS
 from .config import launch
 from .kernel import silu_mul_rows
@@ -35,8 +35,7 @@ def silu_mul_pair(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Ten
     check_tensor("gate", gate, (None, None), FLOATS, gate.device)
     for name, tensor in (("gate", gate), ("up", up), ("out", out)):
         check_tensor(name, tensor, gate.shape, (gate.dtype,), gate.device)
-        if tensor.stride(1) != 1:
-            raise ValueError(f"{name} has stride {tensor.stride(1)} in its last axis, not 1")
+        check_dense(name, tensor)
     return _launch(gate, up, out)
 
 

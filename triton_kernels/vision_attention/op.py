@@ -19,16 +19,15 @@ def attend(
     cu_seqlens: Tensor,
     max_length: int,
     *,
-    scale: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale q k') v within each sequence, every token over all tokens of its sequence.
+    """softmax(q k' / sqrt(D)) v within each sequence, every token over all tokens of its sequence.
 
     ``q``, ``k``, ``v`` [T, H, D] bfloat16, float16 or float32, D of 16, 32, 64, 80 or 128, the last dimension dense: views of a fused
     projection will do. ``cu_seqlens`` int32 [S + 1] from 0, not falling, as Qwen2.5-VL's for frames (full attention) and for
     windows; empty sequences are allowed. ``max_length`` of a sequence, known where ``cu_seqlens`` is made: up to 64 a program takes
-    a whole sequence. ``scale``: 1 / sqrt(D) if not given. -> [T, H, D] in ``out`` where given, sums in float32; tokens after the
-    last sequence stay unchanged. The values of ``cu_seqlens`` are not checked: they lie on the device.
+    a whole sequence. -> [T, H, D] in ``out`` where given, sums in float32; tokens after the last sequence stay
+    unchanged. The values of ``cu_seqlens`` are not checked: they lie on the device.
 
     Raises: ValueError for tensors that do not fit together.
     """
@@ -37,7 +36,7 @@ def attend(
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     check_tensor("out", out, q.shape, (q.dtype,), q.device)
     check_aligned("out", out)
-    scale = head_dim**-0.5 if scale is None else scale
+    scale = head_dim**-0.5
     num_sequences = cu_seqlens.numel() - 1
     if not num_tokens or not num_sequences:
         return out

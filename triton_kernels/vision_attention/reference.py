@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
     """As ``op.attend``: [T, H, D] -> float32 [T, H, D]; NaN where no sequence is."""
     out = torch.full(q.shape, float("nan"), device=q.device)
     bounds = cu_seqlens.tolist()
     for start, stop in zip(bounds, bounds[1:], strict=False):
         here = slice(start, stop)
-        scores = torch.einsum("mhd,nhd->hmn", q[here].float(), k[here].float()) * scale
+        scores = torch.einsum("mhd,nhd->hmn", q[here].float(), k[here].float()) * q.shape[2] ** -0.5
         out[here] = torch.einsum("hmn,nhd->mhd", scores.softmax(-1), v[here].float())
     return out
 

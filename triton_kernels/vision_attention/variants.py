@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..ahead_of_time import Budget, Variant
+from ..ahead_of_time import Budget, Variant, everywhere
 from ..launch import Launch
 from . import config, kernel
 
@@ -15,7 +15,7 @@ def _variant(name: str, launch: Launch, architecture: int, budget: Budget) -> Va
     function = kernel.sequences_kernel if "TILE" in launch.tiles else kernel.windows_kernel
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | dict.fromkeys(_STRIDES, "i64")
     types |= {"bounds_ptr": "*i32", "num_sequences": "i32", "scale": "fp32"}
-    return Variant(name, function, types, launch.tiles, _STRIDES, launch.num_warps, launch.num_stages, {architecture: budget})
+    return Variant(name, function, types, {}, _STRIDES, launch, {architecture: budget})
 
 
 def _frames(head_dim: int, limits: _Limits) -> Iterator[Variant]:
@@ -39,11 +39,8 @@ def _rotation(head_dim: int, registers: int) -> Variant:
     """Of 16 heads."""
     launch = config.rotation_launch(16, head_dim)
     types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "cos_ptr": "*fp32", "sin_ptr": "*fp32"} | dict.fromkeys(_STRIDES[:4], "i64")
-    constants = {"NUM_HEADS": 16, "HALF": head_dim // 2, **launch.tiles}
-    budgets = dict.fromkeys((80, 90, 100), Budget(registers, 0, ("wide_loads",)))
-    return Variant(
-        f"rotate_d{head_dim}", kernel.rotate_kernel, types, constants, _STRIDES[:4], launch.num_warps, launch.num_stages, budgets
-    )
+    constants, budgets = {"NUM_HEADS": 16, "HALF": head_dim // 2}, everywhere(registers, 0, "wide_loads")
+    return Variant(f"rotate_d{head_dim}", kernel.rotate_kernel, types, constants, _STRIDES[:4], launch, budgets)
 
 
 VARIANTS = (
