@@ -17,6 +17,7 @@ from ..models.lm.decode_graphs import MAX_ROWS
 from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, UserError
 from ..runtime.process.device_room import DeviceRoom
+from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import (
     DELTA_RING_BYTES,
     DEVICE_SOCKET,
@@ -25,7 +26,6 @@ from ..runtime.process.memory_layout import (
     ROW_STATE_BYTES,
     SPARE_SOCKET,
     MemoryLayout,
-    ModelFacts,
     plan_layout,
     read_layout,
     write_layout,
@@ -42,6 +42,7 @@ from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
+from .host.model_facts import facts_of
 from .host.shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 
 log = logging.getLogger(__name__)
@@ -74,15 +75,7 @@ def build(actor: Actor) -> DescriptorServer | None:
     """Make all segments and fill the weights; redo what a killed predecessor left half-made. Returns the server of descriptors
     of device memory, if there is any. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
     model = actor.model
-    page_tokens = actor.config.memory.kv_page_tokens
-    facts = ModelFacts(
-        kv_page_bytes=model.kv_page_bytes(page_tokens),
-        embedding_row_bytes=model.embedding_row_bytes(),
-        max_context=model.max_context,
-        patch_row_bytes=model.patch_row_bytes(),
-        prefill_token_bytes=model.prefill_token_bytes(),
-        logits_bytes=model.logits_bytes(),
-    )
+    facts = facts_of(model, actor.config.memory.kv_page_tokens)
     layout = plan_layout(actor.config, facts, model.dtype)
     if actor.config.model.on_cuda and model.null is not None:
         raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")
@@ -95,6 +88,7 @@ def build(actor: Actor) -> DescriptorServer | None:
     clear(actor)
     store = DeviceStore(device) if device.type == "cuda" else None
     if store is None:
+        layout = plan_layout(actor.config, facts, model.dtype, read_host_room(actor.run.path))
         make_tables(actor, layout)
         load_weights(actor)
     else:  # pools get what the weights leave of the device

@@ -11,12 +11,14 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..actors.host.model_facts import facts_of
 from ..models.config import load_model_config, tower_modules
 from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
+from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
-from ..runtime.process.memory_layout import MemoryLayout, ModelFacts, plan_layout
+from ..runtime.process.memory_layout import MemoryLayout, plan_layout
 from ..runtime.process.run import free_port, model_path, run_info
 from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.launcher import zygote_stages
@@ -164,7 +166,8 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"logs           {plan.logs}")
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
-        print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes")
+        why = f" ({pool.reason})" if pool.reason else ""
+        print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes{why}")
     if plan.config.model.on_cuda and not plan.config.memory.kv_tokens:
         share = plan.config.memory.gpu_memory_utilization
         print(f"               (at the start the kv pool takes what is left of {share:.0%} of the device's memory)")
@@ -180,17 +183,10 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
 
 def _layout(plan: Plan) -> MemoryLayout:
     """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
-    section, page_tokens = plan.config.model, plan.config.memory.kv_page_tokens
+    section, memory = plan.config.model, plan.config.memory
     try:
-        model = load_model_config(plan.model, section.dtype, section.max_context, plan.config.memory.kv_dtype)
+        model = load_model_config(plan.model, section.dtype, section.max_context, memory.kv_dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    facts = ModelFacts(
-        kv_page_bytes=model.kv_page_bytes(page_tokens),
-        embedding_row_bytes=model.embedding_row_bytes(),
-        max_context=model.max_context,
-        patch_row_bytes=model.patch_row_bytes(),
-        prefill_token_bytes=model.prefill_token_bytes(),
-        logits_bytes=model.logits_bytes(),
-    )
-    return plan_layout(plan.config, facts, model.dtype)
+    room = None if section.on_cuda else read_host_room(plan.path)
+    return plan_layout(plan.config, facts_of(model, memory.kv_page_tokens), model.dtype, room)

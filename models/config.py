@@ -1,11 +1,13 @@
 """Load a checkpoint directory's configuration, and find its family. Pure: neither torch nor transformers is imported."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from .architecture import (
+    DTYPE_BYTES,
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
@@ -15,7 +17,7 @@ from .architecture import (
 )
 from .checkpoint.json_fields import CheckpointFiles
 from .errors import CheckpointError
-from .families.registry import FAMILIES, family_name, family_named
+from .families.registry import FAMILIES, family_name, family_named, family_of
 
 DEFAULT_MAX_CONTEXT = 32768
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
@@ -62,6 +64,11 @@ def tower_modules(path: Path) -> tuple[str, ...]:
     except CheckpointError:
         return ()
     return () if name is None else family_named(name).TOWER_MODULES
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of the model's weights in its dtype."""
+    return DTYPE_BYTES[config.dtype] * sum(math.prod(spec.shape) for spec in family_of(config).tensor_specs(config))
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

@@ -78,13 +78,13 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_sequences: Annotated[int, Meta(ge=0, le=65536)] = 0  # 0: 64, on CUDA 256
-    kv_tokens: NotNegative = 0  # 0: enough for 32 sequences of 2048 tokens, or one whole context; on CUDA what the device has room for
+    kv_tokens: NotNegative = 0  # 0: a share of the memory that is available: see process/pool_sizes.py
     gpu_memory_utilization: Annotated[float, Meta(ge=0.05, le=1)] = 0.9  # share of the device's memory that may be in use
     kv_page_tokens: Annotated[int, Meta(ge=1, le=1024)] = 16
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the model's; the others take half of bfloat16's memory
     media_mib: Size = 64
     patch_mib: Size = 64
-    embedding_tokens: NotNegative = 0  # 0: 16384, on CUDA more where the device has room
+    embedding_tokens: NotNegative = 0  # 0: likewise
 
 
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,10 @@ import msgspec
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config import RuntimeConfig
 from ..errors import ConfigError
-from ..stage_table import RECORDERS, device_pools, parse_layout
-from .device_room import DeviceRoom, pool_bytes, working_bytes
+from ..stage_table import RECORDERS, device_pools
+from .device_room import DeviceRoom
+from .host_room import HostRoom
+from .pool_sizes import ModelFacts, size_for_device, size_for_host
 
 LAYOUT_NAME = "layout"
 DEVICE_SOCKET = "device"  # here memory hands out descriptors of device memory
@@ -21,36 +23,23 @@ SPARE_SOCKET = "device.spare"  # here the supervisor does, to a memory whose pre
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_ROWS = 256
 EMBEDDING_PAGE_TOKENS = 32
+CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
 ROW_DEFINITION_BYTES = 64 * 1024
 ROW_STATE_BYTES = 128 * 1024
 PLAN_SLOTS = 64
 PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 DELTA_RING_BYTES = 4 << 20
-CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
-EMBEDDING_TOKENS, CUDA_EMBEDDING_TOKENS = 16384, 131072  # where memory.embedding_tokens is 0: at least, and on CUDA at most
-EMBEDDING_SHARE = 0.02  # of the device memory available to pools
 FLIGHT_BYTES = len(RECORDERS) * NUM_RECORDS * RECORD_BYTES
 
 
-class ModelFacts(msgspec.Struct, frozen=True):
-    """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
-    prefill and of a row's logits; tokens of context."""
-
-    kv_page_bytes: int
-    embedding_row_bytes: int
-    max_context: int
-    patch_row_bytes: int
-    prefill_token_bytes: int = 0
-    logits_bytes: int = 0
-
-
 class PoolLayout(msgspec.Struct, frozen=True):
-    """``on_device``: its pages lie on the CUDA device, and only their generations in shared memory."""
+    """``on_device``: its pages lie on the CUDA device, and only their generations in shared memory. ``reason``: of its size."""
 
     num_pages: int
     page_bytes: int
     on_device: bool = False
+    reason: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -84,24 +73,28 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + FLIGHT_BYTES
 
 
-def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | None = None) -> MemoryLayout:
-    """Divide memory. ``room``: memory of the CUDA device of the model's pools, once the weights are loaded; without it the CPU's sizes
-    apply. Raises ConfigError when the KV pool is too small."""
+def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | HostRoom | None = None) -> MemoryLayout:
+    """Divide memory. ``room``: memory of the CUDA device of the model's pools, once the weights are loaded; or of the host, before.
+    Without it pools have their least sizes. Raises ConfigError when the KV pool is too small."""
     memory = config.memory
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
-    embedding_tokens = memory.embedding_tokens or EMBEDDING_TOKENS
-    kv_tokens = memory.kv_tokens or max(min(32 * 2048, num_rows * facts.max_context), facts.max_context)
-    if config.model.on_cuda and room is not None:
-        embedding_tokens, kv_tokens = _fill_device(config, facts, room, num_rows)
-    if kv_tokens < 2 * page:
-        raise ConfigError(f"memory.kv_tokens is {kv_tokens}, at least two pages ({2 * page} tokens) are needed")
+    if isinstance(room, DeviceRoom):
+        embedding, kv = size_for_device(config, facts, room, num_rows)
+    else:
+        embedding, kv = size_for_host(config, facts, room, num_rows)
+    if kv.tokens < 2 * page:
+        raise ConfigError(f"memory.kv_tokens is {kv.tokens}, at least two pages ({2 * page} tokens) are needed")
     patch_page_bytes = PATCH_PAGE_ROWS * facts.patch_row_bytes
     pools = {
         "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
         "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // patch_page_bytes), patch_page_bytes),
-        "embedding": PoolLayout(max(1, embedding_tokens // EMBEDDING_PAGE_TOKENS), EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes),
-        "kv": PoolLayout(-(-kv_tokens // page), facts.kv_page_bytes),
+        "embedding": PoolLayout(
+            max(1, embedding.tokens // EMBEDDING_PAGE_TOKENS),
+            EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes,
+            reason=embedding.reason,
+        ),
+        "kv": PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason),
     }
     if config.model.on_cuda:
         pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in device_pools()}
@@ -115,28 +108,6 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
         device=config.model.device,
     )
-
-
-def _fill_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[int, int]:
-    """Tokens of the embedding and the KV pool where the configuration leaves them to the device. A guidance pair is two rows of a step.
-
-    Raises: ConfigError where no whole context fits.
-    """
-    memory, page = config.memory, config.memory.kv_page_tokens
-    num_processes = len(parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
-    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
-    left = pool_bytes(room, memory.gpu_memory_utilization, working)
-    affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
-    embedding_tokens = memory.embedding_tokens or min(max(affordable, EMBEDDING_TOKENS), CUDA_EMBEDDING_TOKENS)
-    left -= embedding_tokens * facts.embedding_row_bytes
-    kv_tokens = memory.kv_tokens or max(left, 0) // facts.kv_page_bytes * page
-    if not memory.kv_tokens and kv_tokens < facts.max_context:
-        raise ConfigError(
-            f"{config.model.device} has {room.free_bytes >> 20} of {room.total_bytes >> 20} MiB free beside the weights; "
-            f"of memory.gpu_memory_utilization = {memory.gpu_memory_utilization:g} they leave room for {kv_tokens} tokens of KV cache, "
-            f"one context has {facts.max_context}: lower model.max_context, or set memory.kv_dtype or memory.kv_tokens"
-        )
-    return embedding_tokens, kv_tokens
 
 
 def write_layout(run: Path, layout: MemoryLayout) -> None:

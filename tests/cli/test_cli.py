@@ -18,6 +18,7 @@ import pytest
 
 from mmrt.cli.main import run
 from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.process.host_room import HostRoom
 from mmrt.runtime.process.run import create_run, run_info
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.run_directory import RunDirectory
@@ -204,13 +205,29 @@ def test_up_refuses_what_cannot_run_before_it_starts_anything(
 
 
 def test_what_a_dead_run_has_left_counts_as_room(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(["up", "--dry-run", "--port", "0"]) == 0
+    (tmp_path / "c.toml").write_text("[memory]\nkv_tokens = 4096\nembedding_tokens = 4096")
+    arguments = ["up", "--dry-run", "--port", "0", "--config", str(tmp_path / "c.toml")]
+    assert run(arguments) == 0
     needed = int(re.findall(r"shared memory +(\d+) MiB", capsys.readouterr().out)[0]) << 20
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=needed - (1 << 20)))
-    assert refused(capsys, "up", "--dry-run", "--port", "0")[0] == 1
+    assert refused(capsys, *arguments)[0] == 1
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "pool-kv.left").write_bytes(bytes(3 << 20))
+    assert run(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "kv_mib", "why"),
+    [(512, range(256, 257), "the least"), (1500, range(330, 380), "25% of the memory available"), (7000, range(512, 513), "the most")],
+)
+def test_dry_run_says_why_pools_have_their_sizes(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, free_mib: int, kv_mib: range, why: str
+) -> None:
+    monkeypatch.setattr("mmrt.cli.up.read_host_room", lambda path: HostRoom(free_mib << 20, 1 << 40))
     assert run(["up", "--dry-run", "--port", "0"]) == 0
+    (line,) = re.findall(r"kv pool .*", capsys.readouterr().out)
+    assert why in line
+    assert int(line.split()[2]) in kv_mib
 
 
 def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:

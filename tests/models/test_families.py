@@ -29,7 +29,8 @@ from mmrt.runtime.config import MediaSection, RuntimeConfig
 from mmrt.runtime.controller.intake import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.budgets import encode_budget
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.process.memory_layout import ModelFacts, plan_layout
+from mmrt.runtime.process.memory_layout import plan_layout
+from mmrt.runtime.process.pool_sizes import ModelFacts
 from mmrt.runtime.supervisor.launcher import TOWER_STAGE, zygote_stages
 from mmrt.schema.media import MediaSpan
 

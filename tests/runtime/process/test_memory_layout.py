@@ -6,7 +6,9 @@ import pytest
 from mmrt.runtime.config import MemorySection, ModelSection, RuntimeConfig, parse_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.device_room import DeviceRoom
-from mmrt.runtime.process.memory_layout import ModelFacts, plan_layout, write_layout
+from mmrt.runtime.process.host_room import HostRoom
+from mmrt.runtime.process.memory_layout import plan_layout, write_layout
+from mmrt.runtime.process.pool_sizes import ModelFacts
 from mmrt.runtime.supervisor.run_report import ComputeReport
 from mmrt.runtime.supervisor.status_report import compute_of
 from mmrt.shm.run_directory import RunDirectory
@@ -49,7 +51,32 @@ def test_on_cuda_pools_take_what_the_device_has() -> None:
     assert layout.num_rows == 256 and layout.pools["embedding"].num_pages * 32 == 131072
     half = plan_layout(on_cuda(gpu_memory_utilization=0.45), QWEN_7B, "bfloat16", H200)
     assert layout.pools["kv"].num_bytes - half.pools["kv"].num_bytes == pytest.approx(0.45 * H200.total_bytes, rel=0.01)
-    assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", H200).pools["kv"].num_pages * 16 == 65536, "a CPU has no such room"
+
+
+def on_host(gib: float, facts: ModelFacts = QWEN_7B, **memory: object) -> tuple[int, int]:
+    """(KV tokens, embedding tokens) with ``gib`` available, 15 GiB of it for the weights."""
+    config = RuntimeConfig(memory=MemorySection(**memory))  # type: ignore[arg-type]
+    facts = msgspec.structs.replace(facts, weight_bytes=15 * GIB)
+    pools = plan_layout(config, facts, "bfloat16", HostRoom(int(gib * GIB), 1 << 60)).pools
+    return pools["kv"].num_pages * 16, pools["embedding"].num_pages * 32
+
+
+def test_on_the_host_pools_take_a_share_of_what_is_available() -> None:
+    kv, embedding = on_host(15 + 4 * 16)
+    assert kv * 57344 + embedding * 7168 == pytest.approx(16 * GIB, rel=0.01), "a quarter of what the weights leave"
+    assert embedding * 7168 == pytest.approx(0.02 * 16 * GIB, rel=0.01)
+    assert on_host(10) == on_host(0) == (65536, 16384), "never less than running requests need"
+    assert on_host(4000) == (16 * 32768, 131072), "never more than conversations fill"
+    assert on_host(4000, kv_tokens=1600, embedding_tokens=320) == (1600, 320)
+    assert on_host(4000, kv_tokens=1600) == (1600, 131072)
+    shared = HostRoom(memory_bytes=4000 * GIB, shared_bytes=1 * GIB)
+    assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", shared).pools["kv"].num_pages * 16 == 65536
+
+
+def test_short_contexts_need_no_large_pool() -> None:
+    facts = msgspec.structs.replace(QWEN_7B, max_context=128)
+    assert on_host(4000, facts)[0] == 64 * 128, "as many as there are rows"
+    assert on_host(0, facts, max_sequences=1)[0] == 128
 
 
 def test_what_is_configured_is_taken_on_cuda_too() -> None:

@@ -1,0 +1,90 @@
+"""Sizes of the embedding and the KV pool: as configured, else a share of the memory that they lie in (pure).
+
+Pools cannot grow later, and their memory is reserved at the start. Running requests need the least sizes; what is above them keeps
+pages for requests to come, so it is bounded by use: a share of what is free, and no more than conversations will fill.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from ..config import RuntimeConfig
+from ..errors import ConfigError
+from ..stage_table import parse_layout
+from .device_room import DeviceRoom, pool_bytes, working_bytes
+from .host_room import HostRoom
+
+HOST_SHARE = 0.25  # of free memory after the weights: the rest is for processes, their activations, and whatever else the machine does
+KV_TOKENS = 65536  # least, or all contexts that can run where that is less
+HOST_CONTEXTS = 16  # most, on the host: reserving a GiB costs 0.3 s of the start
+EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
+EMBEDDING_SHARE = 0.02  # of the memory available to both pools
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
+    prefill, of a row's logits and of the weights; tokens of context."""
+
+    kv_page_bytes: int
+    embedding_row_bytes: int
+    max_context: int
+    patch_row_bytes: int
+    prefill_token_bytes: int = 0
+    logits_bytes: int = 0
+    weight_bytes: int = 0
+
+
+class PoolSize(NamedTuple):
+    """``reason``: of the size, for users."""
+
+    tokens: int
+    reason: str
+
+
+def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> tuple[PoolSize, PoolSize]:
+    """Return the sizes of the embedding and the KV pool in host memory; without ``room`` the least ones."""
+    memory, context = config.memory, facts.max_context
+    free = room.num_bytes if room is not None else 0
+    left = int(HOST_SHARE * max(0, free - facts.weight_bytes))
+    share = f"{HOST_SHARE:.0%} of the memory available, {free >> 20} MiB, less weights"
+    embedding = _embedding_size(config, facts, left)
+    if memory.kv_tokens:
+        return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
+    least = max(min(KV_TOKENS, num_rows * context), context)
+    affordable = (left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * memory.kv_page_tokens
+    return embedding, _within(least, affordable, max(least, HOST_CONTEXTS * context), share)
+
+
+def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[PoolSize, PoolSize]:
+    """Return the sizes of the embedding and the KV pool on a CUDA device. A guidance pair is two rows of a step.
+
+    Raises: ConfigError where no whole context fits.
+    """
+    memory, page = config.memory, config.memory.kv_page_tokens
+    num_processes = len(parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
+    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
+    left = pool_bytes(room, memory.gpu_memory_utilization, working)
+    embedding = _embedding_size(config, facts, left)
+    affordable = max(0, left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * page
+    if memory.kv_tokens:
+        return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
+    if affordable < facts.max_context:
+        raise ConfigError(
+            f"{config.model.device} has {room.free_bytes >> 20} of {room.total_bytes >> 20} MiB free beside the weights; of "
+            f"memory.gpu_memory_utilization = {memory.gpu_memory_utilization:g} they leave room for {affordable} tokens of KV cache, "
+            f"one context has {facts.max_context}: lower model.max_context, or set memory.kv_dtype or memory.kv_tokens"
+        )
+    return embedding, PoolSize(affordable, f"what is left of {memory.gpu_memory_utilization:.0%} of the device's memory")
+
+
+def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> PoolSize:
+    if config.memory.embedding_tokens:
+        return PoolSize(config.memory.embedding_tokens, "memory.embedding_tokens")
+    affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
+    return _within(EMBEDDING_TOKENS, affordable, MAX_EMBEDDING_TOKENS, f"{EMBEDDING_SHARE:.0%} of the memory for pools")
+
+
+def _within(least: int, affordable: int, most: int, share: str) -> PoolSize:
+    if affordable <= least:
+        return PoolSize(least, f"{least} tokens, the least")
+    return PoolSize(most, f"{most} tokens, the most") if affordable >= most else PoolSize(affordable, share)
