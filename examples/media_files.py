@@ -1,6 +1,6 @@
-"""Makes the three files in ``examples/``: a picture, a video and a sound that are easy to describe. No randomness, no downloads.
+"""Makes the three files beside it: a picture, a video and a sound that are easy to describe. No randomness, no downloads.
 
-usage: python -m mmrt.bench.media.example_media DIRECTORY
+usage: python -m mmrt.examples.media_files DIRECTORY
 """
 
 import argparse
