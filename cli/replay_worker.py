@@ -22,7 +22,7 @@ from ..actors.host.embedding_pages import HostEmbeddingPages
 from ..actors.prefill import PrefillWorker
 from ..actors.video.worker import VideoWorker
 from ..models.architecture import ModelConfig
-from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
+from ..models.checkpoint.weights import read_weights, torch_dtype
 from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
@@ -193,7 +193,7 @@ def _worker(
     config = capture.config
     if capture.header.actor == "video":
         return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute
-    weights = _read_weights(path, model)
+    weights = read_weights(path, model)
     completion = Completion(torch.device("cpu"))
     if capture.header.actor == "encoder":
         towers = Towers(model, weights)
@@ -206,14 +206,3 @@ def _worker(
     language_model = build_language_model(model, weights, torch.from_numpy(pools["kv"].data), page_tokens)
     prefill = PrefillWorker(model, language_model, table, HostEmbeddingPages(model, pools["embedding"]), page_tokens, completion)
     return lambda: prefill.execute
-
-
-def _read_weights(path: Path, model: ModelConfig) -> dict[str, torch.Tensor]:
-    buffer = bytearray()
-
-    def allocate(num_bytes: int) -> memoryview:
-        buffer.extend(bytes(num_bytes))
-        return memoryview(buffer)
-
-    index = write_weights(path, model, allocate)
-    return attach_weights(memoryview(buffer), index) if model.null is None else {}

@@ -22,7 +22,7 @@ from ...media.limits import MediaLimits
 from ...media.packets import Bitstream
 from ...media.preprocess import resize, temporal_rows
 from ...models.architecture import ModelConfig
-from ...models.checkpoint.weights import attach_weights, torch_dtype, write_weights
+from ...models.checkpoint.weights import read_weights, torch_dtype
 from ...models.config import load_model_config
 from ...models.families.registry import family_of
 from ...models.lm.decoder import Chunk
@@ -91,7 +91,7 @@ def _next_frame(pool: DecodingPool, request: Request) -> Any:
 
 def _encode(checkpoint: Path, video: _Video) -> Callable[[], int]:
     """Segment by segment, as plans come; the rows are noise: their values cost nothing."""
-    towers = Towers(video.config, _weights(checkpoint, video.config))
+    towers = Towers(video.config, read_weights(checkpoint, video.config))
     random = np.random.default_rng(0)
     parts = [
         TowerInput("video", random.integers(0, 256, (part.num_rows, part.row_bytes), np.uint8), part.grid)
@@ -109,7 +109,7 @@ def _prefill(checkpoint: Path, video: _Video) -> Callable[[], int]:
     config, num_tokens = video.config, video.item.num_tokens
     num_pages = -(-num_tokens // PAGE_TOKENS)
     pool = torch.zeros(num_pages, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
-    model = build_language_model(config, _weights(checkpoint, config), pool, PAGE_TOKENS)
+    model = build_language_model(config, read_weights(checkpoint, config), pool, PAGE_TOKENS)
     embeds = torch.randn(num_tokens, config.language.hidden_size).to(torch_dtype(config.dtype))
     positions = torch.arange(num_tokens).expand(3, -1)
     block_table = torch.randperm(num_pages)
@@ -125,17 +125,6 @@ def _prefill(checkpoint: Path, video: _Video) -> Callable[[], int]:
         return num_tokens
 
     return work
-
-
-def _weights(checkpoint: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    buffers: list[bytearray] = []
-
-    def allocate(num_bytes: int) -> memoryview:
-        buffers.append(bytearray(num_bytes))
-        return memoryview(buffers[0])
-
-    index = write_weights(checkpoint, config, allocate)
-    return attach_weights(memoryview(buffers[0]), index)
 
 
 def main(argv: list[str] | None = None) -> int:

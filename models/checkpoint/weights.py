@@ -75,6 +75,18 @@ def write_weights(
     return index
 
 
+def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors in memory of this process alone, for what is no actor. Raises: CheckpointError."""
+    buffers: list[memoryview] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffers.append(memoryview(bytearray(num_bytes)))
+        return buffers[0]
+
+    index = write_weights(path, config, allocate)
+    return attach_weights(buffers[0], index)
+
+
 def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> list[StoredTensor]:
     """The checkpoint tensors that make up this one, shapes checked."""
     for source in spec.sources:
