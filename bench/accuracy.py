@@ -6,23 +6,23 @@ differs from the reference's.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from ..models.architecture import KvDType, ModelConfig
-from ..models.checkpoint.weights import attach_weights, torch_dtype, write_weights
+from ..models.checkpoint.weights import read_weights, torch_dtype
 from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
 from ..models.lm.language_model import build_language_model
 from .environment import Environment, read_environment
-from .output import JSON_HELP, open_console, write_json
-from .render import show_environment, show_table
+from .output import JSON_HELP, run_bench
+from .render import show_table
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 40
@@ -57,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
-    console = open_console(options.json)
+    run_bench("accuracy", options.json, (), lambda _: measure(options), show)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> AccuracyBench:
+    """All computations."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     config = load_model_config(options.checkpoint, options.dtype)
@@ -71,28 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype)
         name = f"mmrt, {options.dtype}" if kv_dtype == "auto" else f"mmrt, {options.dtype}, KV in {kv_dtype}"
         differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, PROMPT_TOKENS), reference))
-    bench = AccuracyBench(
-        environment=read_environment(),
-        checkpoint=options.checkpoint.name,
-        dtype=options.dtype,
-        differences=differences,
+    return AccuracyBench(
+        environment=read_environment(), checkpoint=options.checkpoint.name, dtype=options.dtype, differences=differences
     )
-    show_environment(console, bench.environment)
-    rows = [
-        [
-            d.name,
-            str(d.kv_bytes),
-            str(d.flips),
-            f"{100 * d.flips / d.num_tokens:.1f} %",
-            f"{d.mean_error:.4f}",
-            f"{d.max_error:.4f}",
-        ]
-        for d in bench.differences
-    ]
+
+
+def show(console: Console, bench: AccuracyBench) -> None:
+    """The table."""
+    rows = []
+    for d in bench.differences:
+        errors = f"{100 * d.flips / d.num_tokens:.1f} %", f"{d.mean_error:.4f}", f"{d.max_error:.4f}"
+        rows.append([d.name, str(d.kv_bytes), str(d.flips), *errors])
     title = f"{bench.checkpoint}: logits of {bench.differences[0].num_tokens} tokens against float32; KV in bytes per token"
     show_table(console, title, ["", "KV", "flips", "rate", "mean |d|", "max |d|"], rows)
-    write_json(options.json, bench)
-    return 0
 
 
 def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor) -> Difference:
@@ -122,18 +118,11 @@ def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: s
 
 def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: int) -> Tensor:
     """As ``transformers_logits``, from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
-    buffers: list[memoryview] = []
-
-    def allocate(num_bytes: int) -> memoryview:
-        buffers.append(memoryview(bytearray(num_bytes)))
-        return buffers[0]
-
-    index = write_weights(checkpoint, config, allocate)
     num_sequences, length = ids.shape
     num_pages = -(-length // PAGE_TOKENS)
     kv = torch.zeros((num_sequences * num_pages, config.kv_page_bytes(PAGE_TOKENS)), dtype=torch.uint8)
     tables = torch.arange(num_sequences * num_pages).view(num_sequences, num_pages)
-    model = build_language_model(config, attach_weights(buffers[0], index), kv, PAGE_TOKENS)
+    model = build_language_model(config, read_weights(checkpoint, config), kv, PAGE_TOKENS)
     assert model.embed(ids[0, :1]).dtype == torch_dtype(config.dtype)
     prompt = torch.arange(num_prompt - 1).expand(3, -1)
     model.prefill([Chunk(model.embed(row[: num_prompt - 1]), prompt, 0, table) for row, table in zip(ids, tables, strict=True)])
@@ -142,7 +131,3 @@ def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: i
         lengths = torch.full((num_sequences,), position + 1)
         steps.append(model.decode(ids[:, position], torch.full((3, num_sequences), position), lengths, tables))
     return torch.stack(steps, dim=1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ looks again and at which rows. ``plan`` is the policy alone, over the whole stat
 
 import argparse
 import gc
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from rich.console import Console
 
 from ..runtime.bus.messages import (
     Analysed,
@@ -46,8 +46,8 @@ from ..runtime.stage_table import WORKERS
 from ..schema.media import ItemShape, SegmentShape
 from ..schema.rows import EndCode, Phase
 from .environment import Environment, read_environment
-from .output import JSON_HELP, open_console, write_json
-from .render import show_environment, show_table
+from .output import JSON_HELP, run_bench
+from .render import show_table
 
 STATES = ((64, 0, 0, 0.3), (64, 0, 256, 0.6), (256, 256, 256, 2.0))  # running, preparing, waiting, target in ms
 PLAN_TARGET_MS = 1.0
@@ -82,24 +82,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.turns < 1:
         parser.error(f"--turns {options.turns} must be at least 1")
-    console = open_console(options.json)
-    environment = read_environment()
-    bench = ControllerBench(environment=environment, states=[measure(*state, options.turns) for state in STATES])
-    show_environment(console, environment)
-    columns = ["requests", "P50", "P99", "CPU P50", "CPU P99", "plan P50", "plan P99", "target"]
-    rows = [
-        [
-            f"{state.running}, {state.preparing}, {state.waiting}",
-            *(f"{value:.2f}" for value in (*state.tick_ms, *state.cpu_ms, *state.plan_ms)),
-            f"{state.target_ms:g}",
-        ]
-        for state in bench.states
-    ]
-    show_table(console, f"a tick with so many running, preparing and waiting; ms (policy: target {PLAN_TARGET_MS:g})", columns, rows)
-    write_json(options.json, bench)
+    bench = run_bench("controller", options.json, (), lambda _: measure_all(options.turns), show)
     if options.json is None:
         print(msgspec.json.encode(bench).decode())
     return 0
+
+
+def measure_all(num_turns: int) -> ControllerBench:
+    """Each state."""
+    environment = read_environment()
+    return ControllerBench(environment=environment, states=[measure(*state, num_turns) for state in STATES])
+
+
+def show(console: Console, bench: ControllerBench) -> None:
+    """One line for each state."""
+    columns = ["requests", "P50", "P99", "CPU P50", "CPU P99", "plan P50", "plan P99", "target"]
+    rows = []
+    for state in bench.states:
+        times = [f"{value:.2f}" for value in (*state.tick_ms, *state.cpu_ms, *state.plan_ms)]
+        rows.append([f"{state.running}, {state.preparing}, {state.waiting}", *times, f"{state.target_ms:g}"])
+    show_table(console, f"a tick with so many running, preparing and waiting; ms (policy: target {PLAN_TARGET_MS:g})", columns, rows)
 
 
 def measure(running: int, preparing: int, waiting: int, target_ms: float, num_turns: int) -> StateCost:
@@ -253,7 +255,3 @@ class Drive:
                 if request is not None:
                     self.tell("gateway", Delivered(1, request.key))
                     self.submit(self.preparing > 0 and self.num_requests % 2 > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,20 @@
-"""Output of a bench: tables on the terminal, JSON to a file or to standard output; and progress meanwhile.
+"""Output of a bench: tables on the terminal, JSON to a file or to standard output; progress meanwhile; and why there is none.
 
 Called by every ``main`` here.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 from rich.console import Console
+
+from .environment import Environment
+from .render import show_environment
 
 STANDARD_OUTPUT = Path("-")
 JSON_HELP = "write the figures; - is standard output"
@@ -25,13 +30,43 @@ def open_console(json: Path | None) -> Console:
     return Console(stderr=json == STANDARD_OUTPUT)
 
 
-def write_json(json: Path | None, figures: msgspec.Struct) -> None:
+def write_json(json: Path | None, figures: object) -> None:
     """Write the figures where they were asked for. Raises: OSError."""
     encoded = msgspec.json.format(msgspec.json.encode(figures)).decode() + "\n"
     if json == STANDARD_OUTPUT:
         print(encoded, end="")
     elif json is not None:
         json.write_text(encoded)
+
+
+class Bench(Protocol):
+    """What a bench has measured: a msgspec.Struct."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+
+B = TypeVar("B", bound=Bench)
+
+
+def run_bench(
+    name: str,
+    json: Path | None,
+    errors: tuple[type[Exception], ...],
+    measure: Callable[[Console], B],
+    show: Callable[[Console, B], None],
+) -> B | None:
+    """Measure, show the environment and the tables, write the figures. None after one of these errors, which is told."""
+    console = open_console(json)
+    try:
+        bench = measure(console)
+    except errors as error:
+        print(f"mmrt bench {name}: {error}", file=sys.stderr)
+        return None
+    show_environment(console, bench.environment)
+    show(console, bench)
+    write_json(json, bench)
+    return bench
 
 
 @contextmanager

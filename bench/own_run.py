@@ -18,6 +18,7 @@ import msgspec
 from ..runtime.config import RuntimeConfig, to_toml
 from ..runtime.supervisor.run_report import RunReport
 from ..shm.run_directory import RunDirectory
+from .processes import descendants
 
 _decode_report = msgspec.json.Decoder(RunReport).decode
 _COMMAND = (sys.executable, "-P", "-m", "mmrt.cli.main")
@@ -111,53 +112,7 @@ def processes_of(report: RunReport) -> dict[int, str]:
     """pid -> name of every process of a run: actors, supervisor, and what else descends from it."""
     if report.supervisor_pid is None:
         raise OwnRunError("the run has no supervisor")
-    children = _children_by_parent()
-    found: dict[int, str] = {}
-    waiting = [report.supervisor_pid]
-    while waiting:
-        pid = waiting.pop()
-        found[pid] = "supervisor" if pid == report.supervisor_pid else _other_name(pid)
-        waiting += children.get(pid, [])
-    return found | {actor.pid: actor.name for actor in report.actors if actor.pid}
-
-
-def _other_name(pid: int) -> str:
-    return "zygote" if "mmrt.runtime.supervisor.zygote" in _read(Path(f"/proc/{pid}/cmdline")) else "other"
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit() and (stat := _read(directory / "stat")):
-            parent = int(stat.rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(directory.name))
-    return children
-
-
-def memory_of(pid: int) -> tuple[int, int]:
-    """(proportional set size, private dirty) of a process in bytes; zeros if it is gone.
-
-    A page of a shared mapping that only one process has touched counts as private dirty in the kernel's sums, although no other
-    process would need a copy of it: private dirty is counted over private mappings alone.
-    """
-    proportional = private = 0
-    is_shared = False
-    for line in _read(Path(f"/proc/{pid}/smaps")).splitlines():
-        name, *rest = line.split()
-        if not name.endswith(":"):
-            is_shared = rest[0].endswith("s")
-        elif name == "Pss:":
-            proportional += int(rest[0]) * 1024
-        elif name == "Private_Dirty:" and not is_shared:
-            private += int(rest[0]) * 1024
-    return proportional, private
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    return descendants(report.supervisor_pid) | {actor.pid: actor.name for actor in report.actors if actor.pid}
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -1,6 +1,6 @@
 """Tables in the terminal. Called by the benches after they have measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -45,6 +45,12 @@ def show_table(console: Console, title: str, columns: Sequence[str], rows: Seque
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def show_targets(console: Console, targets: Mapping[str, bool]) -> None:
+    """One line for each target: whether it was reached."""
+    for name, reached in targets.items():
+        console.print(f"{'reached' if reached else 'MISSED '}  {name}", style="green" if reached else "red", highlight=False)
 
 
 def _table(title: str, *columns: str) -> Table:

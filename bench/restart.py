@@ -28,9 +28,9 @@ from ..runtime.supervisor.control import RestartReply, RestartRequest, call
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorTable
 from .environment import Environment, read_environment
-from .output import JSON_HELP, open_console, write_json
+from .output import JSON_HELP, run_bench
 from .own_run import OwnRun, OwnRunError, own_run
-from .render import show_environment, show_table
+from .render import show_table
 from .serve.client import BenchError, find_model, open_session
 from .serve.steady_streams import SteadyStreams, longest_silence
 
@@ -63,19 +63,17 @@ class RestartBench(msgspec.Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, also when a target is missed."""
     options = _parse(argv)
-    console = open_console(options.json)
+    bench = run_bench("restart", options.json, (OwnRunError, BenchError, OSError), lambda _: measure(options), show)
+    return 1 if bench is None else 0
+
+
+def measure(options: argparse.Namespace) -> RestartBench:
+    """All series on one run. Raises: OwnRunError, BenchError, OSError."""
     environment = read_environment()
-    try:
-        with _package_copy(options.reloads > 0) as source, own_run() as run:
-            _start(run, options.model, reload=source is not None)
-            series = asyncio.run(_measure(run, options, source))
-    except (OwnRunError, BenchError, OSError) as error:
-        print(f"mmrt bench restart: {error}", file=sys.stderr)
-        return 1
-    bench = RestartBench(environment=environment, num_streams=options.streams, series=series)
-    show(console, bench)
-    write_json(options.json, bench)
-    return 0
+    with _package_copy(options.reloads > 0) as source, own_run() as run:
+        _start(run, options.model, reload=source is not None)
+        series = asyncio.run(_measure(run, options, source))
+    return RestartBench(environment=environment, num_streams=options.streams, series=series)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -250,7 +248,6 @@ def _expect_before(deadline_s: float, otherwise: str) -> None:
 
 def show(console: Console, bench: RestartBench) -> None:
     """One line for each series."""
-    show_environment(console, bench.environment)
     rows = []
     for series in bench.series:
         values = sorted(series.values_s)
@@ -260,7 +257,3 @@ def show(console: Console, bench: RestartBench) -> None:
         rows.append([f"{series.kind} {series.actor}", series.measure, str(len(values)), *cells])
     title = f"seconds that a client waits, {bench.num_streams} streams"
     show_table(console, title, ["", "", "trials", "median", "worst", "target", ""], rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,6 @@ Starts runs through the command line in a home of its own: once, when files may 
 
 import argparse
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -19,9 +18,10 @@ from ..runtime.config import ModelSection, RuntimeConfig, ServerSection
 from ..runtime.stage_table import torch_actors
 from ..runtime.supervisor.processes import cpu_seconds
 from .environment import Environment, read_environment
-from .output import JSON_HELP, open_console, write_json
-from .own_run import OwnRun, OwnRunError, memory_of, own_run, processes_of, timed
-from .render import show_environment, show_table
+from .output import JSON_HELP, run_bench
+from .own_run import OwnRun, OwnRunError, own_run, processes_of, timed
+from .processes import memory_of
+from .render import show_table
 
 MEBI = 1 << 20
 _SETTLE_S, _IDLE_S = 2.0, 10.0
@@ -57,28 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--shared-weights-of", metavar="DIR", help="also start this larger checkpoint: are its weights in memory once?")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
-    console = open_console(options.json)
+    bench = run_bench(
+        "startup", options.json, (OwnRunError, OSError), lambda _: measure(options.model, options.shared_weights_of), show
+    )
+    return 1 if bench is None else 0
+
+
+def measure(model: str, larger: str | None) -> StartupBench:
+    """Everything; ``larger``: a checkpoint to start as well. Raises: OwnRunError, OSError."""
     environment = read_environment()
-    measurements: list[Measurement] = []
-    try:
-        with own_run() as run:
-            config = _config(options.model)
-            measurements += measure_starts(run, config)
-            measurements.append(measure_status(run))
-            measurements += measure_restarts(run)
-            measurements.append(measure_idle(run))
-            memory = read_memory(run)
-            measurements.append(Measurement(name="whole run, PSS", value=_sum(memory, 0), unit="MiB", target=1200))
-            measurements.append(Measurement(name="down", value=run.down(), unit="s"))
-            if options.shared_weights_of:
-                measurements += measure_shared_weights(run, _config(options.shared_weights_of))
-    except (OwnRunError, OSError) as error:
-        print(f"mmrt bench startup: {error}", file=sys.stderr)
-        return 1
-    bench = StartupBench(environment=environment, measurements=measurements, memory=memory)
-    show(console, bench)
-    write_json(options.json, bench)
-    return 0
+    with own_run() as run:
+        measurements = measure_starts(run, _config(model))
+        measurements.append(measure_status(run))
+        measurements += measure_restarts(run)
+        measurements.append(measure_idle(run))
+        memory = read_memory(run)
+        measurements.append(Measurement(name="whole run, PSS", value=_sum(memory, 0), unit="MiB", target=1200))
+        measurements.append(Measurement(name="down", value=run.down(), unit="s"))
+        if larger:
+            measurements += measure_shared_weights(run, _config(larger))
+    return StartupBench(environment=environment, measurements=measurements, memory=memory)
 
 
 def _config(model: str) -> RuntimeConfig:
@@ -170,7 +168,6 @@ def _sum(memory: dict[str, tuple[int, int]], which: int) -> float:
 
 def show(console: Console, bench: StartupBench) -> None:
     """Figures beside targets, then memory by process."""
-    show_environment(console, bench.environment)
     verdict = {None: "", True: "reached", False: "MISSED"}
     rows = [
         [
@@ -184,7 +181,3 @@ def show(console: Console, bench: StartupBench) -> None:
     show_table(console, "start-up and idle", ["", "measured", "target", ""], rows)
     rows = [[name, f"{pss / MEBI:.0f}", f"{dirty / MEBI:.0f}"] for name, (pss, dirty) in sorted(bench.memory.items())]
     show_table(console, "memory, MiB", ["process", "PSS", "private dirty"], rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

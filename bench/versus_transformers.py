@@ -8,7 +8,6 @@ processor, as torch takes them by default.
 import argparse
 import asyncio
 import io
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from ..models.text.chat_template import ChatTemplate
 from ..models.text.tokenizer import Tokenizer
 from ..runtime.config import ActorSection, ActorsSection, ModelSection, RuntimeConfig, ServerSection
 from .environment import Environment, read_environment
-from .output import JSON_HELP, open_console, write_json
+from .output import JSON_HELP, run_bench
 from .own_run import OwnRunError, own_run
-from .render import show_environment, show_table
+from .render import show_table, show_targets
 from .serve.client import BenchError, find_model, open_session, stream_chat
 from .serve.drivers import run_closed_loop
 from .serve.options import image_size
@@ -76,15 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.num_requests < 1 or options.max_tokens < 1:
         parser.error("--num-requests and --max-tokens must be at least 1")
-    console = open_console(options.json)
-    try:
-        bench = measure(options)
-    except (BenchError, OwnRunError, OSError, ValueError) as error:
-        print(f"mmrt bench versus_transformers: {error}", file=sys.stderr)
-        return 1
-    show(console, bench)
-    write_json(options.json, bench)
-    return 0
+    errors = BenchError, OwnRunError, OSError, ValueError
+    bench = run_bench("versus_transformers", options.json, errors, lambda _: measure(options), show)
+    return 1 if bench is None else 0
 
 
 def measure(options: argparse.Namespace) -> VersusBench:
@@ -234,7 +227,6 @@ class _Reference:
 
 def show(console: Console, bench: VersusBench) -> None:
     """Both sides and the ratio."""
-    show_environment(console, bench.environment)
     width, height = bench.image_size
     title = f"{bench.checkpoint}, {bench.dtype}: {bench.num_requests} requests, {width}x{height}, {bench.max_tokens} tokens out"
     rows = []
@@ -242,10 +234,5 @@ def show(console: Console, bench: VersusBench) -> None:
         ttft = f"{side.ttft.p50:.2f}" if side.ttft else ""
         rows.append([name, f"{side.duration_s:.1f}", f"{side.requests_per_s:.2f}", f"{side.tokens_per_s:.1f}", ttft])
     show_table(console, title, ["", "s", "requests/s", "tokens/s", "TTFT P50, s"], rows)
-    reached = bench.ratio >= TARGET_RATIO
-    text = f"{'reached' if reached else 'MISSED '}  {bench.ratio:.2f} times transformers' throughput, target {TARGET_RATIO:g}"
-    console.print(text, style="green" if reached else "red", highlight=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    text = f"{bench.ratio:.2f} times transformers' throughput, target {TARGET_RATIO:g}"
+    show_targets(console, {text: bench.ratio >= TARGET_RATIO})

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.stage_table import ACTORS
-from .faults import ZYGOTE
-from .run_view import RunView, children, what_is
+from ..processes import SUPERVISOR, ZYGOTE, descendants
+from .run_view import RunView
 
-SUPERVISOR = "supervisor"
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
 # Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
@@ -43,7 +42,7 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
 def count(view: RunView, with_memory: bool = False) -> Count:
     """Count everything now. ``with_memory``: also how much each process has."""
-    pids = processes(view)
+    pids = descendants(view.supervisor_pid)
     stats = view.stats()
     return Count(
         processes=dict(Counter(pids.values())),
@@ -57,17 +56,6 @@ def count(view: RunView, with_memory: bool = False) -> Count:
         shm_bytes=sum(entry.stat().st_blocks * 512 for entry in view.path.iterdir() if not entry.name.startswith(".")),
         own_bytes={name: anonymous_bytes(pid) for pid, name in pids.items()} if with_memory else {},
     )
-
-
-def processes(view: RunView) -> dict[int, str]:
-    """Every descendant process of the supervisor, by kind."""
-    found = {view.supervisor_pid: SUPERVISOR}
-    waiting = children(view.supervisor_pid)
-    while waiting:
-        pid = waiting.pop()
-        found[pid] = what_is(pid)
-        waiting += children(pid)
-    return found
 
 
 def is_settled(view: RunView) -> bool:

@@ -102,7 +102,3 @@ def _clean_up(home: Path, out: Path | None, has_failed: bool) -> None:
         shutil.copytree(logs, out, dirs_exist_ok=True)
         print(f"the logs are in {out}", file=sys.stderr)
     shutil.rmtree(home, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,12 +12,12 @@ from typing import Literal, get_args
 import msgspec
 
 from ...runtime.stage_table import ACTORS, torch_actors
+from ..processes import ZYGOTE
 
 Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart"]
 Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
-ZYGOTE = "zygote"
 EVERYBODY = "all"  # the target of a full file system
 TARGETS = (*ACTORS, ZYGOTE)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.bus.faults import EXIT_SIGNAL, FaultFile
+from ..processes import is_gone, send_signal
 from .faults import EVERYBODY, Fault
 from .private_tmpfs import PrivateTmpfs
-from .run_view import RunView, is_gone, send_signal
+from .run_view import RunView
 
 _POLL_S = 0.002
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "exit": EXIT_SIGNAL}

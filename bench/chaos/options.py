@@ -22,6 +22,10 @@ Every storm prints its seed; a failed fault is asked for again with --replay SEE
 Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
 
 
+_FIELDS = {"faults": "num_faults", "actors": "targets", "drains": "num_drains", "cancel": "cancel_share", "interval": "interval_s"}
+_FIELDS |= {"default_restarts": "has_default_restarts", "soak": "is_soak"}
+
+
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options. ``num_faults`` or ``minutes``, whichever comes first; None is no limit."""
 
@@ -67,37 +71,24 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
     """Read the command line. Exits with status 2 and a message when it makes no sense."""
     parser = _parser()
-    given = parser.parse_args(argv)
-    replay = given.replay
-    soak = given.soak
-    num_faults, minutes = given.faults, given.minutes
-    if num_faults is None and minutes is None:
-        minutes = SOAK_MINUTES if soak else None
-        num_faults = None if soak else 1 if replay else 30
+    given = argparse.Namespace(**{_FIELDS.get(name, name): value for name, value in vars(parser.parse_args(argv)).items()})
+    soak, replay = given.is_soak, given.replay
     if soak and (given.kinds or given.phases):
         parser.error("--soak kills processes at fixed times: --kinds and --phases do not go with it")
-    options = ChaosOptions(
-        seed=replay[0] if replay else given.seed,
-        num_faults=num_faults,
-        minutes=minutes,
-        num_drains=given.drains if given.drains is not None else 0 if soak or (replay and not replay[1]) else 1,
-        concurrency=given.concurrency,
-        cancel_share=given.cancel if given.cancel is not None else SOAK_CANCEL_SHARE if soak else 0.08,
-        pairs=given.pairs,
-        interval_s=given.interval if given.interval is not None else SOAK_INTERVAL_S if soak else 0.0,
-        quiet_every=given.quiet_every,
-        max_tokens=given.max_tokens,
-        model=given.model,
-        layout=given.layout,
-        has_default_restarts=given.default_restarts,
-        json=given.json,
-        out=given.out,
-        kinds=["kill"] if soak else given.kinds or list(KINDS),
-        targets=given.actors or [name for name in TARGETS if not (soak and name == "zygote")],
-        phases=[phase for phase in PHASES if phase not in ("idle", "drain")] if soak else given.phases or list(PHASES),
-        replay=replay,
-        is_soak=soak,
-    )
+    if given.num_faults is None and given.minutes is None:
+        given.minutes = SOAK_MINUTES if soak else None
+        given.num_faults = None if soak else 1 if replay else 30
+    if given.num_drains is None:
+        given.num_drains = 0 if soak or (replay and not replay[1]) else 1
+    if given.cancel_share is None:
+        given.cancel_share = SOAK_CANCEL_SHARE if soak else 0.08
+    if given.interval_s is None:
+        given.interval_s = SOAK_INTERVAL_S if soak else 0.0
+    given.seed = replay[0] if replay else given.seed
+    given.kinds = ["kill"] if soak else given.kinds or list(KINDS)
+    given.targets = given.targets or [name for name in TARGETS if not (soak and name == "zygote")]
+    given.phases = [phase for phase in PHASES if phase not in ("idle", "drain")] if soak else given.phases or list(PHASES)
+    options = ChaosOptions(**vars(given))
     if replay is None and not options.storm_cells and not options.drain_cells:
         parser.error("no kind of fault in --kinds fits --actors and --phases")
     return options

@@ -4,9 +4,6 @@ Read-only, and holds no lock of a run: the storm must not prevent the sweep of a
 ``census``.
 """
 
-import os
-import select
-import signal
 import time
 from pathlib import Path
 
@@ -19,11 +16,9 @@ from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
-from .faults import ZYGOTE
+from ..processes import ZYGOTE, children, is_gone, what_is
 from .faults import Phase as StormPhase
 
-# The kernel keeps 15 bytes of a name, of which "mmrt-" may be five.
-_SHORT_NAMES = {length: actor for actor in ACTORS for length in (actor, actor[:10])}
 _STEP_PHASES: dict[str, StormPhase] = {"video": "decoding", "encoder": "encoding", "prefill": "prefill"}
 
 
@@ -108,54 +103,3 @@ class RunView:
             return False
         record = decode_record(state)
         return bool(record.items) and not record.filled
-
-
-def children(pid: int) -> list[int]:
-    """Its direct children; none if it is gone."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-
-
-def what_is(pid: int) -> str:
-    """Kind of a process: an actor, the zygote, or "other". A forked actor has the zygote's command line, but its own name."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("mmrt-")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return "other"
-    if name in _SHORT_NAMES:
-        return _SHORT_NAMES[name]
-    if b"mmrt.runtime.supervisor.zygote" in command:
-        return ZYGOTE
-    *_, last = command.rstrip(b"\0").split(b"\0")
-    return last.decode() if last.decode(errors="replace") in ACTORS else "other"
-
-
-def is_gone(pid: int) -> bool:
-    """True if dead with all its threads, reaped or not: a zombie in /proc may be just the first thread of a process still ending."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([fd], [], [], 0)[0])
-    finally:
-        os.close(fd)
-
-
-def send_signal(pid: int, number: int) -> bool:
-    """Signal a process by descriptor; False if it is gone."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        signal.pidfd_send_signal(fd, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(fd)
-    return True

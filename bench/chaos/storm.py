@@ -13,6 +13,7 @@ from pathlib import Path
 from ...runtime.bus.faults import FaultFile
 from ...runtime.stage_table import ACTORS
 from ..own_run import OwnRun, OwnRunError
+from ..processes import descendants, is_gone
 from . import census
 from .faults import PHASES, Fault, fault_at
 from .faults import Phase as StormPhase
@@ -23,7 +24,7 @@ from .options import ChaosOptions
 from .private_tmpfs import PrivateTmpfs
 from .report import StormReport
 from .requests import catalogue
-from .run_view import RunView, is_gone
+from .run_view import RunView
 from .storm_config import DRAIN_S, storm_config
 from .truth import TruthTeller, ask
 
@@ -184,7 +185,7 @@ class Storm:
         """Take the run down in mid-stream, with a fault once it drains."""
         self._load.resume()
         await until(lambda: self._view.stats().running >= 2, _SETTLE_S)
-        pids = census.processes(self._view)
+        pids = descendants(self._view.supervisor_pid)
         self._findings.begin(fault)
         self._findings.is_draining = True
         down = asyncio.create_task(asyncio.to_thread(self._run.command, "down", "--drain", str(DRAIN_S)))

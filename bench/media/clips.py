@@ -3,7 +3,9 @@
 Made once with PyAV from a fixed seed, all codecs from one pass over the frames. A long clip repeats the packets of a short one.
 """
 
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,16 @@ def _clouds(random: np.random.Generator, height: int, width: int, size: int) -> 
         for _ in range(3)
     ]
     return np.stack([np.asarray(plane, np.float32) for plane in planes], axis=-1)
+
+
+@contextmanager
+def kept_or_passing(directory: Path | None) -> Iterator[Path]:
+    """This directory, or one that is removed at the end."""
+    if directory is not None:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="mmrt-clips-") as passing:
+        yield Path(passing)
 
 
 def make_clips(directory: Path, codecs: list[str], num_seconds: int, height: int, width: int, tell: Tell = str) -> dict[str, Path]:

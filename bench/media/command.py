@@ -9,24 +9,23 @@ a short one; a JPEG of 12 megapixels. With ``--corpus`` 100 videos of all kinds 
 import argparse
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, Tell, open_console, progress, write_json
-from ..render import show_environment, show_table
-from .clips import CODECS, make_clips, repeat_clip, write_jpeg
+from ..output import JSON_HELP, Tell, progress, run_bench
+from ..render import show_table
+from ..serve.client import BenchError
+from .clips import CODECS, kept_or_passing, make_clips, repeat_clip, write_jpeg
 from .corpus import EDITION, LONGEST_S, NUM_FILES, SHORTEST_S
-from .corpus_speed import measure_corpus, show_corpus
+from .corpus_speed import CorpusBench, measure_corpus, show_corpus
 from .methods import Trial, is_available, jpeg_decoders
+from .trials import run_apart
 
 SAMPLED_TARGETS = {"h264": 2.0, "hevc": 2.2, "vp9": 1.2}
 FULL_TARGET = 1.15
@@ -35,15 +34,10 @@ JPEG_TARGET = 1.0
 NOISE = 1.03  # two runs of the same thing differ by that much
 PEERS = ("pyav", "opencv", "torchcodec")
 _JPEG_SIZE = (3000, 4000)
-_TRIAL_TIMEOUT_S = 1800.0
 _EPILOGUE = (
     "The corpus is FlashCodec's workload at a size that fits: the speed on each file beside PyAV and torchcodec, and whether all "
     "frames are those of PyAV in sequence. It takes minutes to make and to decode; --longest makes it smaller."
 )
-
-
-class MediaBenchError(Exception):
-    """A trial cannot be made."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,45 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--seconds, --rounds, --long and --files must be at least 1, --height at least 36, --seed at least 0")
     if not SHORTEST_S <= options.longest <= 7200:
         parser.error(f"--longest {options.longest:g} is not from {SHORTEST_S:g} to 7200")
-    console = open_console(options.json)
     if options.corpus:
-        return _corpus(console, options)
-    with ExitStack() as stack:
-        directory = options.clips or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrt-clips-")))
-        try:
-            bench = measure(console, directory, options.codecs, options.seconds, options.height, options.rounds, options.long)
-        except (MediaBenchError, OSError) as error:
-            print(f"mmrt bench media: {error}", file=sys.stderr)
-            return 1
-    show_environment(console, bench.environment)
-    for name in bench.absent:
-        console.print(f"{name} is not installed, and not compared with", style="yellow")
-    show_table(console, "medians", ["task", "way", "wall s", "CPU s", "frames", "memory MiB"], _trial_rows(bench))
-    show_table(console, "targets", ["task", "figure", "measured", "target", ""], _target_rows(bench))
-    write_json(options.json, bench)
-    return 0 if all(task.is_met is not False for task in bench.tasks) else 1
+        corpus = run_bench("media", options.json, (OSError, ValueError), lambda console: _corpus(console, options), show_corpus)
+        return 0 if corpus is not None and corpus.is_right else 1
+    bench = run_bench("media", options.json, (BenchError, OSError), lambda console: measure(console, options), show)
+    return 0 if bench is not None and all(task.is_met is not False for task in bench.tasks) else 1
 
 
-def _corpus(console: Console, options: argparse.Namespace) -> int:
-    """Returns 1 when a frame is wrong, or a file cannot be made or decoded."""
+def _corpus(console: Console, options: argparse.Namespace) -> CorpusBench:
+    """PyAV's errors are subclasses of these. Raises: OSError, ValueError."""
     directory = options.clips or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmrt" / f"corpus-{EDITION}"
-    try:
-        bench = measure_corpus(console, directory, options.seed, options.files, options.longest, options.rounds)
-    except (OSError, ValueError) as error:  # PyAV raises subclasses of these
-        print(f"mmrt bench media: {error}", file=sys.stderr)
-        return 1
-    show_corpus(console, bench)
-    write_json(options.json, bench)
-    return 0 if bench.is_right else 1
+    return measure_corpus(console, directory, options.seed, options.files, options.longest, options.rounds)
 
 
-def measure(
-    console: Console, directory: Path, codecs: list[str], num_seconds: int, height: int, rounds: int, num_repeats: int
-) -> MediaBench:
-    """Make the clips and do all tasks. Raises: MediaBenchError, OSError."""
+def measure(console: Console, options: argparse.Namespace) -> MediaBench:
+    """Make the clips and do all tasks. Raises: BenchError, OSError."""
+    codecs, num_seconds, rounds, num_repeats, height = options.codecs, options.seconds, options.rounds, options.long, options.height
     width = height * 16 // 9 // 2 * 2
     tasks = []
-    with progress(console) as tell:
+    with progress(console) as tell, kept_or_passing(options.clips) as directory:
         clips = make_clips(directory, codecs, num_seconds, height, width, tell)
         first = clips[codecs[0]]
         long = repeat_clip(first, directory / f"long-{num_repeats}x-{first.name}", num_repeats, num_seconds)
@@ -192,25 +166,12 @@ def compare(ways: dict[str, tuple[str, int, list[Path]]], rounds: int, task: str
         for name, (method, num_wanted, files) in ways.items():
             tell(f"{task}: {name}, {number + 1} of {rounds}")
             try:
-                trials[name].append(run_apart(method, num_wanted, files))
-            except MediaBenchError as error:
+                trials[name].append(run_apart("methods", [method, str(num_wanted), *map(str, files)], Trial, method))
+            except BenchError as error:
                 if method not in PEERS:
                     raise
                 print(f"mmrt bench media: {error}", file=sys.stderr)
     return {name: _median(of) for name, of in trials.items() if of}
-
-
-def run_apart(method: str, num_wanted: int, files: Sequence[Path]) -> Trial:
-    """A trial in a process of its own. Raises: MediaBenchError."""
-    command = [sys.executable, "-m", "mmrt.bench.media.methods", method, str(num_wanted), *map(str, files)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise MediaBenchError(f"{method} did not end within {_TRIAL_TIMEOUT_S:.0f} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise MediaBenchError(f"{method} failed: {lines[-1] if lines else f'exit status {done.returncode}'}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Trial)
 
 
 def _median(trials: list[Trial]) -> Trial:
@@ -254,5 +215,9 @@ def _target_rows(bench: MediaBench) -> list[list[str]]:
     ]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def show(console: Console, bench: MediaBench) -> None:
+    """What is compared with, medians, targets."""
+    for name in bench.absent:
+        console.print(f"{name} is not installed, and not compared with", style="yellow")
+    show_table(console, "medians", ["task", "way", "wall s", "CPU s", "frames", "memory MiB"], _trial_rows(bench))
+    show_table(console, "targets", ["task", "figure", "measured", "target", ""], _target_rows(bench))

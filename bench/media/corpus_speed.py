@@ -21,7 +21,7 @@ from ...media.decoding import DecodingPool, analyse_bitstream
 from ...media.engines import Output
 from ..environment import Environment, read_environment
 from ..output import Tell, progress
-from ..render import show_environment, show_table
+from ..render import show_table
 from .corpus import Recipe, make_corpus, recipes
 from .methods import METHODS, sample
 
@@ -151,7 +151,6 @@ def _sampled(path: Path, num_wanted: int) -> tuple[int, dict[int, bytes]]:
 
 def show_corpus(console: Console, bench: CorpusBench) -> None:
     """Speed by codec, then what is wrong."""
-    show_environment(console, bench.environment)
     for peer, why in bench.absent.items():
         console.print(f"{peer} {why}; it is not compared with", style="yellow", highlight=False)
     rows = [

@@ -9,12 +9,8 @@ import argparse
 import asyncio
 import base64
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -24,14 +20,15 @@ from rich.console import Console
 from ...runtime.config import ModelSection, RuntimeConfig, ServerSection
 from ...runtime.supervisor.processes import cpu_seconds
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, Tell, open_console, progress, write_json
+from ..output import JSON_HELP, Tell, progress, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run, processes_of
-from ..render import show_environment, show_table
+from ..render import show_table
 from ..serve.client import BenchError, find_model, open_session, stream_chat
 from ..serve.plot import PlotError, plot_stages
 from ..serve.record import Record
-from .clips import make_clips
+from .clips import kept_or_passing, make_clips
 from .trace_stages import StageSlice, overlap_s, stage_slices
+from .trials import run_apart
 from .video_stages import STAGES, StageAlone
 
 TARGET = 1.2
@@ -83,50 +80,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.seconds < 1 or options.rounds < 1 or options.height < 36:
         parser.error("--seconds and --rounds must be at least 1, --height at least 36")
-    console = open_console(options.json)
-    with ExitStack() as stack:
-        directory = options.clips or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrt-clips-")))
-        try:
-            bench, last = measure(console, options, directory)
-            if options.plot is not None:
-                plot_stages(options.plot, f"{bench.checkpoint}: {bench.seconds} s of video", last.slices, last.ttft_s)
-        except (BenchError, OwnRunError, PlotError, OSError, ValueError) as error:
-            print(f"mmrt bench video: {error}", file=sys.stderr)
-            return 1
-    show(console, bench)
-    write_json(options.json, bench)
-    return 0 if bench.is_met else 1
+    errors = BenchError, OwnRunError, PlotError, OSError, ValueError
+    bench = run_bench("video", options.json, errors, lambda console: measure(console, options), show)
+    return 0 if bench is not None and bench.is_met else 1
 
 
-def measure(console: Console, options: argparse.Namespace, directory: Path) -> tuple[VideoBench, Answer]:
-    """The bench and its last answer. Raises: BenchError, OwnRunError, OSError, ValueError."""
+def measure(console: Console, options: argparse.Namespace) -> VideoBench:
+    """Everything, and the picture that is asked for. Raises: BenchError, OwnRunError, PlotError, OSError, ValueError."""
     checkpoint = options.checkpoint.absolute()
     environment = read_environment()
-    with progress(console) as tell:
+    with progress(console) as tell, kept_or_passing(options.clips) as directory:
         clip = make_clips(directory, ["h264"], options.seconds, options.height, options.height * 16 // 9 // 2 * 2, tell)["h264"]
         with own_run() as run:
             tell("starting a run")
             run.up(RuntimeConfig(model=ModelSection(path=str(checkpoint), dtype=options.dtype), server=ServerSection(port=0)))
             answers = uvloop.run(_ask_again_and_again(run, clip, _limits(options), options.rounds, tell))
         alone = {stage: _alone(stage, checkpoint, clip, options, tell) for stage in STAGES}
+    if options.plot is not None:
+        title = f"{checkpoint.name}: {options.seconds} s of video"
+        plot_stages(options.plot, title, answers[-1].slices, answers[-1].ttft_s)
     ttft_s, cpu_s = (statistics.median(values) for values in zip(*((a.ttft_s, a.cpu_s) for a in answers), strict=True))
     floor_s = max(*(stage.wall_s for stage in alone.values()), cpu_s / environment.num_cpus)
-    return (
-        VideoBench(
-            environment=environment,
-            checkpoint=checkpoint.name,
-            clip=clip.name,
-            seconds=options.seconds,
-            ttft_s=ttft_s,
-            cpu_s=cpu_s,
-            overlap_s=statistics.median(overlap_s(answer.slices) for answer in answers),
-            num_prompt_tokens=answers[0].num_prompt_tokens,
-            alone=alone,
-            floor_s=floor_s,
-            ratio=ttft_s / floor_s,
-            is_met=ttft_s <= TARGET * floor_s,
-        ),
-        answers[-1],
+    return VideoBench(
+        environment=environment,
+        checkpoint=checkpoint.name,
+        clip=clip.name,
+        seconds=options.seconds,
+        ttft_s=ttft_s,
+        cpu_s=cpu_s,
+        overlap_s=statistics.median(overlap_s(answer.slices) for answer in answers),
+        num_prompt_tokens=answers[0].num_prompt_tokens,
+        alone=alone,
+        floor_s=floor_s,
+        ratio=ttft_s / floor_s,
+        is_met=ttft_s <= TARGET * floor_s,
     )
 
 
@@ -168,16 +155,11 @@ def _cpu_s(pids: dict[int, str]) -> float:
 
 def _alone(stage: str, checkpoint: Path, clip: Path, options: argparse.Namespace, tell: Tell) -> StageAlone:
     """The median of so many processes. Raises: BenchError."""
-    command = [sys.executable, "-m", "mmrt.bench.media.video_stages", stage, str(checkpoint), options.dtype, str(clip)]
-    command += ["--fps", str(options.fps), "--max-pixels", str(options.max_pixels)]
+    arguments = [stage, str(checkpoint), options.dtype, str(clip), "--fps", str(options.fps), "--max-pixels", str(options.max_pixels)]
     trials = []
     for number in range(options.rounds):
         tell(f"{stage} alone: {number + 1} of {options.rounds}")
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S)
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise BenchError(f"{stage} alone failed: {lines[-1] if lines else f'exit status {done.returncode}'}")
-        trials.append(msgspec.json.decode(done.stdout.splitlines()[-1], type=StageAlone))
+        trials.append(run_apart("video_stages", arguments, StageAlone, f"{stage} alone"))
     return StageAlone(
         wall_s=statistics.median(trial.wall_s for trial in trials),
         cpu_s=statistics.median(trial.cpu_s for trial in trials),
@@ -187,7 +169,6 @@ def _alone(stage: str, checkpoint: Path, clip: Path, options: argparse.Namespace
 
 def show(console: Console, bench: VideoBench) -> None:
     """Stages, then the whole beside its floor."""
-    show_environment(console, bench.environment)
     rows = [[name, f"{stage.wall_s:.2f}", f"{stage.cpu_s:.2f}", str(stage.num_units)] for name, stage in bench.alone.items()]
     rows.append(["one after the other", f"{bench.sequential_s:.2f}", f"{sum(stage.cpu_s for stage in bench.alone.values()):.2f}", ""])
     rows.append(["TTFT", f"{bench.ttft_s:.2f}", f"{bench.cpu_s:.2f}", str(bench.num_prompt_tokens)])
@@ -195,7 +176,3 @@ def show(console: Console, bench: VideoBench) -> None:
     verdict = "met" if bench.is_met else "missed"
     console.print(f"TTFT is {bench.ratio:.2f} times the floor of {bench.floor_s:.2f} s (target {TARGET:.2f}: {verdict})")
     console.print(f"two or more stages worked at once for {bench.overlap_s:.2f} s", style="dim")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,6 @@ over rounds, ratios medians of ratios within a round. Every peer is a real proce
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,8 +19,8 @@ from rich.console import Console
 from ...shm.errors import ShmError
 from ...shm.run_directory import RunDirectory
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, open_console, write_json
-from ..render import show_environment, show_table
+from ..output import JSON_HELP, run_bench
+from ..render import show_table, show_targets
 from ..serve.report import Distribution, distribution
 from .links import LINKS, MAX_SLOTS, MESSAGE_BYTES, WORKING_SET_BYTES, Link, PageLink, PeerError
 
@@ -68,15 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if min(options.rounds, options.pings, options.megabytes) < 1:
         parser.error("--rounds, --pings and --megabytes must be at least 1")
-    console = open_console(options.json)
-    try:
-        report = measure(options.rounds, options.pings, options.megabytes << 20)
-    except (ShmError, PeerError, OSError, TimeoutError) as error:
-        print(f"mmrt bench bus: {error}", file=sys.stderr)
-        return 1
-    show(console, report)
-    write_json(options.json, report)
-    return 0
+    errors = ShmError, PeerError, OSError, TimeoutError
+    num_bytes = options.megabytes << 20
+    bench = run_bench("bus", options.json, errors, lambda _: measure(options.rounds, options.pings, num_bytes), show)
+    return 1 if bench is None else 0
 
 
 def measure(rounds: int, num_pings: int, num_bytes: int) -> BusReport:
@@ -168,7 +162,6 @@ def judge(latency: Sequence[LatencyResult], bulk: Sequence[BulkResult]) -> dict[
 
 def show(console: Console, report: BusReport) -> None:
     """The two tables and the targets."""
-    show_environment(console, report.environment)
     rows = []
     for result in report.latency:
         hot, gap = result.hot, result.after_gap
@@ -180,9 +173,4 @@ def show(console: Console, report: BusReport) -> None:
         [f"{moved.num_bytes >> 20} MiB", moved.name, f"{moved.bytes_per_s / 1e9:.2f}", f"{moved.ratio:.2f}"] for moved in report.bulk
     ]
     show_table(console, "payloads", ["size", "", "GB/s", "of memcpy"], rows)
-    for name, reached in report.targets.items():
-        console.print(f"{'reached' if reached else 'MISSED '}  {name}", style="green" if reached else "red", highlight=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    show_targets(console, report.targets)

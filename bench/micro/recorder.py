@@ -8,7 +8,6 @@ real model writes far less.
 import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +26,9 @@ from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, open_console, write_json
+from ..output import JSON_HELP, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run
-from ..render import show_environment, show_table
+from ..render import show_table, show_targets
 from ..serve.client import BenchError
 from ..serve.raw_client import open_streams
 from .runtime import make_bodies, make_null_checkpoint
@@ -83,19 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.streams < 1 or options.tokens < 1:
         parser.error(f"--streams {options.streams} and --tokens {options.tokens} must be at least 1")
-    console = open_console(options.json)
-    try:
-        with own_run() as run:
-            bench = measure(run, options.streams, options.tokens)
-    except (BenchError, OwnRunError, ShmError, OSError) as error:
-        print(f"mmrt bench recorder: {error}", file=sys.stderr)
-        return 1
-    show(console, bench)
-    write_json(options.json, bench)
-    return 0
+    errors = BenchError, OwnRunError, ShmError, OSError
+    bench = run_bench("recorder", options.json, errors, lambda _: measure(options.streams, options.tokens), show)
+    return 1 if bench is None else 0
 
 
-def measure(run: OwnRun, num_streams: int, num_tokens: int) -> RecorderBench:
+def measure(num_streams: int, num_tokens: int) -> RecorderBench:
     """Everything. Raises: BenchError, OwnRunError, ShmError, OSError."""
     environment = read_environment()
     tmpfs = RunDirectory.default_path().parent.parent
@@ -103,13 +95,11 @@ def measure(run: OwnRun, num_streams: int, num_tokens: int) -> RecorderBench:
     record_s, read_s = measure_record(tmpfs)
     rows = max(num_streams, _SHORT_STREAMS)
     memory = MemorySection(max_sequences=rows, kv_tokens=rows * (num_tokens + _SPARE_TOKENS))
-    model = ModelSection(path=str(make_null_checkpoint(run.home / "null", 0.0)), name="null")
-    run.up(RuntimeConfig(model=model, server=ServerSection(port=0), memory=memory))
-    try:
+    with own_run() as run:
+        model = ModelSection(path=str(make_null_checkpoint(run.home / "null", 0.0)), name="null")
+        run.up(RuntimeConfig(model=model, server=ServerSection(port=0), memory=memory))
         requests_per_s = measure_requests(run.report().endpoint)
         window_s, records = measure_records(run, num_streams, num_tokens)
-    finally:
-        run.down()
     return RecorderBench(
         environment=environment,
         requests=requests,
@@ -223,7 +213,6 @@ def _stream(url: str, num_streams: int, num_tokens: int) -> None:
 
 def show(console: Console, bench: RecorderBench) -> None:
     """The tables, and what was to be reached."""
-    show_environment(console, bench.environment)
     rows = [
         [
             str(cost.prompt_tokens),
@@ -238,16 +227,8 @@ def show(console: Console, bench: RecorderBench) -> None:
     show_table(console, f"flight records at {bench.tokens_per_s:.0f} tokens/s", ["process", "records/s", "of its time"], rows)
     console.print(f"reading a full recorder: {bench.read_s * 1000:.2f} ms", highlight=False)
     most = max(bench.shares.values())
-    for text, reached in (
-        (
-            f"journal, {bench.requests_per_s:.0f} requests/s: {bench.journal_share:.2%} of a processor, target {JOURNAL_TARGET:.0%}",
-            bench.journal_share <= JOURNAL_TARGET,
-        ),
-        (f"one flight record: {bench.record_s * 1e6:.2f} us, target {RECORD_TARGET_S * 1e6:g} us", bench.record_s <= RECORD_TARGET_S),
-        (f"largest share of a process: {most:.3%}, target {RECORDER_TARGET:.0%}", most < RECORDER_TARGET),
-    ):
-        console.print(f"{'reached' if reached else 'MISSED '}  {text}", style="green" if reached else "red", highlight=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    journal = f"journal, {bench.requests_per_s:.0f} requests/s: {bench.journal_share:.2%} of a processor, target {JOURNAL_TARGET:.0%}"
+    record = f"one flight record: {bench.record_s * 1e6:.2f} us, target {RECORD_TARGET_S * 1e6:g} us"
+    share = f"largest share of a process: {most:.3%}, target {RECORDER_TARGET:.0%}"
+    targets = {journal: bench.journal_share <= JOURNAL_TARGET, record: bench.record_s <= RECORD_TARGET_S, share: most < RECORDER_TARGET}
+    show_targets(console, targets)

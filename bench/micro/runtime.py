@@ -8,7 +8,6 @@ time: with 0 decode runs as fast as it can and its consumers are the limit; with
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +24,9 @@ from ...shm.errors import ShmError
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable
 from ..environment import Environment, read_environment
-from ..output import JSON_HELP, open_console, write_json
+from ..output import JSON_HELP, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run, processes_of
-from ..render import show_environment, show_table
+from ..render import show_table, show_targets
 from ..serve.client import BenchError
 from ..serve.raw_client import RawStream, open_streams
 from ..serve.record import Record
@@ -91,21 +90,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.streams < 1 or options.tokens < 1 or min(options.step_ms) < 0:
         parser.error("--streams and --tokens must be at least 1, --step-ms at least 0")
-    console = open_console(options.json)
+    errors = BenchError, OwnRunError, ShmError, OSError
+    bench = run_bench("runtime", options.json, errors, lambda _: measure_all(options), show)
+    return 1 if bench is None or any(result.num_failed for result in bench.results) else 0
+
+
+def measure_all(options: argparse.Namespace) -> RuntimeBench:
+    """One run for each step time. Raises: BenchError, OwnRunError, ShmError, OSError."""
     environment = read_environment()
     results = []
-    try:
-        with own_run() as run:
-            for step_ms in options.step_ms:
-                tokens = options.tokens if step_ms == 0 else max(50, round(options.seconds * 1000 / step_ms))
-                results.append(measure(run, step_ms, options.streams, tokens))
-    except (BenchError, OwnRunError, ShmError, OSError) as error:
-        print(f"mmrt bench runtime: {error}", file=sys.stderr)
-        return 1
-    bench = RuntimeBench(environment=environment, results=results)
-    show(console, bench)
-    write_json(options.json, bench)
-    return 1 if any(result.num_failed for result in results) else 0
+    with own_run() as run:
+        for step_ms in options.step_ms:
+            tokens = options.tokens if step_ms == 0 else max(50, round(options.seconds * 1000 / step_ms))
+            results.append(measure(run, step_ms, options.streams, tokens))
+    return RuntimeBench(environment=environment, results=results)
 
 
 def measure(run: OwnRun, step_ms: float, num_streams: int, num_tokens: int) -> RuntimeResult:
@@ -226,7 +224,6 @@ def evaluate(records: Sequence[Record], samples: Sequence[Sample], step_ms: floa
 
 def show(console: Console, bench: RuntimeBench) -> None:
     """The table, and what was to be reached."""
-    show_environment(console, bench.environment)
     figures: list[tuple[str, Callable[[RuntimeResult], str]]] = [
         ("streams", lambda result: str(result.num_streams)),
         ("window, s", lambda result: f"{result.window_s:.1f}"),
@@ -246,12 +243,6 @@ def show(console: Console, bench: RuntimeBench) -> None:
     show_table(console, "share of one processor", columns, rows)
     tokens_per_s = max(result.tokens_per_s for result in bench.results)
     cpu_s = min(result.cpu_s for result in bench.results)
-    for text, reached in (
-        (f"tokens/s: {tokens_per_s:.0f}, target {TOKENS_TARGET_PER_S}", tokens_per_s >= TOKENS_TARGET_PER_S),
-        (f"decode loop CPU per step: {cpu_s * 1000:.3f} ms, target {HOST_TARGET_S * 1000:g} ms", cpu_s <= HOST_TARGET_S),
-    ):
-        console.print(f"{'reached' if reached else 'MISSED '}  {text}", style="green" if reached else "red", highlight=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    tokens = f"tokens/s: {tokens_per_s:.0f}, target {TOKENS_TARGET_PER_S}"
+    host = f"decode loop CPU per step: {cpu_s * 1000:.3f} ms, target {HOST_TARGET_S * 1000:g} ms"
+    show_targets(console, {tokens: tokens_per_s >= TOKENS_TARGET_PER_S, host: cpu_s <= HOST_TARGET_S})

@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from mmrt.bench.media.clips import CODECS, make_clips, repeat_clip
-from mmrt.bench.media.command import MediaBench, MediaBenchError, main, run_apart
-from mmrt.bench.media.methods import METHODS, is_available, run_trial, sample
+from mmrt.bench.media.command import MediaBench, main
+from mmrt.bench.media.methods import METHODS, Trial, is_available, run_trial, sample
+from mmrt.bench.media.trials import run_apart
 from mmrt.bench.output import progress
+from mmrt.bench.serve.client import BenchError
 from mmrt.cli.main import run
 
 
@@ -58,8 +60,8 @@ def test_samples() -> None:
 def test_a_way_that_fails_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken.mp4"
     broken.write_text("no video")
-    with pytest.raises(MediaBenchError, match="mmrt failed: .*text"):
-        run_apart("mmrt", 1, [broken])
+    with pytest.raises(BenchError, match="mmrt failed: .*text"):
+        run_apart("methods", ["mmrt", "1", str(broken)], Trial, "mmrt")
 
 
 def test_only_what_is_installed_is_tried() -> None:
