@@ -31,9 +31,9 @@ Without installing: the package mmrt is the root of the source tree. In a checko
 
 Where links were not copied, make one: mkdir .links && ln -s .. .links/mmrt
 
-One section by itself, say the sweep, for which the time of all is often too short; its rows are lines of JSON:
+One section by itself; its rows are lines of JSON:
 
-    PYTHONPATH=.links python3 -m mmrt.bench.gpu.section sweep --rows sweep.jsonl
+    PYTHONPATH=.links python3 -m mmrt.bench.gpu.section paged_decode --rows rows.jsonl
 
 Whole runs with other models, sections and sizes: python -m mmrt.bench.gpu.serve --help
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m mmrt.bench.gpu", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=("works", "speed", "serve"), metavar="PART", help="works, speed or serve")
-    parser.add_argument("--quick", action="store_true", help="speed: fewer sizes, no sweep, no 3B shape; serve: few requests")
+    parser.add_argument("--quick", action="store_true", help="speed: fewer sizes, no 3B shape; serve: few requests")
     about = "for PART.json (%(default)s)"
     parser.add_argument("--out", type=Path, default=Path("gpu-bench"), metavar="DIR", help=about)
     options = parser.parse_args(argv)

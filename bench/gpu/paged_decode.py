@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from .case import PAGE_DTYPES, Check, Size, Timing, can_read, num_multiprocessors, require_attention, type_name
 from .counts import HEADS_7B, HEADS_8B, Heads, decode_bytes
@@ -48,9 +47,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     yield Timing("plan of 64 rows", _plan)
 
 
-def time_decode(
-    clock: Clock, lengths: Sequence[int], heads: Heads, values: torch.dtype, *, num_copies: int = 1, launch: Launch | None = None
-) -> Timed:
+def time_decode(clock: Clock, lengths: Sequence[int], heads: Heads, values: torch.dtype, *, num_copies: int = 1) -> Timed:
     """bfloat16 queries over a cache of ``values``; as many caches as copies, so that each finds the L2 cache without its own."""
     num_rows = len(lengths)
     cache = make_cache([*lengths] * num_copies, heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, clock.device)
@@ -60,7 +57,7 @@ def time_decode(
     q = torch.randn(num_rows, heads.num_heads, heads.head_dim, dtype=torch.bfloat16, device=clock.device)
     out = torch.empty_like(q)
     tables = torch.split(cache.table, num_rows)
-    return clock.time([partial(paged_decode, q, cache.kv, table, workspace, out=out, launch=launch) for table in tables])
+    return clock.time([partial(paged_decode, q, cache.kv, table, workspace, out=out) for table in tables])
 
 
 def _check(

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from ...triton_kernels.launch import Launch
 from ...triton_kernels.paged_extend import paged_extend, paged_extend_reference, plan_extend
 from .case import PAGE_DTYPES, Check, Size, Timing, can_read, require_attention, type_name
 from .counts import HEADS_7B, Heads, Spans, extend_flops
@@ -45,12 +44,12 @@ def timings(quick: bool) -> Iterator[Timing]:
     yield Timing("int8 pages, 2048 on 8192 tokens", partial(_run, ((8192, 10240),), torch.int8, ""))
 
 
-def time_extend(clock: Clock, spans: Spans, heads: Heads, values: torch.dtype, launch: Launch | None = None) -> Timed:
+def time_extend(clock: Clock, spans: Spans, heads: Heads, values: torch.dtype) -> Timed:
     """bfloat16 chunks over a cache of ``values``."""
     starts = [start for start, _ in spans]
     cache = make_cache(starts, heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, clock.device)
     q, k, v = _projection(spans, heads, torch.bfloat16, clock.device)
-    plan = plan_extend(spans, heads.num_heads, heads.num_kv_heads, heads.head_dim, q.dtype, clock.device, launch)
+    plan = plan_extend(spans, heads.num_heads, heads.num_kv_heads, heads.head_dim, q.dtype, clock.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     return clock.time([partial(paged_extend, q, k, v, cache.kv, cache.table, plan, out=out)])
 

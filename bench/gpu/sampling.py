@@ -22,7 +22,7 @@ _BORDER = 1e-6  # of the kept mass: two sums of up to 152k float32 weights diffe
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """The same tokens as the reference: greedy, plain, each filter and all, too many candidates, guidance, penalties and mask."""
+    """The same tokens as the reference: greedy, plain, each filter and all, too many candidates, guidance and penalties."""
     num_rows, vocabulary = (4, 700) if size == "tiny" else (8, _VOCABULARY)
     greedy, plain, top_k = {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 40}
     settings: dict[str, Sequence[Columns]] = {
@@ -39,7 +39,7 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
     cramped = partial(SamplingWorkspace.allocate, max_candidates=16)
     many = partial(_check, device, num_rows, vocabulary, [top_k, {**top_k, "top_p": 0.9}], allocate=cramped)
     yield Check(f"more candidates than there is room for, {num_rows} x {vocabulary}", many)
-    everything = partial(_check, device, num_rows, vocabulary, [_EVERYTHING], with_tables=True)
+    everything = partial(_check, device, num_rows, vocabulary, [_EVERYTHING], with_counts=True)
     yield Check(f"everything, {num_rows} x {vocabulary}", everything)
     yield Check("count_tokens", partial(_check_counts, device, 40 if size == "tiny" else _VOCABULARY))
 
@@ -50,7 +50,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     if quick:
         return
     yield Timing("fp32 logits, 64 rows, all filters", partial(_time, 64, torch.float32, _FILTERS, False, "sampling"))
-    yield Timing("bf16 logits, 64 rows, filters, guidance, penalties, mask", partial(_time, 64, torch.bfloat16, _EVERYTHING, True, ""))
+    yield Timing("bf16 logits, 64 rows, filters, guidance, penalties", partial(_time, 64, torch.bfloat16, _EVERYTHING, True, ""))
     yield Timing(
         "bf16 logits, 64 rows, top-p alone", partial(_time, 64, torch.bfloat16, {"temperature": 1.0, "top_p": 0.95}, False, "")
     )
@@ -58,7 +58,7 @@ def timings(quick: bool) -> Iterator[Timing]:
     yield Timing("bf16 logits, 1 row, all filters", partial(_time, 1, torch.bfloat16, _FILTERS, False, ""))
 
 
-def _make_rows(num_rows: int, kinds: Sequence[Columns], with_tables: bool, device: torch.device) -> SamplingRows:
+def _make_rows(num_rows: int, kinds: Sequence[Columns], with_counts: bool, device: torch.device) -> SamplingRows:
     """Kinds take turns."""
     rows = SamplingRows(num_rows, device)
     numbers = torch.arange(num_rows, device=device)
@@ -68,20 +68,17 @@ def _make_rows(num_rows: int, kinds: Sequence[Columns], with_tables: bool, devic
     for first, columns in enumerate(kinds):
         for name, value in columns.items():
             getattr(rows, name)[first :: len(kinds)].fill_(value)
-    if with_tables:
+    if with_counts:
         rows.companion_row.copy_(numbers + num_rows)
-        rows.mask_row.copy_(numbers)
         rows.counts_row.copy_(numbers)
     return rows
 
 
-def _make_tables(num_rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Masks that allow about half of the tokens, and counts of some of which every third is of the prompt."""
-    words = -(-vocabulary // 32)
-    masks = torch.randint(-(2**31), 2**31 - 1, (num_rows, words), dtype=torch.int64, device=device).to(torch.int32)
+def _make_counts(num_rows: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Of some tokens, of which every third is of the prompt."""
     counts = (torch.rand(num_rows, vocabulary, device=device) < 0.01).to(torch.int32)
     counts[:, ::300] = IN_PROMPT
-    return masks, counts
+    return counts
 
 
 def _check(
@@ -90,18 +87,18 @@ def _check(
     vocabulary: int,
     kinds: Sequence[Columns],
     *,
-    with_tables: bool = False,
+    with_counts: bool = False,
     allocate: Callable[[int, int, torch.device], SamplingWorkspace] = SamplingWorkspace.allocate,
 ) -> float:
     logits = torch.randn(2 * num_rows, vocabulary, device=device) * _SPREAD
-    rows = _make_rows(num_rows, kinds, with_tables, device)
-    masks, counts = _make_tables(num_rows, vocabulary, device) if with_tables else (None, None)
+    rows = _make_rows(num_rows, kinds, with_counts, device)
+    counts = _make_counts(num_rows, vocabulary, device) if with_counts else None
     workspace = allocate(num_rows, vocabulary, device)
     out = torch.full((num_rows,), -7, dtype=torch.int64, device=device)
-    sample(logits, rows, workspace, masks=masks, counts=counts, out=out)
-    expected = reference.sample(logits, rows, masks=masks, counts=counts)
+    sample(logits, rows, workspace, counts=counts, out=out)
+    expected = reference.sample(logits, rows, counts=counts)
     for row in (out != expected).nonzero().flatten().tolist():
-        score = reference.scores(logits, rows, row, masks, counts)
+        score = reference.scores(logits, rows, row, counts)
         if rows.temperature[row] <= 0 or not _is_at_border(score, rows, row, int(out[row])):
             raise WrongResult(f"tokens are {out.tolist()}, expected {expected.tolist()}")
     return 0.0
@@ -135,14 +132,14 @@ def _check_counts(device: torch.device, vocabulary: int) -> float:
     return require_equal("counts", counts, expected)
 
 
-def _time(num_rows: int, dtype: torch.dtype, columns: Columns, with_tables: bool, target: str, clock: Clock) -> list[Row]:
+def _time(num_rows: int, dtype: torch.dtype, columns: Columns, with_counts: bool, target: str, clock: Clock) -> list[Row]:
     logits = (torch.randn(2 * num_rows, _VOCABULARY, device=clock.device) * _SPREAD).to(dtype)
-    rows = _make_rows(num_rows, [columns], with_tables, clock.device)
-    masks, counts = _make_tables(num_rows, _VOCABULARY, clock.device) if with_tables else (None, None)
+    rows = _make_rows(num_rows, [columns], with_counts, clock.device)
+    counts = _make_counts(num_rows, _VOCABULARY, clock.device) if with_counts else None
     workspace = SamplingWorkspace.allocate(num_rows, _VOCABULARY, clock.device)
     out = torch.empty(num_rows, dtype=torch.int64, device=clock.device)
-    timed = clock.time([partial(sample, logits, rows, workspace, masks=masks, counts=counts, out=out)])
+    timed = clock.time([partial(sample, logits, rows, workspace, counts=counts, out=out)])
     num_logits = num_rows * _VOCABULARY * (2 if "guidance" in columns else 1)
-    num_bytes = num_logits * dtype.itemsize + sum(table.nbytes for table in (masks, counts) if table is not None)
-    note = f"{_VOCABULARY} tokens; the rate is of logits and tables read once"
+    num_bytes = num_logits * dtype.itemsize + (0 if counts is None else counts.nbytes)
+    note = f"{_VOCABULARY} tokens; the rate is of logits and counts read once"
     return [timed.moved(num_bytes, target=target, note=note)]

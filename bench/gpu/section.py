@@ -35,7 +35,6 @@ MODULES = {
     "sharing": "sharing",
     "video": "video_units",
     "peers": "peers",
-    "sweep": "sweep",
 }
 """Sections in the order in which they run, by the modules that have their ``timings``, and ``checks`` if there are any."""
 

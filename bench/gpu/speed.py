@@ -43,8 +43,6 @@ def _run_sections(quick: bool, end_s: float) -> Iterator[tuple[str, list[Row], f
     command = [sys.executable, "-m", f"{__package__}.section", "--only", "timings", *(["--quick"] if quick else [])]
     with tempfile.TemporaryDirectory(prefix="mmrt-gpu-", ignore_cleanup_errors=True) as scratch:
         for number, section in enumerate(MODULES):
-            if quick and section == "sweep":
-                continue
             begun_s = time.monotonic()
             print(f"{section}, {end_s - begun_s:.0f} s left", flush=True)
             limit_s = end_s if section == list(MODULES)[-1] else min(end_s, begun_s + _SECTION_S)

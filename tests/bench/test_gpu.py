@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ import simplejpeg
 import torch
 
 import mmrt.bench.gpu.__main__ as command
-from mmrt.bench.gpu import device_tests, runner, sampling, section, sharing, speed, sweep, timing, video_units, works
+from mmrt.bench.gpu import device_tests, runner, sampling, section, sharing, speed, timing, video_units, works
 from mmrt.bench.gpu.case import Check, Timing, WrongResult, require_close
 from mmrt.bench.gpu.counts import SHAPE_3B, SHAPE_7B, attention_flops, decode_bytes, extend_flops, rotate_and_write_bytes
 from mmrt.bench.gpu.device import read_facts
@@ -157,21 +156,6 @@ def test_a_report_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         write_report(make_report(ROWS), path)
     assert len(json.loads(path.read_text())["rows"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("times", "time_us", "note"),
-    [
-        ({"shipped": 3.0, "other": 4.0}, 3.0, "as shipped"),
-        ({"shipped": 3.0, "other": 2.0}, 2.0, "other: 1.50 times as fast as the shipped launch"),
-        ({"other": 2.0}, 2.0, "other; the shipped launch was not timed in this process"),
-        ({}, None, "nothing was timed in this process"),
-    ],
-)
-def test_the_best_launch(times: dict[str, float], time_us: float | None, note: str) -> None:
-    """A section that was started again has the times of its own cases alone."""
-    timing = Timing("best", partial(sweep._best, times, "shipped"))
-    assert execute(timing, object(), lambda: None) == [Row(case="best", time_us=time_us, note=note)]  # type: ignore[arg-type]
 
 
 def test_a_timing_that_raises_is_a_row() -> None:
@@ -322,7 +306,7 @@ def test_speed_prints_its_table_last(
 
     monkeypatch.setattr(speed, "run_section", run)
     assert command.main(["speed", "--quick", "--out", str(tmp_path)]) == status
-    assert sections == [name for name in section.MODULES if name != "sweep"]
+    assert sections == list(section.MODULES)
     assert kept == [set(sections[:number]) for number in range(len(sections))]  # before each section, all that came before
     said = capsys.readouterr().out.partition("wrote ")[2]
     assert "steps  (0 s, " in said and said.endswith("MISSED\n")
@@ -580,13 +564,13 @@ def test_a_section_without_what_it_imports_is_not_run(monkeypatch: pytest.Monkey
 
 
 def test_sampling_has_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all logits, those of companions too, and of masks and counts."""
+    """Of all logits, those of companions too, and of counts."""
     clock = SimpleNamespace(device=torch.device("cpu"), time=lambda launches: timing.Timed(10.0, 0.0))
     monkeypatch.setattr(sampling, "_VOCABULARY", 1000)
     (row,) = sampling._time(4, torch.bfloat16, {"temperature": 0.8}, False, "sampling", clock)  # type: ignore[arg-type]
     assert (row.rate, row.unit) == (4 * 1000 * 2 / 10 / 1e3, "GB/s")
     (row,) = sampling._time(4, torch.float32, {"guidance": 1.5}, True, "", clock)  # type: ignore[arg-type]
-    assert row.rate == pytest.approx((2 * 4 * 1000 * 4 + 4 * 1000 * 4 + 4 * 32 * 4) / 10 / 1e3)
+    assert row.rate == pytest.approx((2 * 4 * 1000 * 4 + 4 * 1000 * 4) / 10 / 1e3)
 
 
 def test_batches_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ print(json.dumps([rows, sorted(found)]))
 """
 
 
-WITHOUT_CHECKS = ("ceilings", "sharing", "peers", "sweep")
+WITHOUT_CHECKS = ("ceilings", "sharing", "peers")
 
 
 def nothing() -> None:
@@ -238,7 +238,7 @@ def test_a_quick_run_times_some_of_it() -> None:
     for name in MODULES.values():
         module = importlib.import_module(f"mmrt.bench.gpu.{name}")
         whole, quick = ([timing.name for timing in module.timings(is_quick)] for is_quick in (False, True))
-        assert set(quick) <= set(whole) and (quick or name == "sweep")
+        assert set(quick) <= set(whole) and quick
 
 
 @pytest.mark.slow

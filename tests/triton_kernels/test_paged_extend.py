@@ -1,7 +1,9 @@
 """Paged extend against its reference, torch's SDPA and the CPU path."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES,
 from mmrt.triton_kernels.launch import Launch
 from mmrt.triton_kernels.paged_decode.config import HEAD_DIMS
 from mmrt.triton_kernels.paged_decode.reference import gather
-from mmrt.triton_kernels.paged_extend import paged_extend, paged_extend_reference, plan_extend
+from mmrt.triton_kernels.paged_extend import op, paged_extend, paged_extend_reference, plan_extend
 from mmrt.triton_kernels.paged_extend.config import extend_launch
 from mmrt.triton_kernels.paged_kv import PagedKV
 
@@ -43,7 +45,8 @@ def extend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: PagedKV, table: torch.Tensor, spans: list[tuple[int, int]], **options: Any
 ):
     launch = options.pop("launch", SMALL)
-    plan = plan_extend(spans, q.shape[1], k.shape[1], q.shape[2], q.dtype, q.device, launch)
+    with nullcontext() if launch is None else patch.object(op, "extend_launch", lambda *_: launch):
+        plan = plan_extend(spans, q.shape[1], k.shape[1], q.shape[2], q.dtype, q.device)
     out = poisoned(*q.shape, dtype=q.dtype, device=q.device)
     assert paged_extend(q, k, v, kv, table, plan, out=out, **options) is out
     return out

@@ -24,10 +24,9 @@ found = record()
 device = torch.device("cpu")
 workspace = SamplingWorkspace.allocate(33, 1000, device)
 for size in (1, 2, 3, 16, 33):
-    masks = torch.zeros(size + 1, 32, dtype=torch.int32)[1:]
     counts = torch.zeros(size, 1000, dtype=torch.int32)
     out = torch.zeros(size + 1, dtype=torch.int64)[1:]
-    sample(torch.zeros(2 * size, 1000), SamplingRows(size, device), workspace, masks=masks, counts=counts, out=out)
+    sample(torch.zeros(2 * size, 1000), SamplingRows(size, device), workspace, counts=counts, out=out)
     for width in (1, 16, 1001):
         column = torch.zeros(size + 1, dtype=torch.int32)[1:]
         count_tokens(counts, column, torch.zeros(size, width + 1, dtype=torch.int64)[:, 1:], column, is_prompt=False)
@@ -183,8 +182,6 @@ def test_all_at_once_is_as_the_reference(vocabulary: int, dtype: torch.dtype, sp
     generator = np.random.default_rng(seed)
     # Rows of logits do not follow each other in memory, and are used in any order.
     logits = normal(6, vocabulary + 5, device, spread, seed).to(dtype)[:, :vocabulary]
-    num_words = max(1, vocabulary // 32 - int(generator.integers(0, 2)))
-    masks = torch.from_numpy(generator.integers(-(2**31), 2**31, (2, num_words), dtype=np.int32)).to(device)
     counts = torch.from_numpy(generator.integers(0, 3, (2, vocabulary), dtype=np.int32)).to(device)
     counts[0, ::3] |= kernel.IN_PROMPT
     rows = rows_of(
@@ -193,7 +190,6 @@ def test_all_at_once_is_as_the_reference(vocabulary: int, dtype: torch.dtype, sp
         logits_row=torch.from_numpy(np.append(generator.permutation(6), -1)),
         companion_row=[-1, 0, 5, -1, -1, 2, 0],
         guidance=[1, 2, 0.5, 1, 1, 1.5, 1],
-        mask_row=[-1, 0, 1, -1, 0, -1, 1],
         counts_row=[0, -1, 1, 0, -1, 1, 0],
         repetition=[1.3, 1, 0.8, 1, 1, 1.1, 1],
         presence=[0.5, 0, 0, -0.5, 0, 1, 0],
@@ -205,8 +201,8 @@ def test_all_at_once_is_as_the_reference(vocabulary: int, dtype: torch.dtype, sp
         seed=torch.from_numpy(generator.integers(-(2**63), 2**63, 7)),
         index=torch.from_numpy(generator.integers(0, 2**40, 7)),
     )
-    tokens = sample(logits, rows, poisoned(7, vocabulary, device), masks=masks, counts=counts)
-    expected = reference.sample(logits, rows, masks=masks, counts=counts)
+    tokens = sample(logits, rows, poisoned(7, vocabulary, device), counts=counts)
+    expected = reference.sample(logits, rows, counts=counts)
     assert tokens.tolist() == expected.tolist()
     assert tokens[6] == -1
 
@@ -237,38 +233,18 @@ def test_broken_logits_still_give_a_token(device: torch.device, temperature: flo
     assert tokens[3] % 2 == 1
 
 
-def test_a_mask_without_tokens_gives_token_0_and_no_mass(device: torch.device) -> None:
-    workspace = poisoned(2, 70, device)
-    masks = torch.zeros(1, 3, dtype=torch.int32, device=device)
-    tokens = sample(normal(2, 70, device), rows_of(2, device, mask_row=0, top_k=[0, 5]), workspace, masks=masks)
-    assert tokens.tolist() == [0, 0]
-    assert workspace.kept.tolist() == [0, 0]
-
-
-def test_masks_as_llguidance_fills_them(device: torch.device) -> None:
-    """Bit t % 32 of word t // 32, the sign bit too; what lies beyond the words is not allowed."""
-    allowed = {0: 31, 1: 32, 2: 63}
-    masks = torch.zeros(3, 2, dtype=torch.int32, device=device)
-    for row, token in allowed.items():
-        masks[row, token // 32] = int(np.uint32(1 << token % 32).astype(np.int32))
-    rows = rows_of(3, device, mask_row=[0, 1, 2], temperature=[0, 1, 1], top_k=[0, 0, 2])
-    assert sample(normal(3, 100, device), rows, poisoned(3, 100, device), masks=masks).tolist() == [31, 32, 63]
-
-
 def test_rows_beyond_two_billion_elements(device: torch.device) -> None:
     """Addresses are 64 bits wide: 4 GiB of address space of which two rows are touched."""
     vocabulary = 90
     far = torch.empty(2**31 + vocabulary, dtype=torch.bfloat16, device=device).as_strided((2, vocabulary), (2**31, 1))
     near = normal(2, vocabulary, device).bfloat16()
     far.copy_(near)
-    masks = torch.empty(2**31 + 3, dtype=torch.int32, device=device).as_strided((2, 3), (2**31, 1))
     counts = torch.empty(2**31 + vocabulary, dtype=torch.int32, device=device).as_strided((2, vocabulary), (2**31, 1))
-    masks.fill_(-1)
     counts.fill_(0)
     counts[1, 5] = 3
-    rows = rows_of(2, device, mask_row=1, counts_row=1, frequency=0.5, top_k=20)
-    tokens = sample(far, rows, poisoned(2, vocabulary, device), masks=masks, counts=counts)
-    assert tokens.tolist() == reference.sample(near, rows, masks=masks, counts=counts).tolist()
+    rows = rows_of(2, device, counts_row=1, frequency=0.5, top_k=20)
+    tokens = sample(far, rows, poisoned(2, vocabulary, device), counts=counts)
+    assert tokens.tolist() == reference.sample(near, rows, counts=counts).tolist()
 
 
 def test_tokens_are_counted(device: torch.device) -> None:
@@ -307,9 +283,9 @@ def _bad(device: torch.device) -> dict[str, Callable[[], object]]:
         "rows": lambda: sample(logits, rows_of(4, device), space),
         "rows device": lambda: sample(logits, SamplingRows(3, meta), space),
         "workspace device": lambda: sample(logits, rows, SamplingWorkspace.allocate(3, 64, meta)),
-        "masks dtype": lambda: sample(logits, rows, space, masks=table.long()),
-        "masks device": lambda: sample(logits, rows, space, masks=table.to(meta)),
-        "masks strides": lambda: sample(logits, rows, space, masks=table.T),
+        "counts dtype": lambda: sample(logits, rows, space, counts=table.long()),
+        "counts device": lambda: sample(logits, rows, space, counts=table.to(meta)),
+        "counts strides": lambda: sample(logits, rows, space, counts=table.repeat(1, 2)[:, ::2]),
         "counts dimensions": lambda: sample(logits, rows, space, counts=table[0]),
         "counts vocabulary": lambda: sample(logits, rows, space, counts=table[:, :60]),
         "out dtype": lambda: sample(logits, rows, space, out=column),
@@ -329,7 +305,7 @@ def _bad(device: torch.device) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("what", list(_bad(torch.device("cpu"))))
 def test_what_does_not_fit_is_refused(device: torch.device, what: str) -> None:
-    with pytest.raises(ValueError, match=r"^(logits|rows|workspace|masks|counts|out|tokens|counts_rows|num_tokens) .*not "):
+    with pytest.raises(ValueError, match=r"^(logits|rows|workspace|counts|out|tokens|counts_rows|num_tokens) .*not "):
         _bad(device)[what]()
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..checks import check_aligned, check_dense, check_device, check_tensor
-from ..launch import Launch
 from ..paged_kv import FLOATS, PagedKV
 from .config import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, MAX_ROWS, REDUCE_ITEMS, decode_launch, num_items
 from .kernel import attend_kernel, plan_kernel, reduce_kernel
@@ -68,14 +67,13 @@ def paged_decode(
     workspace: DecodeWorkspace,
     *,
     out: Tensor | None = None,
-    launch: Launch | None = None,
 ) -> Tensor:
     """Attention of each row's one new token over the row's tokens, as ``plan_decode`` has cut them.
 
     q [B, num_heads, head_dim], bfloat16, float16 or float32; query head h reads KV head h // (num_heads / num_kv_heads).
     block_table int32 [B, W]: pages in the order of the row's tokens; entries after the row's own are arbitrary.
-    out as q, allocated if not given; rows of length 0 get 0. ``launch`` replaces the table's choice in sweeps. Split over tokens
-    after Flash-Decoding (Dao et al., 2023). Raises: ValueError.
+    out as q, allocated if not given; rows of length 0 get 0. Split over tokens after Flash-Decoding (Dao et al., 2023).
+    Raises: ValueError.
     """
     check_device("q", q.device)
     check_tensor("q", q, (workspace.rows.shape[0], workspace.lse.shape[1], workspace.partial.shape[2]), FLOATS, workspace.rows.device)
@@ -90,7 +88,7 @@ def paged_decode(
     check_dense("block_table", block_table)
     check_aligned("q", q)
     check_aligned("out", out)
-    launch = launch or decode_launch(head_dim, group, kv.k_pages.element_size())
+    launch = decode_launch(head_dim, group, kv.k_pages.element_size())
     attend_kernel[(kv.k_pages.shape[2], workspace.items.shape[0])](
         q,
         *kv,

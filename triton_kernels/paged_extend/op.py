@@ -35,10 +35,9 @@ def plan_extend(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-    launch: Launch | None = None,
 ) -> ExtendPlan:
     """Cut chunks into blocks. ``spans``: (start, end) of each sequence's chunk, as ``Attention.begin_prefill`` has them; ``dtype`` of
-    queries. ``launch`` replaces the table's choice in sweeps. Raises: ValueError."""
+    queries. Raises: ValueError."""
     for start, end in spans:
         if not 0 <= start <= end < 2**31:
             raise ValueError(f"span ({start}, {end}) is no range of tokens below 2**31")
@@ -47,7 +46,7 @@ def plan_extend(
     group = num_heads // num_kv_heads
     check_shape(head_dim, group)
     lengths = [end - start for start, end in spans]
-    launch = launch or extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize, architecture(device))
+    launch = extend_launch(head_dim, group, max(lengths, default=0), dtype.itemsize, architecture(device))
     step = launch.tiles["BLOCK_M"] // group
     num_blocks = sum(-(-length // step) for length in lengths)
     if num_blocks > MAX_BLOCKS:

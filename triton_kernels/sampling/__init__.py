@@ -1,4 +1,4 @@
-"""Tokens from logits: guidance, penalties, grammar mask and temperature in one pass, then top-k, top-p and min-p without a sort."""
+"""Tokens from logits: guidance, penalties and temperature in one pass, then top-k, top-p and min-p without a sort."""
 
 from .op import SamplingWorkspace, count_tokens, sample
 from .rows import SamplingRows

@@ -19,29 +19,26 @@ _IN_PROMPT = tl.constexpr(IN_PROMPT)
 _LARGEST = tl.constexpr(1e38)  # scores are cut to it, so that no difference of two overflows
 _NEVER = tl.constexpr(2**31 - 1)
 _SEED, _INDEX = (tl.constexpr(i) for i in range(len(rows.LONGS)))
-_LOGITS_ROW, _COMPANION_ROW, _MASK_ROW, _COUNTS_ROW, _TOP_K = (tl.constexpr(i) for i in range(len(rows.INTS)))
+_LOGITS_ROW, _COMPANION_ROW, _COUNTS_ROW, _TOP_K = (tl.constexpr(i) for i in range(len(rows.INTS)))
 _TEMPERATURE, _TOP_P, _MIN_P, _GUIDANCE, _REPETITION, _PRESENCE, _FREQUENCY = (tl.constexpr(i) for i in range(len(rows.FLOATS)))
 
 
-@triton.jit(do_not_specialize=["stride", "mask_words"])
+@triton.jit(do_not_specialize=["stride"])
 def prepare_kernel(
     logits_ptr,
     ints_ptr,
     floats_ptr,
-    masks_ptr,
     counts_ptr,
     scores_ptr,
     tops_ptr,
     top_ids_ptr,
     stride,
     vocabulary,
-    mask_words,
     stride_logits: tl.int64,
-    stride_mask: tl.int64,
     stride_counts: tl.int64,
     TILE: tl.constexpr,
 ):
-    """The one pass over the logits: guidance, penalties, mask, temperature. Greedy rows need no scores, only each tile's top."""
+    """The one pass over the logits: guidance, penalties, temperature. Greedy rows need no scores, only each tile's top."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     source = tl.load(ints_ptr + _LOGITS_ROW * stride + row).to(tl.int64)
@@ -71,12 +68,6 @@ def prepare_kernel(
     # A NaN is never drawn, and 0 has one key.
     possible = inside & (score > float("-inf"))
     score = tl.where(score == 0, 0.0, tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST))
-    if masks_ptr is not None:
-        mask_row = tl.load(ints_ptr + _MASK_ROW * stride + row).to(tl.int64)
-        if mask_row >= 0:
-            at = token >> 5
-            word = tl.load(masks_ptr + mask_row * stride_mask + at, mask=inside & (at < mask_words), other=0)
-            possible = possible & (((word >> (token & 31)) & 1) != 0)
     score = tl.where(possible, score, float("-inf"))
     at = row.to(tl.int64) * tl.num_programs(1) + tile
     top = tl.max(score, 0)

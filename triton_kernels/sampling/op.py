@@ -66,29 +66,25 @@ def sample(
     rows: SamplingRows,
     workspace: SamplingWorkspace,
     *,
-    masks: Tensor | None = None,
     counts: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Draw one token per row: guidance (CF1), penalties, grammar mask, temperature, top-k, top-p, min-p, as ``models.sampling``.
+    """Draw one token per row: guidance (CF1), penalties, temperature, top-k, top-p, min-p, as ``models.sampling``.
 
-    ``logits`` [L, V] float32, bfloat16 or float16; row i draws from ``logits[rows.logits_row[i]]``. ``masks`` int32 [M, words]: bit
-    t % 32 of word t // 32 allows token t, and tokens beyond the words are not allowed. ``counts`` int32 [C, V], see ``count_tokens``.
-    -> int64 [N], in ``out`` where given: -1 for padding, and 0 for a row in which no token is possible. Equal scores are taken in the
-    order of ids. Row numbers are not checked: they lie on the device.
+    ``logits`` [L, V] float32, bfloat16 or float16; row i draws from ``logits[rows.logits_row[i]]``. ``counts`` int32 [C, V], see
+    ``count_tokens``. -> int64 [N], in ``out`` where given: -1 for padding, and 0 for a row in which no token is possible. Equal scores
+    are taken in the order of ids. Row numbers are not checked: they lie on the device.
 
     Raises: ValueError for tensors that do not fit together.
     """
     _check(logits, rows, workspace)
     device = logits.device
-    if masks is not None:
-        _check_table("masks", masks, None, device)
     if counts is not None:
         _check_table("counts", counts, workspace.vocabulary, device)
     if out is None:
         out = torch.empty(rows.num_rows, dtype=torch.int64, device=device)
     _check_column("out", out, rows.num_rows, torch.int64, device)
-    _launch(logits, rows, workspace, masks, counts, out)
+    _launch(logits, rows, workspace, counts, out)
     return out
 
 
@@ -113,9 +109,7 @@ def _check_column(name: str, column: Tensor, size: int, dtype: torch.dtype, devi
     check_dense(name, column)
 
 
-def _launch(
-    logits: Tensor, rows: SamplingRows, workspace: SamplingWorkspace, masks: Tensor | None, counts: Tensor | None, tokens: Tensor
-) -> None:
+def _launch(logits: Tensor, rows: SamplingRows, workspace: SamplingWorkspace, counts: Tensor | None, tokens: Tensor) -> None:
     vocabulary, space = workspace.vocabulary, workspace
     num_tiles = config.num_tiles(vocabulary)
     longs, ints, floats = rows.columns()
@@ -124,16 +118,13 @@ def _launch(
         logits,
         ints,
         floats,
-        masks,
         counts,
         space.scores,
         space.tops,
         space.top_ids,
         rows.stride,
         vocabulary,
-        0 if masks is None else masks.shape[1],
         logits.stride(0),
-        0 if masks is None else masks.stride(0),
         0 if counts is None else counts.stride(0),
         **config.prepare_launch(vocabulary).arguments(),
     )

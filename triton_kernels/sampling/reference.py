@@ -30,8 +30,8 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def scores(logits: Tensor, rows: SamplingRows, row: int, masks: Tensor | None = None, counts: Tensor | None = None) -> Tensor:
-    """A row's logits after guidance, penalties, mask and temperature: float32 [V]."""
+def scores(logits: Tensor, rows: SamplingRows, row: int, counts: Tensor | None = None) -> Tensor:
+    """A row's logits after guidance, penalties and temperature: float32 [V]."""
     score = logits[int(rows.logits_row[row])].float()
     companion = int(rows.companion_row[row])
     if companion >= 0:
@@ -43,10 +43,6 @@ def scores(logits: Tensor, rows: SamplingRows, row: int, masks: Tensor | None = 
         repeated = torch.where(score > 0, score / rows.repetition[row], score * rows.repetition[row])
         score = torch.where(count != 0, repeated, score)
         score = score - rows.frequency[row] * generated - rows.presence[row] * (generated > 0)
-    if masks is not None and rows.mask_row[row] >= 0:
-        words = masks[int(rows.mask_row[row])].tolist()
-        allowed = [token // 32 < len(words) and words[token // 32] >> token % 32 & 1 == 1 for token in range(len(score))]
-        score = score.masked_fill(~torch.tensor(allowed, device=score.device), float("-inf"))
     temperature = rows.temperature[row]  # a tensor: by a number, torch multiplies with its reciprocal on CUDA
     return score / temperature if temperature > 0 else score
 
@@ -70,11 +66,11 @@ def draw(score: Tensor, rows: SamplingRows, row: int) -> Drawn:
     return Drawn(int(ids[int((running <= target).sum())]), ids[kept], float(running[-1]))
 
 
-def sample(logits: Tensor, rows: SamplingRows, *, masks: Tensor | None = None, counts: Tensor | None = None) -> Tensor:
+def sample(logits: Tensor, rows: SamplingRows, *, counts: Tensor | None = None) -> Tensor:
     """As ``op.sample``: int64 [N]."""
     tokens = torch.full((rows.num_rows,), -1, dtype=torch.int64, device=logits.device)
     for row in range(rows.num_rows):
         if rows.logits_row[row] >= 0:
-            score = scores(logits, rows, row, masks, counts)
+            score = scores(logits, rows, row, counts)
             tokens[row] = draw(score, rows, row).token if rows.temperature[row] > 0 else int(score.argmax())
     return tokens

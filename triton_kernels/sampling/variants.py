@@ -10,11 +10,11 @@ from . import config, kernel
 _VOCABULARY = 152064
 _TYPES = {
     **dict.fromkeys(("longs_ptr", "masses_ptr", "edge_masses_ptr", "kept_ptr", "tokens_ptr"), "*i64"),
-    **dict.fromkeys(("ints_ptr", "masks_ptr", "counts_ptr", "counts_rows_ptr", "num_tokens_ptr", "top_ids_ptr"), "*i32"),
+    **dict.fromkeys(("ints_ptr", "counts_ptr", "counts_rows_ptr", "num_tokens_ptr", "top_ids_ptr"), "*i32"),
     **dict.fromkeys(("edge_counts_ptr", "candidate_ids_ptr"), "*i32"),
     **dict.fromkeys(("floats_ptr", "scores_ptr", "tops_ptr", "candidate_scores_ptr"), "*fp32"),
-    **dict.fromkeys(("stride", "vocabulary", "mask_words", "num_tiles"), "i32"),
-    **dict.fromkeys(("stride_logits", "stride_mask", "stride_counts", "stride_tokens"), "i64"),
+    **dict.fromkeys(("stride", "vocabulary", "num_tiles"), "i32"),
+    **dict.fromkeys(("stride_logits", "stride_counts", "stride_tokens"), "i64"),
 }
 _DIVISIBLE = ("vocabulary", "stride_logits", "stride_counts")
 
@@ -31,7 +31,7 @@ def _variant(
 
 
 _LIMIT = {"MAX_CANDIDATES": 16384}
-_BARE = {"masks_ptr": None, "counts_ptr": None}
+_BARE = {"counts_ptr": None}
 _PREPARE = config.prepare_launch(_VOCABULARY)
 
 VARIANTS = (
