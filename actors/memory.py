@@ -30,7 +30,7 @@ from ..runtime.process.memory_layout import (
     read_layout,
     write_layout,
 )
-from ..runtime.stage_table import ACTORS, RECORDERS
+from ..runtime.stage_table import SUPERVISOR
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
@@ -154,9 +154,10 @@ def clear(actor: Actor) -> None:
 
 def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     run = actor.run
-    ActorTable.create(run, ACTORS)
+    actors = actor.config.instances
+    ActorTable.create(run, actors)
     ControllerStats.create(run)
-    for name in RECORDERS:
+    for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():
         PagePool.create(run, name, pool.num_pages, pool.page_bytes, on_device=pool.on_device)

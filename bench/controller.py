@@ -42,7 +42,7 @@ from ..runtime.controller.machine import Controller
 from ..runtime.controller.planner import make_view
 from ..runtime.controller.scheduling.policy import UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
-from ..runtime.stage_table import WORKERS
+from ..runtime.stage_table import WORKERS, InstanceId
 from ..schema.media import ItemShape, SegmentShape
 from ..schema.rows import EndCode, Phase
 from .environment import Environment, read_environment
@@ -193,7 +193,7 @@ class Drive:
         self.tell("gateway", Submit(1, self.num_requests, spec))
 
     def tell(self, actor: str, message: ToController) -> None:
-        self._perform(self.controller.on_message(actor, 1, message, self.now))
+        self._perform(self.controller.on_message(InstanceId(actor), 1, message, self.now))
 
     def turn(self, working: Sequence[str]) -> None:
         """A token for every row, one plan of each of these actors is done, maybe one request ends; and a tick, which is timed."""

@@ -3,6 +3,7 @@
 For the benches that measure whole runs. Whatever happens, the run is down at the end.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 import msgspec
 
 from ..runtime.config import RuntimeConfig, to_toml
+from ..runtime.errors import ConfigError
+from ..runtime.stage_table import check_layout
 from ..runtime.supervisor.run_report import RunReport
 from ..shm.run_directory import RunDirectory
 from .processes import descendants
@@ -24,6 +27,15 @@ _decode_report = msgspec.json.Decoder(RunReport).decode
 _COMMAND = (sys.executable, "-P", "-m", "mmrt.cli.main")
 _COMMAND_TIMEOUT_S = 600.0
 _MAX_MESSAGE_CHARS = 2000
+
+
+def layout_argument(text: str) -> str:
+    """Check a layout on the command line, for argparse."""
+    try:
+        check_layout(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 class OwnRunError(Exception):

@@ -5,11 +5,12 @@ import select
 import signal
 from pathlib import Path
 
-from ..runtime.stage_table import ACTORS
+from ..runtime.stage_table import MAX_INSTANCES, STAGES, instance_id
 
 SUPERVISOR, ZYGOTE = "supervisor", "zygote"
+ALL_ACTORS = frozenset(instance_id(name, n) for name, stage in STAGES.items() for n in range(MAX_INSTANCES if stage.letter else 1))
 # The kernel keeps 15 bytes of a name, of which "mmrt-" may be five.
-_SHORT_NAMES = {length: actor for actor in ACTORS for length in (actor, actor[:10])}
+_SHORT_NAMES = {length: actor for actor in ALL_ACTORS for length in (actor, actor[:10])}
 
 
 def descendants(supervisor_pid: int) -> dict[int, str]:
@@ -44,7 +45,7 @@ def what_is(pid: int) -> str:
     if b"mmrt.runtime.supervisor.zygote" in command:
         return ZYGOTE
     *_, last = command.rstrip(b"\0").split(b"\0")
-    return last.decode() if last.decode(errors="replace") in ACTORS else "other"
+    return last.decode() if last.decode(errors="replace") in ALL_ACTORS else "other"
 
 
 def is_gone(pid: int) -> bool:

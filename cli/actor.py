@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from ..runtime.errors import ConfigError
-from ..runtime.stage_table import ACTORS
+from ..runtime.stage_table import ACTORS, parse_instance
 
 if TYPE_CHECKING:
     import typer
@@ -20,8 +19,7 @@ def register(app: "typer.Typer") -> None:
 
 def run(name: str) -> int:
     """Run the actor to its end. Returns its exit status."""
-    if name not in ACTORS:
-        raise ConfigError(f"no actor {name!r}; there are {', '.join(ACTORS)}")
+    parse_instance(name)
     from ..actors.host.process import run_actor
 
     return run_actor(name)

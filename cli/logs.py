@@ -8,14 +8,14 @@ import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
-from ..runtime.stage_table import ACTORS, process_in
+from ..runtime.stage_table import ACTORS, SUPERVISOR, process_in
 from ..runtime.supervisor.logs import LogReader, read_layout_of_logs
 from ..shm.run_directory import RunDirectory
 from .options import RunName, check_actor, completed_from, log_directory, run_path
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
-_NAMES = (*ACTORS, "supervisor", "zygote")
+_OTHERS = (SUPERVISOR, "zygote")
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
     def logs(
         actor: Annotated[
             str | None,
-            typer.Argument(metavar="ACTOR", help="Only this actor's; also supervisor, zygote.", autocompletion=completed_from(_NAMES)),
+            typer.Argument(
+                metavar="ACTOR", help="Only this actor's; also supervisor, zygote.", autocompletion=completed_from((*ACTORS, *_OTHERS))
+            ),
         ] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
         lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many to begin with.")] = 50,
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
         The logs lie in $XDG_STATE_HOME/mmrt/RUN, and stay there after the run.
         """
         if actor is not None:
-            check_actor(actor, _NAMES)
+            check_actor(actor, _OTHERS)
         path = run_path(run)
         environment = read_environment()
         directory = log_directory(path, environment)

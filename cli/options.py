@@ -9,7 +9,7 @@ import typer
 
 from ..runtime.config import RuntimeConfig, load_config
 from ..runtime.environment import Environment
-from ..runtime.stage_table import ACTORS
+from ..runtime.stage_table import STAGES, stage_of
 from ..shm.run_directory import RunDirectory
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
@@ -23,9 +23,10 @@ def run_path(name: str | None) -> Path:
     return RunDirectory.default_path(name)
 
 
-def check_actor(name: str, actors: Sequence[str] = ACTORS) -> None:
-    """Raise BadParameter for a name not in ``actors``, with the nearest one."""
-    if name not in actors:
+def check_actor(name: str, others: Sequence[str] = ()) -> None:
+    """Raise BadParameter for a name that neither an actor can have nor is in ``others``, with the nearest one."""
+    if name not in others and stage_of(name) not in STAGES:
+        actors = (*STAGES, *others)
         near = difflib.get_close_matches(name, actors, n=1)
         meant = f"did you mean {near[0]}? There" if near else "there"
         raise typer.BadParameter(f"no actor {name!r}; {meant} are {', '.join(actors)}")

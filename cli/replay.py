@@ -16,7 +16,7 @@ from ..runtime.errors import RunError, UserError
 from ..runtime.observe.capture import SUFFIX, Capture, captures_in
 from ..runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
 from ..runtime.process.run import read_run_info
-from ..runtime.stage_table import WORKERS
+from ..runtime.stage_table import WORKERS, stage_of
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, completed_from, log_directory, run_path
@@ -77,7 +77,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _check_actor(actor: str, option: str) -> None:
-    if actor not in WORKERS:
+    if stage_of(actor) not in WORKERS:
         raise typer.BadParameter(f"{actor!r} does no plans; {', '.join(WORKERS)} do", param_hint=option)
 
 

@@ -32,7 +32,7 @@ from ..runtime.bus.messages import ItemError, Result, encode
 from ..runtime.bus.plans import Plan
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture
-from ..runtime.stage_table import STAGES, WORKERS
+from ..runtime.stage_table import STAGES, WORKERS, stage_of
 from ..schema.rows import Phase
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
@@ -79,9 +79,9 @@ class Replay:
         Raises: UserError, CheckpointError; ShmError if the pages do not fit into memory.
         """
         header = capture.header
-        if header.actor not in WORKERS:
+        if stage_of(header.actor) not in WORKERS:
             raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(WORKERS)} can")
-        stage, config = STAGES[header.actor], capture.config
+        stage, config = STAGES[stage_of(header.actor)], capture.config
         path = model_path or Path(header.model_path)
         model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
         torch.set_num_threads(config.actor(header.actor).threads)
@@ -191,11 +191,11 @@ def _worker(
     """A function that gives the ``execute`` of the actor's own worker on these pools. The video worker's keeps items open: each gets
     its own, which ends with ``workers``."""
     config = capture.config
-    if capture.header.actor == "video":
+    if stage_of(capture.header.actor) == "video":
         return lambda: workers.enter_context(closing(VideoWorker(pools["media"], pools["patch"], model, config.media))).execute
     weights = read_weights(path, model)
     completion = Completion(torch.device("cpu"))
-    if capture.header.actor == "encoder":
+    if stage_of(capture.header.actor) == "encoder":
         towers = Towers(model, weights)
         encoder = EncoderWorker(towers, pools["patch"], HostEmbeddingPages(model, pools["embedding"]), completion)
         return lambda: encoder.execute

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import ACTORS, restart_order
@@ -45,12 +46,12 @@ def register(app: typer.Typer) -> None:
 
 
 def check_names(actors: Sequence[str], everything: bool) -> list[str]:
-    """The actors to restart, each once. Raises: BadParameter for unknown names, for none and for both."""
+    """The actors to restart, each once; none for all. Raises: BadParameter for unknown names, for none and for both."""
     if everything == bool(actors):
         raise typer.BadParameter("name actors, or say --all" if not actors else "either names of actors or --all, not both")
     for name in actors:
         check_actor(name)
-    return restart_order() if everything else list(dict.fromkeys(actors))
+    return list(dict.fromkeys(actors))
 
 
 def _restart(run: Path, name: str) -> RestartReply | RunError:
@@ -108,7 +109,8 @@ def _tell(name: str, reply: RestartReply | RunError) -> bool:
 
 
 def _processes_of(run: Path, actors: Sequence[str]) -> list[str]:
-    """The processes that the actors live in, each once; the actors themselves where no run is up."""
+    """The processes that the actors live in, each once, or all; the actors themselves where no run is up."""
+    config = RuntimeConfig()
     with suppress(MissingError), RunDirectory.attach(run, timeout_s=0.0) as directory:
-        actors = [read_run_info(directory).config.process_of(actor) for actor in actors]
-    return list(dict.fromkeys(actors))
+        config = read_run_info(directory).config
+    return list(dict.fromkeys(config.process_of(actor) for actor in actors or restart_order(config.instances)))

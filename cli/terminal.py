@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ..runtime.environment import Environment
-from ..runtime.stage_table import ACTORS
+from ..runtime.stage_table import STAGES, stage_of
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 92, 95)
-_WIDTH = max(map(len, ACTORS))
+_COLOURS = dict(zip(STAGES, (36, 33, 32, 35, 34, 96, 92, 95), strict=False))
+_WIDTH = max(map(len, STAGES))
 _QUIET = ("stopping", "stopped")
 _PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be overwritten
 
@@ -27,7 +27,7 @@ class Palette:
         return f"\x1b[{code}m{text}\x1b[0m" if self.is_terminal else text
 
     def prefix(self, actor: str) -> str:
-        code = _COLOURS[ACTORS.index(actor)] if actor in ACTORS else 90
+        code = _COLOURS.get(stage_of(actor), 90)
         return self.paint(f"{actor:>{_WIDTH}} |", code)
 
     def line(self, actor: str, line: str) -> str:

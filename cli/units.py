@@ -10,7 +10,6 @@ import typer
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
 from ..runtime.process.run import model_path
-from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
 from .options import ConfigFile, RunName, configuration, run_path
 
@@ -37,7 +36,7 @@ def register(app: typer.Typer) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (out / name).write_text(text)
-            others = [name for name in map(service_name, ACTORS) if name not in files and (out / name).exists()]
+            others = [path.name for path in out.glob(service_name("*")) if path.name not in files]
         except OSError as error:
             raise RunError(f"cannot write units to {out}: {error.strerror}") from None
         print(f"{len(files)} files in {out.absolute()}. To use them:")

@@ -20,7 +20,6 @@ from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, plan_layout
 from ..runtime.process.run import free_port, model_path, run_info
-from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
@@ -175,7 +174,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     weights = "" if plan.config.model.on_cuda else ", and the weights"
     print(f"tables, rings  {tables / 2**20:.0f} MiB")
     print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
-    for name in ACTORS:
+    for name in plan.config.instances:
         section, process = plan.config.actor(name), plan.config.process_of(name)
         shared = f", in the process of {process}" if process != name else ""
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")

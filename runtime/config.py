@@ -17,7 +17,18 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
-from .stage_table import LAYOUTS, STAGES, Stage, check_layout, process_in, torch_actors
+from .stage_table import (
+    DEFAULT_LAYOUT,
+    STAGES,
+    InstanceId,
+    Stage,
+    actors_of,
+    check_layout,
+    process_in,
+    processes_of,
+    stage_of,
+    torch_actors,
+)
 
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
@@ -101,7 +112,7 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
-    fields: list[tuple[str, type, Any]] = [("layout", str, LAYOUTS[0])]
+    fields: list[tuple[str, type, Any]] = [("layout", str, DEFAULT_LAYOUT)]
     for name in torch_actors(stages):
         defaults = [("threads", Threads, stages[name].threads), ("nice", Nice, stages[name].nice)]
         section = msgspec.defstruct(
@@ -116,9 +127,9 @@ if TYPE_CHECKING:
     class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
         """``layout``: which of encoder, prefill and decode share a process. The other fields are the sections of stages."""
 
-        layout: str = LAYOUTS[0]
+        layout: str = DEFAULT_LAYOUT
 
-        def __init__(self, *, layout: str = LAYOUTS[0], **sections: ActorSection) -> None: ...
+        def __init__(self, *, layout: str = DEFAULT_LAYOUT, **sections: ActorSection) -> None: ...
 
 else:
     ActorsSection = actors_section()
@@ -147,25 +158,27 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def step_limit_s(self, actor: str) -> float:
         """Return the seconds that one step of an actor may take before its watchdog kills it; 0 for actors without long steps."""
-        stage = STAGES[actor]
+        stage = STAGES[stage_of(actor)]
         return stage.step_limit_s + (self.media.item_timeout_s if "media" in stage.inputs else 0.0)
 
     def actor(self, name: str) -> ActorSection:
-        section: ActorSection = getattr(self.actors, name, ActorSection())
+        """Return the settings of an actor: those of its stage."""
+        section: ActorSection = getattr(self.actors, stage_of(name), ActorSection())
         return section
+
+    @property
+    def instances(self) -> tuple[InstanceId, ...]:
+        """The actors of a run. Their places are their numbers in shared memory."""
+        return actors_of(self.actors.layout)
 
     def process_of(self, actor: str) -> str:
         """Return the name of the process that the actor runs in."""
         return process_in(self.actors.layout, actor)
 
     @property
-    def processes(self) -> dict[str, tuple[str, ...]]:
+    def processes(self) -> dict[InstanceId, tuple[InstanceId, ...]]:
         """Return the actors of each process of a run, by process name."""
-        found: dict[str, tuple[str, ...]] = {}
-        for actor in STAGES:
-            process = self.process_of(actor)
-            found[process] = (*found.get(process, ()), actor)
-        return found
+        return processes_of(self.actors.layout)
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:

@@ -1,15 +1,19 @@
-"""The stages of a run: one record for each, and the lists and orders derived from the records.
+"""The stages of a run: one record for each, the lists and orders derived from the records, and the actors of a layout.
 
 Every process of a run reads it. A new stage is one more record: nothing else lists stages.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Literal, NewType
 
 import msgspec
 
 from .errors import ConfigError
+
+MAX_INSTANCES = 8  # of a stage
+_NUMBER = re.compile(f"[1-{MAX_INSTANCES - 1}]")
+_PART = re.compile(r"([1-9][0-9]{0,2})?([A-Z]+)(?:@([a-z0-9:*]+))?")
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +37,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     )
     listens: bool = False  # clients connect to it: it inherits their sockets and drains before it ends
     is_essential: bool = False  # the run ends with it: its data cannot be recovered
+    for_media: bool = False  # text is served without it
 
     @property
     def imports_torch(self) -> bool:
@@ -40,7 +45,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return self.imports != "base"
 
 
-# The order gives the actors' numbers in shared memory.
+# The order gives the numbers of a run's actors in shared memory.
 # fmt: off
 _RECORDS = (
     Stage(name="memory", module="memory", stop_rank=3, restart_rank=0, is_essential=True, imports="torch"),
@@ -49,9 +54,9 @@ _RECORDS = (
     Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
           inputs=("deltas",), output="media", cpu_weight=500),
     Stage(name="video", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
-          inputs=("media",), output="patch", nice=8, cpu_weight=15, step_limit_s=30.0),
+          inputs=("media",), output="patch", nice=8, cpu_weight=15, step_limit_s=30.0, for_media=True),
     Stage(name="encoder", letter="E", module="encoder", stop_rank=1, restart_rank=1, takes_plans=True, imports="towers",
-          inputs=("patch",), output="embedding", nice=5, cpu_weight=30, step_limit_s=300.0),
+          inputs=("patch",), output="embedding", nice=5, cpu_weight=30, step_limit_s=300.0, for_media=True),
     Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
           inputs=("embedding",), output="kv", nice=5, step_limit_s=300.0),
     Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports="torch",
@@ -61,9 +66,42 @@ _RECORDS = (
 )
 # fmt: on
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _RECORDS}
-ACTORS = tuple(STAGES)
-SUPERVISOR = "supervisor"
-RECORDERS = (*ACTORS, SUPERVISOR)  # owners of flight recorders
+SUPERVISOR = "supervisor"  # has a flight recorder, as every actor has
+
+
+InstanceId = NewType("InstanceId", str)
+"""The name of an actor: "encoder" for the first of its stage, usually the only one, then "encoder.1" and so on.
+
+It names the actor wherever there is one: its role lock, status row, flight recorder, log, metrics, messages and commands.
+"""
+
+
+def instance_id(stage: str, number: int) -> InstanceId:
+    """Return the name of the stage's actor with this number, from 0."""
+    return InstanceId(f"{stage}.{number}" if number else stage)
+
+
+def parse_instance(text: str) -> InstanceId:
+    """Check the name of an actor. Raises ConfigError if no actor can have it."""
+    stage, dot, number = text.partition(".")
+    if stage not in STAGES:
+        raise ConfigError(f"no actor {text!r}; there are {', '.join(STAGES)}")
+    if dot and not _NUMBER.fullmatch(number):
+        raise ConfigError(f"no actor {text!r}: {number!r} is no number from 1 to {MAX_INSTANCES - 1}")
+    return InstanceId(text)
+
+
+def stage_of(actor: str) -> str:
+    """Return the stage of an actor, by its name."""
+    return actor.partition(".")[0]
+
+
+def number_of(actor: str) -> int:
+    """Return the number of an actor within its stage, from 0."""
+    return int(actor.partition(".")[2] or 0)
+
+
+ACTORS = tuple(map(InstanceId, STAGES))  # of a run with one of each
 
 
 def workers(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
@@ -76,18 +114,23 @@ def torch_actors(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
     return tuple(name for name, stage in stages.items() if stage.imports_torch)
 
 
+def replaceable(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
+    """Return the stages without which a run goes on, refusing the requests that need them."""
+    return tuple(name for name, stage in stages.items() if not stage.is_essential and not stage.listens)
+
+
 WORKERS = workers()
 
 
-def restart_order(stages: Mapping[str, Stage] = STAGES) -> list[str]:
-    """Return all stages in the order of a rolling restart."""
-    return sorted(stages, key=lambda name: stages[name].restart_rank)
+def restart_order(actors: Iterable[InstanceId]) -> list[InstanceId]:
+    """Return the actors in the order of a rolling restart."""
+    return sorted(actors, key=lambda actor: STAGES[stage_of(actor)].restart_rank)
 
 
 def starts_after(name: str, stages: Mapping[str, Stage] = STAGES) -> list[str]:
     """Return the stages to start before this one, for a service manager that stops services in reverse order of their start.
 
-    Stages that are given plans delay no other stage: text is served without them.
+    Stages that are given plans delay no other stage. There is one actor of each of the others.
     """
     rank = stages[name].stop_rank
     return [other for other, stage in stages.items() if stage.stop_rank > rank and not stage.takes_plans]
@@ -98,41 +141,12 @@ def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
     return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
 
 
-class InstanceId(msgspec.Struct, frozen=True):
-    """One of the actors of a stage. The first, usually the only one, is named "encoder", the next "encoder.1" and so on."""
-
-    stage: str
-    index: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.stage}.{self.index}" if self.index else self.stage
-
-    @classmethod
-    def parse(cls, text: str, stages: Mapping[str, Stage] = STAGES) -> Self:
-        """Return the instance of this name, the inverse of ``str``. Raises ConfigError."""
-        stage, dot, number = text.partition(".")
-        if stage not in stages:
-            raise ConfigError(f"{text!r}: no stage {stage!r}, there are {', '.join(stages)}")
-        if dot and not _INDEX.fullmatch(number):
-            raise ConfigError(f"{text!r}: {number!r} is no number from 1 to 999")
-        return cls(stage, int(number or 0))
-
-
 class ProcessSpec(msgspec.Struct, frozen=True):
     """``count`` processes of these stages, on ``device`` ("": where the model is)."""
 
     stages: tuple[str, ...]
     count: int = 1
     device: str = ""
-
-    @property
-    def name(self) -> str:
-        """The process's name: that of the last of its stages."""
-        return self.stages[-1]
-
-
-_INDEX = re.compile("[1-9][0-9]{0,2}")
-_PART = re.compile(r"([1-9][0-9]{0,2})?([A-Z]+)(?:@([a-z0-9:*]+))?")
 
 
 def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[ProcessSpec, ...]:
@@ -146,41 +160,53 @@ def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[Proce
         count, letters, device = found.groups()
         if unknown := [letter for letter in letters if letter not in names]:
             raise ConfigError(f"{part!r}: no stage {unknown[0]!r}, there are {', '.join(names)}")
-        processes.append(ProcessSpec(tuple(names[letter] for letter in letters), int(count or 1), device or ""))
+        together = tuple(name for letter, name in names.items() for _ in range(letters.count(letter)))  # in the order of the stages
+        processes.append(ProcessSpec(together, int(count or 1), device or ""))
     return tuple(processes)
 
 
-def _groupings(letters: str) -> Iterator[list[str]]:
-    """Yield every way to divide the letters into groups that keep their order."""
-    if not letters:
-        yield []
-        return
-    first = letters[0]
-    for groups in _groupings(letters[1:]):
-        yield [first, *groups]
-        for index, group in enumerate(groups):
-            yield [first + group, *groups[:index], *groups[index + 1 :]]
-
-
-def layouts(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
-    """Return the layouts that a run can have: every stage once, on the model's device, alone in its process or with others."""
-    return tuple(map("+".join, _groupings("".join(stage.letter for stage in stages.values()))))
-
-
-LAYOUTS = layouts()
+DEFAULT_LAYOUT = "+".join(stage.letter for stage in STAGES.values() if stage.letter)  # each in a process of its own
 
 
 def check_layout(text: str) -> None:
     """Check a layout. Raises ConfigError if it is malformed or not one that a run can have."""
+    counts = dict.fromkeys((name for name, stage in STAGES.items() if stage.letter), 0)
     for process in parse_layout(text):
-        if process.count > 1:
-            raise ConfigError(f"{process.count} processes of {' and '.join(process.stages)}: a run has one of each stage")
         if process.device:
             raise ConfigError(f"{' and '.join(process.stages)} on {process.device!r}: model.device places all stages")
-    if text not in LAYOUTS:
-        raise ConfigError(f"expected one of {', '.join(map(repr, LAYOUTS))}")
+        for stage in process.stages:
+            counts[stage] += process.count
+            if process.stages.count(stage) > 1:
+                raise ConfigError(f"{text!r} has a process with {stage} twice")
+    for stage, count in counts.items():
+        if not count:
+            raise ConfigError(f"{text!r} has no {stage} ({STAGES[stage].letter})")
+        limit = MAX_INSTANCES if STAGES[stage].takes_plans else 1
+        if count > limit:
+            raise ConfigError(f"{text!r} has {count} of {stage}, a run has at most {limit}")
+
+
+def processes_of(layout: str) -> dict[InstanceId, tuple[InstanceId, ...]]:
+    """Return the actors of each process of a run, by the name of the process: that of the last of them."""
+    found: dict[InstanceId, tuple[InstanceId, ...]] = {actor: (actor,) for actor in ACTORS if not STAGES[stage_of(actor)].letter}
+    numbers = dict.fromkeys(STAGES, 0)
+    for process in parse_layout(layout):
+        for _ in range(process.count):
+            together = tuple(instance_id(stage, numbers[stage]) for stage in process.stages)
+            found[together[-1]] = together
+            for stage in process.stages:
+                numbers[stage] += 1
+    order = list(STAGES)
+    return dict(sorted(found.items(), key=lambda item: (order.index(stage_of(item[1][0])), item[1][0])))
+
+
+def actors_of(layout: str) -> tuple[InstanceId, ...]:
+    """Return all actors of a run, in the order of the stages. Their places are their numbers in shared memory."""
+    order = list(STAGES)
+    actors = [actor for together in processes_of(layout).values() for actor in together]
+    return tuple(sorted(actors, key=lambda actor: (order.index(stage_of(actor)), actor)))
 
 
 def process_in(layout: str, actor: str) -> str:
     """Return the name of the process that the actor runs in."""
-    return next((process.name for process in parse_layout(layout) if actor in process.stages), actor)
+    return next((process for process, together in processes_of(layout).items() if actor in together), actor)

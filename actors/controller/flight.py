@@ -4,6 +4,7 @@ The records are made where effects are performed, so the pure machine knows noth
 """
 
 import time
+from collections.abc import Sequence
 
 from ...runtime.bus.messages import POOLS, Filled, PlanDone, ToController
 from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
@@ -11,7 +12,7 @@ from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
 from ...runtime.observe.flight import Kind, pack_pair
-from ...runtime.stage_table import ACTORS
+from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
 from ...shm.flight_recorder import FlightWriter
 from ...shm.status import StatsSnapshot
@@ -22,7 +23,9 @@ _SLOW_TICK_NS = 2_000_000  # a tick that did nothing is worth a record when it t
 class ControllerFlight:
     """The controller's records, from messages, effects and ticks."""
 
-    def __init__(self, flight: FlightWriter, state: ControllerState) -> None:
+    def __init__(self, flight: FlightWriter, state: ControllerState, actors: Sequence[InstanceId]) -> None:
+        """``actors``: those of the run, in the order of their numbers."""
+        self._actors = actors
         self._flight = flight
         self._state = state
         self._counters: dict[tuple[int, int], tuple[int, int, int, int]] = {}
@@ -50,9 +53,9 @@ class ControllerFlight:
             if request is not None:
                 self._row(effect, request)
 
-    def unsent(self, actor: str) -> None:
+    def unsent(self, actor: InstanceId) -> None:
         """Record that a message to this actor was not sent."""
-        self._flight.event(Kind.UNSENT, 0, ACTORS.index(actor))
+        self._flight.event(Kind.UNSENT, 0, self._actors.index(actor))
 
     def tick(self, began_ns: int, num_effects: int) -> None:
         """Record the end of a tick, effects included."""
@@ -78,7 +81,7 @@ class ControllerFlight:
         if inflight is None:
             return
         plan = inflight.plan
-        self._flight.event(Kind.ISSUED, effect.plan_id, ACTORS.index(effect.actor), plan.KIND, len(inflight.requests))
+        self._flight.event(Kind.ISSUED, effect.plan_id, self._actors.index(effect.actor), plan.KIND, len(inflight.requests))
         for request in inflight.requests:
             self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, pack_pair(*plan.share(request.row)))
 

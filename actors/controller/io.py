@@ -1,6 +1,6 @@
 """Shared memory that the controller writes, and its effects, performed in order."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ...runtime.bus.messages import POOLS, ToActor
 from ...runtime.controller.effects import (
@@ -22,7 +22,7 @@ from ...runtime.controller.effects import (
 from ...runtime.controller.kv_manager import Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
-from ...runtime.stage_table import ACTORS
+from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
@@ -34,7 +34,9 @@ from .journal import Journal
 class ControllerIO:
     """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId]) -> None:
+        """``actors``: those of the run, in the order of their numbers."""
+        self._actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.pools = {name: PagePool.attach(run, name) for name in POOLS}
@@ -81,13 +83,13 @@ class ControllerIO:
             case SetPhase(row, phase):
                 table.set_phase(row, phase)
             case WritePlan(slot, plan_id, actor, payload):
-                self.plans.write(slot, plan_id, ACTORS.index(actor), payload)
+                self.plans.write(slot, plan_id, self._actors.index(actor), payload)
             case ClearPlan(slot):
                 self.plans.clear(slot)
             case _:
                 raise AssertionError(f"{type(effect).__name__} is no effect on memory")
 
-    def snapshot(self, journal: JournalState, actors: dict[str, int]) -> RunSnapshot:
+    def snapshot(self, journal: JournalState, actors: dict[InstanceId, int]) -> RunSnapshot:
         """Return everything that the previous controller left."""
         table = self.table
         rows = []
@@ -100,7 +102,7 @@ class ControllerIO:
             end_code, state = int(table.end(row, generation)), table.read_state(row)
             committed = table.committed(row, generation)
             rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
-        plans = [PlanSnapshot(plan.slot, plan.plan_id, ACTORS[plan.actor], plan.payload) for plan in self.plans.live()]
+        plans = [PlanSnapshot(plan.slot, plan.plan_id, self._actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}
         return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys)
@@ -110,7 +112,7 @@ def perform_all(
     effects: Iterable[Effect],
     io: ControllerIO,
     journal: Journal,
-    send: Callable[[str, int, ToActor], object],
+    send: Callable[[InstanceId, int, ToActor], object],
     record: Callable[[Effect], object] = lambda _: None,
 ) -> None:
     """Perform effects in order: memory is written before a message refers to it. ``record`` is called after each effect."""

@@ -1,22 +1,22 @@
 """Tells the controller which actors are broken: by the supervisor's table or, in a run without one, by their absence."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from ...runtime.stage_table import InstanceId, replaceable, stage_of
 from ...schema.outage import Outage
 from ...shm.errors import MissingError
 from ...shm.outages import OutageTable
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 
-STAGES = ("video", "encoder", "prefill", "decode", "detokenizer")
 _LOOK_S = 1.0
 
 
 class OutageWatch:
     """``changed`` returns the outages whenever they differ from before."""
 
-    def __init__(self, run: RunDirectory, absence_s: float) -> None:
+    def __init__(self, run: RunDirectory, absence_s: float, actors: Iterable[InstanceId]) -> None:
         """``absence_s``: in a run without a supervisor, an actor counts as broken when no process has held its role for so long."""
         self._run = run
         self._absence_s = absence_s
@@ -27,7 +27,7 @@ class OutageWatch:
             pass
         self._version = 0
         self._look_at_s = 0.0
-        self._seen_s = dict.fromkeys(STAGES, time.monotonic())
+        self._seen_s = dict.fromkeys((actor for actor in actors if stage_of(actor) in replaceable()), time.monotonic())
         self._absent: tuple[str, ...] = ()
 
     def changed(self, now_s: float) -> Sequence[Outage] | None:
@@ -43,7 +43,7 @@ class OutageWatch:
         return self._look(now_s)
 
     def _look(self, now_s: float) -> Sequence[Outage] | None:
-        for actor in STAGES:
+        for actor in self._seen_s:
             if RoleLock.is_held(self._run, actor):
                 self._seen_s[actor] = now_s
         absent = tuple(actor for actor, seen_s in self._seen_s.items() if now_s - seen_s > self._absence_s)

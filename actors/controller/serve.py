@@ -26,6 +26,7 @@ from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
+from ...runtime.stage_table import InstanceId
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
 from .flight import ControllerFlight
@@ -50,17 +51,17 @@ async def serve(actor: Actor) -> None:
     """Wait as a standby for the role lock, rebuild the state, and decide until told to end."""
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
-    io = ControllerIO(actor.run)
+    io = ControllerIO(actor.run, actor.config.instances)
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model, io)
     controller = recover(limits, actor.generation, io.snapshot(journaled, active_generations(actors)))
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
-    outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s)
+    outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
     gc.freeze()
     ended = asyncio.Event()
-    flight = ControllerFlight(actor.flight, controller.state)
+    flight = ControllerFlight(actor.flight, controller.state, actor.config.instances)
     serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, ended.set)
     actor.watch_ending(asyncio.get_running_loop(), ended.set)
     actor.serving()
@@ -84,6 +85,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
     """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
     return Limits(
         policy=config.scheduling.policy,
+        actors=config.instances,
         num_rows=layout.num_rows,
         max_context=layout.max_context,
         kv_page_tokens=layout.kv_page_tokens,
@@ -108,10 +110,10 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
     )
 
 
-def active_generations(actors: ActorTable) -> dict[str, int]:
+def active_generations(actors: ActorTable) -> dict[InstanceId, int]:
     """Return the active generations at the time of the call; Hello corrects them."""
     readings = [actors.read(actor) for actor in actors.actors]
-    return {reading.actor: reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
+    return {InstanceId(reading.actor): reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
 
 
 class Serving:
@@ -156,7 +158,7 @@ class Serving:
                 handle.cancel()
         self._publish()
 
-    def _receive(self, received: tuple[str, int, ToController]) -> None:
+    def _receive(self, received: tuple[InstanceId, int, ToController]) -> None:
         if self.failure is not None:
             return
         try:
@@ -166,7 +168,7 @@ class Serving:
             return
         self._tick_soon()
 
-    def _take(self, actor: str, generation: int, message: ToController) -> None:
+    def _take(self, actor: InstanceId, generation: int, message: ToController) -> None:
         self._flight.message(message)
         now = time.monotonic()
         self._look_for_outages(now)
@@ -236,7 +238,7 @@ class Serving:
     def _perform(self, effects: Sequence[Effect]) -> None:
         perform_all(effects, self._io, self._journal, self._send, self._flight.effect)
 
-    def _send(self, actor: str, generation: int, message: ToActor) -> None:
+    def _send(self, actor: InstanceId, generation: int, message: ToActor) -> None:
         if not self._socket.send(actor, generation, message):
             self._flight.unsent(actor)
         self._reader.poke()

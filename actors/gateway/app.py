@@ -15,8 +15,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from ... import __version__
 from ...runtime.config import ServerSection
-from ...runtime.controller.outages import MEDIA_ACTORS
+from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
+from ...runtime.stage_table import stage_of
 from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
@@ -104,7 +105,7 @@ class Endpoints:
         if not missing:
             return _json({"status": "ready"})
         broken = self.broken()
-        if all(name in broken and name in MEDIA_ACTORS for name in missing):
+        if all(name in broken and stage_of(name) in MEDIA_STAGES for name in missing):
             return _json({"status": "ready", "degraded": missing})
         raise _not_ready("not ready: " + ", ".join(f"{name} (broken: {broken[name]})" if name in broken else name for name in missing))
 

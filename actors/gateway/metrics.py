@@ -3,7 +3,7 @@
 Own registry, so nothing of the process's other libraries leaks in. The controller's counts are read from shared memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,7 +11,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ...runtime.stage_table import ACTORS
 from ...shm.status import PoolUse, StatsSnapshot
 from .client_request import CLIENT_GONE, ClientRequest
 
@@ -40,7 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 class Metrics:
     """Counters and histograms fed by the handlers, and ``render`` for the endpoint."""
 
-    def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot], actors: Sequence[str]) -> None:
         own = CollectorRegistry()
 
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -61,7 +60,7 @@ class Metrics:
         self._queue = histogram("request_queue_time", "Submission to admission.")
         self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
         self._decode = histogram("request_decode_time", "First text to the end.")
-        own.register(_StatsCollector(stats))
+        own.register(_StatsCollector(stats, actors))
         self._registry = CollectorRegistry()
         self._registry.register(_Renamer(own, model_name))
 
@@ -115,8 +114,8 @@ def _is_refusal(status: int) -> bool:
 class _StatsCollector(Collector):
     """Metrics that the controller publishes in shared memory."""
 
-    def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
-        self._stats = stats
+    def __init__(self, stats: Callable[[], StatsSnapshot], actors: Sequence[str]) -> None:
+        self._stats, self._actors = stats, actors
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
@@ -136,7 +135,7 @@ class _StatsCollector(Collector):
         yield pages
         yield used
         broken = GaugeMetricFamily("mmrt_actor_broken", "1 for an actor that the run does without for now.", labels=["actor"])
-        for name in ACTORS:
+        for name in self._actors:
             broken.add_metric([name], name in stats.broken)
         yield broken
         kv = stats.pools.get("kv", PoolUse())

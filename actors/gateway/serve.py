@@ -25,7 +25,6 @@ from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
 from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
-from ...runtime.stage_table import ACTORS
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
@@ -104,7 +103,7 @@ class GatewayServer:
         media = PagePool.attach(actor.run, "media")
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight)))
         stats = ControllerStats.attach(actor.run, writable=False)
-        metrics = Metrics(text.limits.model_name, stats.read)
+        metrics = Metrics(text.limits.model_name, stats.read, self._actors.actors)
         self._completions = Completions(
             limits=text.limits,
             prompts=text.prompts,
@@ -224,7 +223,7 @@ class GatewayServer:
         self._registry.on_message(message, time.monotonic())
 
     def _unready(self) -> list[str]:
-        return [name for name in ACTORS if not _is_ready(self._actor, self._actors, name)]
+        return [name for name in self._actors.actors if not _is_ready(self._actor, self._actors, name)]
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:

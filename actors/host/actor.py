@@ -28,7 +28,7 @@ from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
 from ...runtime.process.run import read_run_info
-from ...runtime.stage_table import ACTORS, STAGES
+from ...runtime.stage_table import STAGES, InstanceId, stage_of
 from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
@@ -55,7 +55,7 @@ class Actor:
     """One generation of one actor. Use it from the actor's own thread only, except ``end`` and ``wake``."""
 
     def __init__(
-        self, name: str, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
+        self, name: InstanceId, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
     ) -> None:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
@@ -92,7 +92,7 @@ class Actor:
     @property
     def shares_process(self) -> bool:
         """Return whether it shares its process and device with other actors."""
-        return len(self.config.processes[self.config.process_of(self.name)]) > 1
+        return any(len(together) > 1 and self.name in together for together in self.config.processes.values())
 
     @property
     def ending(self) -> bool:
@@ -147,7 +147,7 @@ class Actor:
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda and STAGES[self.name].letter:
+        if self.follows_a_death and self.config.model.on_cuda and STAGES[stage_of(self.name)].letter:
             outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:
@@ -213,7 +213,7 @@ class Actor:
         """Send to the controller; False if it was not sent, which the flight recorder keeps."""
         sent = self.bus.send(message)
         if not sent and self._flight is not None:
-            self._flight.event(Kind.UNSENT, 0, ACTORS.index("controller"))
+            self._flight.event(Kind.UNSENT, 0, self.config.instances.index(InstanceId("controller")))
         return sent
 
     def wait(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> None:

@@ -20,7 +20,7 @@ from ...runtime.environment import read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.run import join_run
-from ...runtime.stage_table import STAGES
+from ...runtime.stage_table import STAGES, InstanceId, parse_instance, stage_of
 from ...shm.errors import ShmError
 from .actor import Actor, Ending, name_thread
 
@@ -49,8 +49,11 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
     lifeline = Lifeline(environment.lifeline_fd)
     try:
-        actor = Actor(name, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
-        together = actor.config.processes.get(name)
+        identity = parse_instance(name)
+        actor = Actor(identity, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
+        together = actor.config.processes.get(identity)
+        if identity not in actor.config.instances:
+            raise ConfigError(f"no actor {name!r} in this run; there are {', '.join(actor.config.instances)}")
         if together is None:
             layout, process = actor.config.actors.layout, actor.config.process_of(name)
             raise ConfigError(f"{name} lives in the process of {process}: actors.layout = {layout!r}")
@@ -76,7 +79,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
 def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
     """Run from the actor's first import to its last word. Returns the exit status."""
     name = actor.name
-    if STAGES[name].imports_torch:
+    if STAGES[stage_of(name)].imports_torch:
         import torch
 
         with _THREADS:  # torch has one number for the process; a thread keeps what it finds when it first asks
@@ -105,9 +108,9 @@ def _live(actor: Actor, session: "DebugSession | None" = None) -> int:
     return status
 
 
-def _entry(name: str) -> Callable[[Actor], None]:
+def _entry(name: InstanceId) -> Callable[[Actor], None]:
     """Return ``main`` of an actor's module."""
-    main: Callable[[Actor], None] = importlib.import_module(f"...{STAGES[name].module}", __name__).main
+    main: Callable[[Actor], None] = importlib.import_module(f"...{STAGES[stage_of(name)].module}", __name__).main
     return main
 
 

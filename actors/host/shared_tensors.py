@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...models.checkpoint.weights import WeightIndex, attach_weights
 from ...runtime.observe.replay_capture import DevicePages
 from ...runtime.process.memory_layout import DEVICE_SOCKET
+from ...runtime.stage_table import stage_of
 from ...shm.descriptors import Descriptor, fetch_descriptors
 from ...shm.errors import MissingError
 from ...shm.pool import PagePool
@@ -43,7 +44,7 @@ class SharedTensors:
         self._device_pages: dict[str, Callable[[list[int]], NDArray[Any]]] = {}
         if self.device.type == "cuda":
             if actor.shares_process:
-                stream = torch.cuda.Stream(self.device, priority=_URGENT if actor.name == "decode" else 0)  # type: ignore[no-untyped-call]
+                stream = torch.cuda.Stream(self.device, priority=_URGENT if stage_of(actor.name) == "decode" else 0)  # type: ignore[no-untyped-call]
                 torch.cuda.set_stream(stream)
             self._descriptors = wait_for_descriptors(actor)
 

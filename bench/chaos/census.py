@@ -14,14 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.stage_table import ACTORS
-from ..processes import SUPERVISOR, ZYGOTE, descendants
+from ..processes import ALL_ACTORS, SUPERVISOR, ZYGOTE, descendants
 from .run_view import RunView
 
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
 # Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
-_AFTER_DEATHS = frozenset(f"{actor}.exit" for actor in ACTORS)  # what the supervisor notes of the last death of each
+_AFTER_DEATHS = frozenset(f"{actor}.exit" for actor in ALL_ACTORS)  # what the supervisor notes of the last death of each
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.stage_table import LAYOUTS
+from ...runtime.stage_table import DEFAULT_LAYOUT
+from ..own_run import layout_argument
 from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
 
 SOAK_MINUTES = 30.0
@@ -55,7 +56,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that ask for the same storm again: with others an index means another fault, or hits another run."""
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
-        words += [f"--layout {self.layout} "] if self.layout != LAYOUTS[0] else []
+        words += [f"--layout {self.layout} "] if self.layout != DEFAULT_LAYOUT else []
         words += ["--default-restarts "] if self.has_default_restarts else []
         return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
 
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
-    add("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="which stages share a process (%(default)s)")
+    add("--layout", type=layout_argument, default=DEFAULT_LAYOUT, help="which stages share a process (%(default)s)")
     add("--default-restarts", action="store_true", help="use the default restart limit and backoff; otherwise no actor is given up")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
     add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")

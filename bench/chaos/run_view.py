@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.controller.request import decode_record
-from ...runtime.stage_table import ACTORS
 from ...schema.rows import EndCode, Phase
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
@@ -43,6 +42,7 @@ class RunView:
             self._actors = ActorTable.attach(run, writable=False)
             self._stats = ControllerStats.attach(run, writable=False)
             self._table = SequenceTable.attach(run, writable=False)
+        self.actors = self._actors.actors
 
     def close(self) -> None:
         self._actors.close()
@@ -54,8 +54,8 @@ class RunView:
 
         And it lives: a successor that has just got the lock has not written its pid yet.
         """
-        found = {}
-        for name in ACTORS:
+        found: dict[str, int] = {}
+        for name in self.actors:
             row = self._actors.read(name)
             serves = row.state is ActorState.ACTIVE and RoleLock.holder(self._run, name) == row.pid and not is_gone(row.pid)
             found[name] = row.generation if serves else 0

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...runtime.bus.faults import FaultFile
-from ...runtime.stage_table import ACTORS
 from ..own_run import OwnRun, OwnRunError
 from ..processes import descendants, is_gone
 from . import census
@@ -150,7 +149,7 @@ class Storm:
         if cell.phase == "idle":
             await self._load.pause()
             await until(lambda: census.is_settled(self._view), _SETTLE_S)
-        generations = {name: self._view.generation(name) for name in ACTORS}
+        generations = {name: self._view.generation(name) for name in self._view.actors}
         seen = await self._await_phase(cell.phase, fault.delay_s)
         self._findings.begin(fault)
         self._note(await self._injector.strike(fault))

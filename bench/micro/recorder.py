@@ -21,7 +21,7 @@ from ...actors.controller.journal import Journal
 from ...runtime.bus.messages import RequestSpec, Sampling
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.controller.records import Ended, JournalRecord, Submitted
-from ...runtime.stage_table import RECORDERS
+from ...runtime.stage_table import ACTORS, SUPERVISOR
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory
@@ -183,7 +183,7 @@ def measure_records(run: OwnRun, num_streams: int, num_tokens: int) -> tuple[flo
     """(seconds, flight records by process) of long streams. Raises: BenchError, OwnRunError, ShmError."""
     endpoint = run.report().endpoint
     with RunDirectory.attach(run.run) as directory:
-        recorders = {name: FlightRecorder.attach(directory, name, writable=False) for name in RECORDERS}
+        recorders = {name: FlightRecorder.attach(directory, name, writable=False) for name in (*ACTORS, SUPERVISOR)}
         before = {name: recorder.num_written for name, recorder in recorders.items()}
         start_s = time.perf_counter()
         _stream(endpoint, num_streams, num_tokens)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..environment import Environment, read_environment
-from ..stage_table import ACTORS
+from ..stage_table import STAGES, stage_of
 
 _FILE = struct.Struct("=8s6Q")  # magic, episode, mask of actors, lost and late per million, longest delay in us, seed
 _MAGIC = b"mmrtflt1"
@@ -42,7 +42,7 @@ class FaultFile:
         """Start to lose or delay this share of the messages that ``actor`` sends and receives."""
         self._episode += 1
         rates = (int(lost * _MILLION), int(late * _MILLION), int(max_delay_s * 1e6))
-        self._write(1 << ACTORS.index(actor), *rates, seed)
+        self._write(_bit(actor), *rates, seed)
 
     def end(self) -> None:
         """Stop losing and delaying messages. Messages already delayed still arrive."""
@@ -65,7 +65,7 @@ class BusFaults:
     def __init__(self, path: Path, actor: str) -> None:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), _FILE.size, prot=mmap.PROT_READ)
-        self._bit = 1 << ACTORS.index(actor)
+        self._actor, self._bit = actor, _bit(actor)
         self._random = random.Random(0)
         self._episode = 0
         self._lost = self._late = self._max_delay_s = 0.0
@@ -79,7 +79,7 @@ class BusFaults:
             return
         mask, lost, late, delay_us, seed = _FIELDS.unpack_from(self._map, _FILE.size - _FIELDS.size)
         self._episode = episode
-        self._random.seed(f"{seed}:{self._bit}")
+        self._random.seed(f"{seed}:{self._actor}")
         mine = bool(mask & self._bit)
         self._lost, self._late = (lost / _MILLION, late / _MILLION) if mine else (0.0, 0.0)
         self._max_delay_s = delay_us / 1e6
@@ -135,7 +135,12 @@ class BusFaults:
 def bus_faults(actor: str) -> BusFaults | None:
     """Return the faults to inject into this process; None without MMRT_FAULTS."""
     path = read_environment().fault_file
-    return None if path is None or actor not in ACTORS else BusFaults(path, actor)
+    return None if path is None or stage_of(actor) not in STAGES else BusFaults(path, actor)
+
+
+def _bit(actor: str) -> int:
+    """Return the bit of the actor's stage in an episode's mask: an episode hits all actors of a stage."""
+    return 1 << [*STAGES].index(stage_of(actor))
 
 
 def exit_when_told(environment: Environment) -> None:

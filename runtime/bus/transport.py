@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import zmq
 
+from ..stage_table import InstanceId
 from . import messages
 from .faults import bus_faults
 from .messages import ToActor, ToController
@@ -55,9 +56,9 @@ class ControllerSocket:
         self._own_uid = str(os.getuid())
         self._faults = bus_faults("controller")
 
-    def receive(self) -> list[tuple[str, int, ToController]]:
+    def receive(self) -> list[tuple[InstanceId, int, ToController]]:
         """Return the messages that have arrived, at most a few hundred, as (actor, generation, message)."""
-        received: list[tuple[str, int, ToController]] = []
+        received: list[tuple[InstanceId, int, ToController]] = []
         for _ in range(_DRAIN_LIMIT):
             try:
                 identity, *body = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -69,7 +70,7 @@ class ControllerSocket:
             try:
                 actor, generation = name.decode().rsplit(":", 1)
                 message = messages.decode_to_controller(body[0].buffer)
-                received.append((actor, int(generation), message))
+                received.append((InstanceId(actor), int(generation), message))
             except (msgspec.DecodeError, ValueError, IndexError) as error:
                 log.warning("dropped a message from %r: %s", name, error)
         return received if self._faults is None else self._faults.incoming(received)

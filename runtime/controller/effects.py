@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...schema.rows import Phase
 from ..bus.messages import PageRun, PoolName, ToActor
+from ..stage_table import InstanceId
 from .records import JournalRecord
 
 
@@ -76,7 +77,7 @@ class SetPhase(NamedTuple):
 class WritePlan(NamedTuple):
     slot: int
     plan_id: int
-    actor: str
+    actor: InstanceId
     payload: bytes
 
 
@@ -85,7 +86,7 @@ class ClearPlan(NamedTuple):
 
 
 class Send(NamedTuple):
-    actor: str
+    actor: InstanceId
     generation: int
     message: ToActor
 

@@ -18,7 +18,7 @@ from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
 from .scheduling.types import MAX_PARTS, Limits
-from .state import BY_RANK, ControllerState
+from .state import BY_RANK, GATEWAY, ControllerState
 
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
@@ -31,7 +31,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
             check_submission(spec, state.limits, load(state))
             check_served(state, spec)
         except RequestError as error:
-            state.send("gateway", failed_message(state.epoch, key, error))
+            state.send(GATEWAY, failed_message(state.epoch, key, error))
             return
         request = Request(key, state.next_arrival, generation, spec, last_heard_s=now)
         state.next_arrival += 1
@@ -81,7 +81,7 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
 
 def cancel_older_gateways(state: ControllerState) -> None:
     """End the requests of older gateway generations once a new one is present: their clients are gone."""
-    current = state.actors.get("gateway", 0)
+    current = state.actors.get(GATEWAY, 0)
     for request in [request for request in state.requests.values() if request.gateway_generation < current]:
         end(state, request)
 
@@ -274,8 +274,8 @@ def send_replies(state: ControllerState) -> None:
     waiting = sorted(state.waiting.values(), key=BY_RANK) if pending_replies else []
     position = {request.key: index for index, request in enumerate(waiting)}
     for key, generation in pending_replies.items():
-        if state.actors.get("gateway") == generation:
-            state.send("gateway", _answer(state, key, position))
+        if state.actors.get(GATEWAY) == generation:
+            state.send(GATEWAY, _answer(state, key, position))
 
 
 def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToActor:

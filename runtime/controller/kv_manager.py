@@ -16,7 +16,7 @@ from .lifecycle import preempt, settle
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
-from .state import BY_RANK, DISTURBING, ControllerState, membership
+from .state import BY_RANK, DECODE, ControllerState, membership
 
 WINDOW_S = 0.25
 _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
@@ -33,7 +33,7 @@ class Progress(NamedTuple):
 
 def observe(state: ControllerState, progress: Sequence[Progress], now: float) -> None:
     """Record committed ids and ends; measure rates and the time between tokens."""
-    if any(inflight.actor in DISTURBING for inflight in state.plans.values()):
+    if any(inflight.disturbs_decode for inflight in state.plans.values()):
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
     quiet_tokens, quiet_s = 0, 0.0
@@ -216,4 +216,4 @@ def admit_to_decode(state: ControllerState) -> None:
         for table in request.block_tables:
             state.pools["kv"].use(membership(request), table)
         state.set_phase(request, Phase.DECODE)
-        state.send("decode", Admit(state.epoch, request.row, request.row_generation))
+        state.send(DECODE, Admit(state.epoch, request.row, request.row_generation))

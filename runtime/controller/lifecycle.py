@@ -11,7 +11,7 @@ from .effects import ClearPages
 from .records import Ended, Refused
 from .request import Request
 from .scheduling.types import SegmentStage
-from .state import LONG_AGO_S, ControllerState, membership, owner
+from .state import DECODE, LONG_AGO_S, ControllerState, membership, owner
 
 
 def fail(state: ControllerState, request: Request, error: RequestError) -> None:
@@ -140,7 +140,7 @@ def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode to drop rows, repeatedly until it answers."""
     for request in state.requests_in_rows():
         if request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
-            if state.send("decode", Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
+            if state.send(DECODE, Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
                 request.drop_sent_s = now
 
 

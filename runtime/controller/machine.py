@@ -24,6 +24,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
+from ..stage_table import InstanceId, stage_of
 from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
@@ -45,7 +46,7 @@ from .planner import issue
 from .policy_calls import rank_requests
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import BY_RANK, LONG_AGO_S, ControllerState
+from .state import BY_RANK, GATEWAY, LONG_AGO_S, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
@@ -68,7 +69,7 @@ class Controller:
 
     # ------------------------------------------------------------------------------------------------------ messages
 
-    def on_message(self, actor: str, generation: int, message: ToController, now: float) -> list[Effect]:
+    def on_message(self, actor: InstanceId, generation: int, message: ToController, now: float) -> list[Effect]:
         """Record a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
         state = self.state
         state.now = now
@@ -78,7 +79,7 @@ class Controller:
             self._from_active(actor, generation, message, now)
         return self._take_effects()
 
-    def _hello(self, actor: str, generation: int, message: Hello) -> None:
+    def _hello(self, actor: InstanceId, generation: int, message: Hello) -> None:
         state = self.state
         known = state.actors.get(actor, 0)
         if generation < known:
@@ -88,25 +89,25 @@ class Controller:
             for inflight in state.plans.values():
                 if inflight.actor == actor:
                     inflight.sent_s = inflight.begun_s = LONG_AGO_S
-            if actor == "decode":
+            if stage_of(actor) == "decode":
                 for request in state.requests_in_rows():
                     request.drop_sent_s = LONG_AGO_S
-            elif actor == "gateway":
+            elif stage_of(actor) == "gateway":
                 cancel_older_gateways(state)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
 
-    def _from_active(self, actor: str, generation: int, message: ToController, now: float) -> None:
+    def _from_active(self, actor: InstanceId, generation: int, message: ToController, now: float) -> None:
         state = self.state
         if isinstance(message, PlanDone):
             inflight = state.plans.get(message.plan_id)
             if inflight is not None and inflight.actor == actor:
                 finish_plan(state, inflight, message.result, message.elapsed_s)
         elif isinstance(message, Dropped):
-            if actor == "decode":
+            if stage_of(actor) == "decode":
                 on_dropped(state, message.row, message.row_generation, message.ticket)
         elif isinstance(message, SequenceEnded):
             pass  # a hint: tick looks at the rows
-        elif actor == "gateway" and not isinstance(message, Hello):
+        elif stage_of(actor) == "gateway" and not isinstance(message, Hello):
             self._from_gateway(generation, message, now)
 
     def _from_gateway(self, generation: int, message: Submit | Filled | Cancel | Delivered | Query, now: float) -> None:
@@ -122,7 +123,7 @@ class Controller:
                 state.remember_end(message.key)  # its Submit may still come
             gone = message.key in state.ended or not isinstance(message, Query)
             answer = Released(state.epoch, message.key) if gone else Unknown(state.epoch, message.key)
-            state.send("gateway", answer)
+            state.send(GATEWAY, answer)
         elif isinstance(message, Cancel | Delivered):
             end(state, request)
         elif isinstance(message, Filled):
@@ -139,14 +140,14 @@ class Controller:
         state = self.state
         del state.requests[key], state.waiting[key]
         state.pending_replies.pop(key, None)
-        state.send("gateway", failed_message(state.epoch, key, overloaded(reason, state.limits, load(state))))
+        state.send(GATEWAY, failed_message(state.epoch, key, overloaded(reason, state.limits, load(state))))
         return self._take_effects()
 
     # --------------------------------------------------------------------------------------------------------- time
 
     def set_outages(self, outages: Collection[Outage]) -> None:
         """Set the broken actors. Requests that need them are refused from now on, and ended by the next ``tick``."""
-        self.state.outages = {outage.actor: outage for outage in outages}
+        self.state.outages = {InstanceId(outage.actor): outage for outage in outages}
 
     def watched(self) -> list[tuple[int, int]]:
         """Return the rows whose words ``tick`` needs, as (row, generation)."""

@@ -1,30 +1,32 @@
 """Requests that need a broken actor.
 
 The supervisor reports the actors that it has given up for now (``shm/outages.py``); without a supervisor, an actor absent for long
-counts as broken. No request waits for one: a request that still needs it is refused, or ends, with status 503. Requests that do not
-need it go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
+counts as broken. No request waits for one: a request that still needs a stage whose actors are all broken is refused, or ends, with
+status 503, and so does one with a plan at a broken actor. Requests that do not need it go on: text without ``video`` and ``encoder``,
+and decoding without ``prefill``.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
 from ..bus.messages import RequestSpec
 from ..errors import RequestError
+from ..stage_table import STAGES, stage_of
 from .lifecycle import fail
 from .request import Request
 from .scheduling.types import SegmentStage
 from .state import ControllerState
 
-MEDIA_ACTORS = frozenset({"video", "encoder"})  # text is served without them
+MEDIA_STAGES = frozenset(name for name, stage in STAGES.items() if stage.for_media)
 MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 30  # if the time of the next try is unknown
 
 
 def check_served(state: ControllerState, spec: RequestSpec) -> None:
     """Refuse a request that needs a broken actor. Raises RequestError."""
-    if state.outages and (outage := _first(state.outages, _needed_by_new(spec))):
+    if state.outages and (outage := _outage_of(state, _needed_by_new(spec))):
         raise unavailable(outage, state.now)
 
 
@@ -33,14 +35,14 @@ def fail_stranded(state: ControllerState) -> None:
     if not state.outages:
         return
     for request in list(state.requests.values()):
-        if request.failure is None and (outage := _first(state.outages, needed_actors(request))):
+        if request.failure is None and (outage := _outage_of(state, needed_stages(request), request)):
             fail(state, request, unavailable(outage, state.now))
 
 
 def unavailable(outage: Outage, now: float) -> RequestError:
     """Return a 503 error with the time to the next probe as Retry-After."""
     wait_s = outage.next_probe_s - now + 1 if outage.next_probe_s else _UNKNOWN_RETRY_S
-    rest = "; requests without media are served" if outage.actor in MEDIA_ACTORS else ""
+    rest = "; requests without media are served" if stage_of(outage.actor) in MEDIA_STAGES else ""
     return RequestError(
         f"{outage.actor} is broken: {outage.reason}{rest}",
         status=503,
@@ -49,7 +51,7 @@ def unavailable(outage: Outage, now: float) -> RequestError:
     )
 
 
-def needed_actors(request: Request) -> frozenset[str]:
+def needed_stages(request: Request) -> frozenset[str]:
     """Return the stages that the request has yet to pass."""
     if request.is_finished:
         return frozenset({"detokenizer"})
@@ -71,11 +73,18 @@ def needed_actors(request: Request) -> frozenset[str]:
 def _needed_by_new(spec: RequestSpec) -> frozenset[str]:
     needed = {"decode", "detokenizer"}
     if spec.items:
-        needed |= MEDIA_ACTORS
+        needed |= MEDIA_STAGES
     if spec.items or len(spec.prompt_ids) > 1 or len(spec.companion_ids or ()) > 1:
         needed.add("prefill")
     return frozenset(needed)
 
 
-def _first(outages: Mapping[str, Outage], needed: frozenset[str]) -> Outage | None:
-    return next((outage for actor, outage in outages.items() if actor in needed), None)
+def _outage_of(state: ControllerState, needed: Iterable[str], request: Request | None = None) -> Outage | None:
+    """Return an outage that leaves a needed stage, or a plan of the request, without an actor."""
+    for actor, outage in state.outages.items():
+        if request is not None and any(state.plans[plan_id].actor == actor for plan_id in request.plans):
+            return outage
+        stage = stage_of(actor)
+        if stage in needed and all(other in state.outages for other in state.limits.actors if stage_of(other) == stage):
+            return outage
+    return None

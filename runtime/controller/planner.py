@@ -79,7 +79,7 @@ def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
     rows.sort(key=BY_RANK)
-    in_flight = [inflight.actor for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
+    in_flight = [inflight.plan.STAGE for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
         requests=tuple([request.view or _keep_view(state, request) for request in rows]),
         now=state.now,

@@ -46,7 +46,7 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
         return RequestError(result.message, status=result.status, type="internal_error")
     kind = StrikeKind.ERROR if isinstance(result, ItemError) else StrikeKind.CRASHED
     strikes = request.record.strikes
-    actor = WORKERS.index(inflight.actor)
+    actor = WORKERS.index(inflight.plan.STAGE)
     places = _places(request, inflight.plan)
     for place in places:
         if not any(strike.plan_id == inflight.plan_id and strike.place == place for strike in strikes):
@@ -56,7 +56,7 @@ def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, 
     for place in places:
         kinds = [strike.kind for strike in strikes if strike.actor == actor and strike.place == place]
         if (crashes := kinds.count(StrikeKind.CRASHED)) >= MAX_CRASHES:
-            message = f"the request ended the {inflight.actor} process {crashes} times and is given up"
+            message = f"the request ended the {inflight.plan.STAGE} process {crashes} times and is given up"
             return RequestError(message, status=500, type="internal_error")
     return None
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ...schema.rows import Phase
 from ..bus.messages import POOLS, PoolName, RequestSpec, Sampling
 from ..bus.plans import Target, decode_plan
+from ..stage_table import InstanceId
 from .effects import ClearPages
 from .guidance import member_lengths, wanted_pages
 from .intake import cancel_older_gateways, expand, set_layout
@@ -40,7 +41,7 @@ class RowSnapshot(NamedTuple):
 class PlanSnapshot(NamedTuple):
     slot: int
     plan_id: int
-    actor: str
+    actor: InstanceId
     payload: bytes
 
 
@@ -53,7 +54,7 @@ class RunSnapshot(NamedTuple):
     row_generations: Sequence[int]
     plans: Sequence[PlanSnapshot]
     page_generations: Mapping[PoolName, Sequence[int]]
-    actors: Mapping[str, int]
+    actors: Mapping[InstanceId, int]
     page_keys: Mapping[PoolName, Mapping[int, bytes]] = {}
 
 

@@ -15,6 +15,7 @@ from ...schema.outage import Outage
 from ...schema.rows import Phase
 from ..bus.messages import POOLS, PageRun, PoolName, Run, ToActor, encode
 from ..bus.plans import Plan
+from ..stage_table import STAGES, InstanceId, stage_of
 from .effects import (
     ClearPlan,
     Effect,
@@ -34,7 +35,8 @@ from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
 BY_RANK = attrgetter("rank")
-DISTURBING = frozenset({"encoder", "prefill"})  # their plans lengthen decode's steps on a shared device
+# Of these a run has one.
+GATEWAY, DECODE = InstanceId("gateway"), InstanceId("decode")
 LONG_AGO_S = float("-inf")
 STUCK_S = 5.0  # the actor of a plan this old is absent or hangs: it uses no processor
 
@@ -45,11 +47,16 @@ class InflightPlan:
 
     plan_id: int
     slot: int
-    actor: str
+    actor: InstanceId
     plan: Plan
     requests: list[Request]
     sent_s: float = LONG_AGO_S
     begun_s: float = LONG_AGO_S
+
+    @property
+    def disturbs_decode(self) -> bool:
+        """True if it lengthens decode's steps on a shared device."""
+        return bool(STAGES[self.plan.STAGE].letter)
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
         """Yield the pages that it names; for a prefill plan also *all* KV pages of its rows, whose block tables it follows."""
@@ -112,11 +119,11 @@ class ControllerState:
     free_rows: list[int] = field(init=False)
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
-    actors: dict[str, int] = field(default_factory=dict)
+    actors: dict[InstanceId, int] = field(default_factory=dict)
     deadline_s: float = LONG_AGO_S  # the earliest deadline of a request that could miss it, or earlier
     heard_s: float = LONG_AGO_S  # for every request, the gateway's last message was then or later
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
-    outages: Mapping[str, Outage] = field(default_factory=dict)  # by actor: see ``outages``
+    outages: Mapping[InstanceId, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
@@ -219,7 +226,7 @@ class ControllerState:
     def journal(self, record: JournalRecord) -> None:
         self.emit(WriteJournal(record))
 
-    def send(self, actor: str, message: ToActor) -> bool:
+    def send(self, actor: InstanceId, message: ToActor) -> bool:
         """Send to the actor's active generation; False while there is none."""
         generation = self.actors.get(actor)
         if generation is None:
@@ -278,15 +285,23 @@ class ControllerState:
 
     # -------------------------------------------------------------------------------------------------------- plans
 
-    def credit(self, actor: str) -> int:
-        """Return how many more plans the actor may be sent: depth less the unacknowledged ones; 0 while no generation is active."""
-        if actor not in self.actors:
-            return 0
-        return max(0, self.limits.depth - sum(plan.actor == actor for plan in self.plans.values()))
+    def credit(self, stage: str) -> int:
+        """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones."""
+        return sum(max(0, self.limits.depth - load) for load in self._loads(stage).values())
+
+    def _loads(self, stage: str) -> dict[InstanceId, int]:
+        """Return the unacknowledged plans of each active actor of a stage."""
+        loads = {actor: 0 for actor in self.actors if stage_of(actor) == stage and actor not in self.outages}
+        for inflight in self.plans.values():
+            if inflight.actor in loads:
+                loads[inflight.actor] += 1
+        return loads
 
     def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
-        """Write a plan into a slot, hold the pages that it names, and send it."""
-        inflight = InflightPlan(self.number(), self.free_slots.pop(), plan.STAGE, plan, list(requests), begun_s=now)
+        """Write a plan into a slot, hold the pages that it names, and send it to the least busy actor of its stage."""
+        loads = self._loads(plan.STAGE)
+        actor = min(loads, key=lambda actor: (loads[actor], actor))
+        inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
         self.adopt_plan(inflight)
         for pool, pages in inflight.pages():
             self.pools[pool].use(User("plan", inflight.plan_id), pages)
@@ -296,7 +311,7 @@ class ControllerState:
     def adopt_plan(self, inflight: InflightPlan) -> None:
         """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
         self.plans[inflight.plan_id] = inflight
-        if inflight.actor in DISTURBING:
+        if inflight.disturbs_decode:
             self.steering.disturbed_s = self.now
         for request in inflight.requests:
             request.plans[inflight.plan_id] = inflight.plan

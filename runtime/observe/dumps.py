@@ -11,7 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import DTYPE, RECORD_BYTES, FlightRecorder, FlightWriter, read_recorders
 from ...shm.run_directory import RunDirectory
+from ...shm.status import ActorTable
 from ..errors import UserError
-from ..stage_table import ACTORS, RECORDERS, SUPERVISOR
+from ..stage_table import ACTORS, SUPERVISOR
 from .flight import Kind, unsigned
 
 SUFFIX = ".flight"
@@ -44,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     taken_s: float
     taken_ns: int
     records: dict[str, int]  # recorder -> how many records follow
+    actors: tuple[str, ...] = ACTORS  # of the run, in the order of their numbers in records
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ class Recording(msgspec.Struct, frozen=True):
     @classmethod
     def take(cls, run: RunDirectory, reason: str = "", limit: int | None = None) -> Self:
         """Copy the recorders of a run, live or dead."""
-        recorders = read_recorders(run, RECORDERS, limit)
+        actors = actors_of_run(run)
+        recorders = read_recorders(run, (*actors, SUPERVISOR), limit)
         facts = Facts(
             run_id=run.run_id,
             model_path=str(run.info.get("model_path", "")),
@@ -63,6 +66,7 @@ class Recording(msgspec.Struct, frozen=True):
             taken_s=time.time(),
             taken_ns=time.monotonic_ns(),
             records={name: len(records) for name, records in recorders.items()},
+            actors=actors,
         )
         return cls(facts, recorders)
 
@@ -108,6 +112,15 @@ class Recording(msgspec.Struct, frozen=True):
             raise
 
 
+def actors_of_run(run: RunDirectory) -> tuple[str, ...]:
+    """Return the actors of a run, live or dead, in the order of their numbers in records; the default ones before it has any."""
+    try:
+        with closing(ActorTable.attach(run, writable=False)) as table:
+            return table.actors
+    except ShmError:
+        return ACTORS
+
+
 def saved_recordings(directory: Path) -> list[Path]:
     """Return the saved recordings of a run's name, the newest last."""
     return sorted(directory.glob(f"*{SUFFIX}"))
@@ -146,6 +159,7 @@ class BlackBox:
         self._run = run
         self._directory = directory
         self._flight: FlightWriter | None = None
+        self._actors: tuple[str, ...] = ()
 
     def ended(self, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
         """Record the end of a process with these generations of actors, the last the one that it is named after; ``reason`` is "" if
@@ -153,9 +167,10 @@ class BlackBox:
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
+                self._actors = actors_of_run(self._run)
             except ShmError:
                 return None  # memory has not created it yet
         for actor, generation in generations.items():
-            index = ACTORS.index(actor) if actor in ACTORS else len(ACTORS)
+            index = self._actors.index(actor) if actor in self._actors else len(self._actors)
             self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
         return save_crash(self._run, self._directory, [*generations][-1], reason) if reason else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
 from ..bus.plans import PlanKind
-from ..stage_table import RECORDERS
+from ..stage_table import STAGES, SUPERVISOR, stage_of
 
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1
@@ -152,7 +152,7 @@ def merge(recorders: Mapping[str, NDArray[Any]], since_ns: int = 0) -> list[Flig
     records: list[FlightRecord] = []
     known = {int(kind): kind for kind in Kind}
     for actor, found in recorders.items():
-        if actor not in RECORDERS:
+        if actor != SUPERVISOR and stage_of(actor) not in STAGES:
             continue
         recent = found[found["time_ns"] + found["duration_ns"] >= np.uint64(max(0, since_ns))]
         kinds, generations = kind_of(recent).tolist(), generation_of(recent).tolist()

@@ -17,7 +17,7 @@ from ..controller.embedding_tracker import EmbeddingTracker, lay_out
 from ..controller.records import JournalState, Submitted
 from ..controller.request import SegmentRecord
 from ..controller.scheduling.types import SegmentStage
-from ..stage_table import RECORDERS
+from ..stage_table import SUPERVISOR
 from .flight import PLAN_NAMES, merge
 from .inspect_report import (
     ItemReport,
@@ -60,10 +60,10 @@ class Inspector:
     def look(self) -> RunView:
         """Return the current view of the run."""
         now_ns = time.monotonic_ns()
-        records = merge(read_recorders(self._run, RECORDERS))
+        records = merge(read_recorders(self._run, (*self._actors.actors, SUPERVISOR)))
         spans, done = request_spans(records), plan_spans(records)
         journal = self._read_journal()
-        plans = live_plans(self._plans)
+        plans = live_plans(self._plans, self._actors.actors)
         rows = [row for index in range(self._table.num_rows) if (row := read_row(self._table, index)) is not None]
         by_key = {row.record.key: row for row in rows if row.record is not None}
         keys = [*journal.live, *(key for key in by_key if key not in journal.live)]
@@ -78,7 +78,7 @@ class Inspector:
 
     def ended(self) -> list[RequestReport]:
         """Return ended requests that are still in the flight recorders, the newest last."""
-        records = merge(read_recorders(self._run, RECORDERS))
+        records = merge(read_recorders(self._run, (*self._actors.actors, SUPERVISOR)))
         done, nothing = plan_spans(records), JournalState()
         over = sorted((span for span in request_spans(records).values() if span.end_ns), key=lambda span: span.end_ns)
         return [_Builder(span.key, nothing, None, span, done, span.end_ns).report((), {}) for span in over]

@@ -3,6 +3,7 @@
 A row that is reassigned while it is read is read again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...schema.rows import EndCode, Phase
@@ -12,7 +13,6 @@ from ...shm.sequence_table import SequenceTable
 from ..bus.messages import SequenceSpec, decode_sequence_spec
 from ..bus.plans import Plan, RowKey, decode_plan
 from ..controller.request import RowRecord, decode_record
-from ..stage_table import ACTORS
 
 _ATTEMPTS = 5
 
@@ -66,6 +66,6 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
     return None
 
 
-def live_plans(table: PlanTable) -> list[LivePlan]:
-    """Return every plan in the plan table."""
-    return [LivePlan(plan.plan_id, plan.slot, ACTORS[plan.actor], decode_plan(plan.payload)) for plan in table.live()]
+def live_plans(table: PlanTable, actors: Sequence[str]) -> list[LivePlan]:
+    """Return every plan in the plan table. ``actors``: those of the run, in the order of their numbers."""
+    return [LivePlan(plan.plan_id, plan.slot, actors[plan.actor], decode_plan(plan.payload)) for plan in table.live()]

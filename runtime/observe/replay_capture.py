@@ -24,8 +24,8 @@ from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Result, decode_sequence_spec
 from ..bus.plans import Plan, Prefill, decode_plan
 from ..process.run import read_run_info
-from ..stage_table import ACTORS
 from .capture import Capture, CapturedRow, captures_in, make_header
+from .dumps import actors_of_run
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,9 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
     table = PlanTable.attach(run, writable=False)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     saved = []
+    actors = actors_of_run(run)
     for record in table.live():
-        if record.actor == ACTORS.index(actor):
+        if actors[record.actor] == actor:
             capture = memory.capture(actor, record.plan_id, decode_plan(record.payload))
             saved.append(directory / capture.file_name)
             capture.save(saved[-1])

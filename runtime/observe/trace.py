@@ -11,7 +11,7 @@ from typing import Any
 from ..bus.messages import POOLS
 from ..bus.plans import PlanKind
 from ..process.exit_status import describe_exit
-from ..stage_table import ACTORS, RECORDERS
+from ..stage_table import MAX_INSTANCES, STAGES, SUPERVISOR, InstanceId, number_of, stage_of
 from .dumps import Recording
 from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
@@ -21,7 +21,7 @@ Event = dict[str, Any]
 _REQUESTS_PID = 1
 _STEPS_TID = 1
 _ASIDE_TID = 2
-_PIDS = {name: pid for pid, name in enumerate(RECORDERS, _REQUESTS_PID + 1)}
+_PIDS = {stage: _REQUESTS_PID + 1 + MAX_INSTANCES * place for place, stage in enumerate((*STAGES, SUPERVISOR))}  # of the first actor
 # The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
@@ -36,10 +36,11 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
     records = merge(recording.recorders)
     since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
     requests, plans = request_spans(records), plan_spans(records)
-    events = list(_slices(records, plans, requests))
+    actors = facts.actors
+    events = list(_slices(records, plans, requests, actors))
     tracks = {event["args"]["plan"]: event["tid"] for event in events if "plan" in event.get("args", {})}
     events += _plan_tracks(plans, facts.taken_ns)
-    events += _generations(records, facts.taken_ns)
+    events += _generations(records, facts.taken_ns, actors)
     events += _counters(records)
     events += _flows(records, plans, requests, tracks)
     recent = [event for event in events if event["_end"] >= since_ns]
@@ -50,7 +51,7 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
         del event["_end"]
     recent.sort(key=lambda event: event["ts"])  # stable: each track keeps its order
     return {
-        "traceEvents": [*_names(), *recent],
+        "traceEvents": [*_names(actors), *recent],
         "displayTimeUnit": "ms",
         "otherData": {
             "run": facts.run_id,
@@ -67,8 +68,14 @@ def num_requests(trace: dict[str, Any]) -> int:
     return len({event["id"] for event in trace["traceEvents"] if event.get("cat") == "request"})
 
 
-def _names() -> Iterator[Event]:
-    for name, pid in {"requests": _REQUESTS_PID, **_PIDS}.items():
+def _pid(actor: str) -> int:
+    """Return the number of an actor's track, or of the supervisor's."""
+    name = InstanceId(actor)
+    return _PIDS[stage_of(name)] + number_of(name)
+
+
+def _names(actors: Sequence[str]) -> Iterator[Event]:
+    for name, pid in [("requests", _REQUESTS_PID), *((actor, _pid(actor)) for actor in (*actors, SUPERVISOR))]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
         for tid, name in (_STEPS_TID, "steps"), (_ASIDE_TID, "steps at the same time"):
@@ -90,7 +97,9 @@ def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: st
 # -------------------------------------------------------------------------------------------------------------- actors
 
 
-def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> Iterator[Event]:
+def _slices(
+    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], actors: Sequence[str]
+) -> Iterator[Event]:
     """Yield the work of processes as slices. A process that does two plans at once has a second track for what overlaps."""
     ends_ns: dict[int, int] = {}  # of the first track, by process
     for record in sorted(records, key=lambda record: record.time_ns):
@@ -98,17 +107,17 @@ def _slices(records: Sequence[FlightRecord], plans: dict[int, PlanSpan], request
         if described is not None:
             name, args = described
             dur = record.duration_ns / 1000
-            pid = _PIDS[record.actor]
+            pid = _pid(record.actor)
             tid = _STEPS_TID if record.time_ns >= ends_ns.get(pid, 0) else _ASIDE_TID
             if tid == _STEPS_TID:
                 ends_ns[pid] = record.end_ns
             yield _event("X", name, record.time_ns, pid, record.end_ns, tid=tid, cat="step", dur=dur, args=args)
         elif record.kind is Kind.UNSENT:
-            name = f"a message to {_actor(record.a)} did not leave"
-            yield _event("i", name, record.time_ns, _PIDS[record.actor], s="p")
+            name = f"a message to {_actor(record.a, actors)} did not leave"
+            yield _event("i", name, record.time_ns, _pid(record.actor), s="p")
         elif record.kind is Kind.EXIT:
             name = f"generation {record.b} ended: {describe_exit(signed(record.c))}"
-            yield _event("i", name, record.time_ns, _PIDS.get(_actor(record.a), _PIDS["supervisor"]), s="p", args={"pid": record.key})
+            yield _event("i", name, record.time_ns, _pid(_actor(record.a, actors)), s="p", args={"pid": record.key})
 
 
 def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> tuple[str, dict[str, Any]] | None:
@@ -143,23 +152,23 @@ def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int) -> Iterator[Event]:
         name, id = PLAN_NAMES[plan.kind], f"{plan.plan_id:#x}"
         if plan.issued_ns:
             end_ns = plan.acknowledged_ns or plan.end_ns or taken_ns
-            yield from _pair(f"{name} in flight", plan.issued_ns, end_ns, _PIDS["controller"], "plan", id)
+            yield from _pair(f"{name} in flight", plan.issued_ns, end_ns, _pid("controller"), "plan", id)
         if plan.begin_ns > plan.arrived_ns > 0:
-            yield from _pair(f"{name} waits", plan.arrived_ns, plan.begin_ns, _PIDS[plan.actor], "wait", id)
+            yield from _pair(f"{name} waits", plan.arrived_ns, plan.begin_ns, _pid(plan.actor), "wait", id)
 
 
-def _generations(records: Sequence[FlightRecord], taken_ns: int) -> Iterator[Event]:
+def _generations(records: Sequence[FlightRecord], taken_ns: int, actors: Sequence[str]) -> Iterator[Event]:
     """Yield the phases of processes: starting, standby, active."""
     ends: dict[tuple[str, int], int] = {}
     for record in records:
         if record.kind is Kind.STOPPING:
             ends.setdefault((record.actor, record.key), record.time_ns)
         elif record.kind is Kind.EXIT:
-            ends.setdefault((_actor(record.a), record.key), record.time_ns)
+            ends.setdefault((_actor(record.a, actors), record.key), record.time_ns)
     for record in records:
         if record.kind is not Kind.ACTIVE:
             continue
-        pid, id = _PIDS[record.actor], f"{record.actor}-{record.generation}"
+        pid, id = _pid(record.actor), f"{record.actor}-{record.generation}"
         began_ns, standby_ns, active_ns = record.a, record.b or record.time_ns, record.time_ns
         end_ns = max(active_ns, ends.get((record.actor, record.key), taken_ns))
         name = f"generation {record.generation}"
@@ -177,7 +186,7 @@ def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
     """Yield counters of pools, queues, budgets, and rows per step."""
     rows, queued = -1, dict[str, int]()
     for record in records:
-        pid = _PIDS[record.actor]
+        pid = _pid(record.actor)
         if record.kind is Kind.POOL and record.a < len(POOLS):
             yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b})
         elif record.kind is Kind.QUEUES:
@@ -196,8 +205,8 @@ def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
                 yield _event("C", "plans queued", record.time_ns, pid, args={"plans": num_queued})
 
 
-def _actor(index: int) -> str:
-    return ACTORS[index] if index < len(ACTORS) else "?"
+def _actor(index: int, actors: Sequence[str]) -> str:
+    return actors[index] if index < len(actors) else SUPERVISOR
 
 
 # ------------------------------------------------------------------------------------------------------------ requests
@@ -250,9 +259,9 @@ def _flows(
             number += 1
             shared = {"cat": "flow", "id": number}
             start_ns = max(source.begin_ns, source.end_ns - 1)  # inside its slice
-            yield _event("s", name, start_ns, _PIDS[source.actor], source.end_ns, tid=track(source), **shared)
+            yield _event("s", name, start_ns, _pid(source.actor), source.end_ns, tid=track(source), **shared)
             # With its start or not at all.
-            yield _event("f", name, begin_ns, _PIDS[actor], source.end_ns, tid=tid, bp="e", **shared)
+            yield _event("f", name, begin_ns, _pid(actor), source.end_ns, tid=tid, bp="e", **shared)
 
 
 def _source(plan: PlanSpan, mine: Sequence[PlanSpan]) -> PlanSpan | None:

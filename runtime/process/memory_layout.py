@@ -11,7 +11,7 @@ import msgspec
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config import RuntimeConfig
 from ..errors import ConfigError
-from ..stage_table import RECORDERS, device_pools
+from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
 from .pool_sizes import ModelFacts, size_for_device, size_for_host
@@ -30,7 +30,6 @@ PLAN_SLOTS = 64
 PLAN_BASE_BYTES = 128 * 1024  # of a plan, without the pages that it names
 PAGE_NAME_BYTES = 14  # a page number and a generation in MessagePack, at most
 DELTA_RING_BYTES = 4 << 20
-FLIGHT_BYTES = len(RECORDERS) * NUM_RECORDS * RECORD_BYTES
 
 
 class PoolLayout(msgspec.Struct, frozen=True):
@@ -59,6 +58,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     kv_dtype: str
     device: str
     sharing: str = ""
+    num_recorders: int = len(ACTORS) + 1  # one per actor, and the supervisor's
 
     @property
     def plan_slot_bytes(self) -> int:
@@ -70,7 +70,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
         rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
-        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + FLIGHT_BYTES
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + self.num_recorders * NUM_RECORDS * RECORD_BYTES
 
 
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | HostRoom | None = None) -> MemoryLayout:
@@ -107,6 +107,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         dtype=dtype,
         kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
         device=config.model.device,
+        num_recorders=len(config.instances) + 1,
     )
 
 

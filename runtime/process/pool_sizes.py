@@ -61,7 +61,7 @@ def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, 
     Raises: ConfigError where no whole context fits.
     """
     memory, page = config.memory, config.memory.kv_page_tokens
-    num_processes = len(parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
+    num_processes = sum(process.count for process in parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
     working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
     left = pool_bytes(room, memory.gpu_memory_utilization, working)
     embedding = _embedding_size(config, facts, left)

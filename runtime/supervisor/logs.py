@@ -15,7 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from ..stage_table import LAYOUTS
+from ..errors import ConfigError
+from ..stage_table import DEFAULT_LAYOUT, check_layout
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3
@@ -110,7 +111,11 @@ def read_layout_of_logs(directory: Path) -> str:
         layout = (directory / _LAYOUT).read_text()
     except OSError:
         layout = ""
-    return layout if layout in LAYOUTS else LAYOUTS[0]
+    try:
+        check_layout(layout)
+    except ConfigError:
+        return DEFAULT_LAYOUT
+    return layout
 
 
 class LogPump:

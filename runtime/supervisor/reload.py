@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import RunError
-from ..stage_table import STAGES
+from ..stage_table import STAGES, stage_of
 from .handover import drop_standby, restart
 from .import_graph import closure
 from .managed_actor import SupervisedActor
@@ -30,9 +30,10 @@ def actor_roots(names: Sequence[str], is_forked: bool, known: Iterable[str]) -> 
     """
     entry = () if is_forked else (f"{PACKAGE}.cli.main",)
     shared = ("host.shared_process",) if len(names) > 1 else ()
-    modules = ("host.process", *shared, *(STAGES[name].module for name in names))
+    stages = [STAGES[stage_of(name)] for name in names]
+    modules = ("host.process", *shared, *(stage.module for stage in stages))
     families = f"{PACKAGE}.models.families."
-    builds_towers = any(STAGES[name].imports == "towers" for name in names)
+    builds_towers = any(stage.imports == "towers" for stage in stages)
     towers = [name for name in known if builds_towers and name.startswith(families) and name.endswith(".towers")]
     return (*entry, *(f"{PACKAGE}.actors.{module}" for module in modules), *towers)
 

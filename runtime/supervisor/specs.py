@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from ..config import RuntimeConfig
-from ..stage_table import STAGES
+from ..stage_table import STAGES, stage_of
 from .launcher import ACTOR_ENTRY, IMPORT_STAGES, actor_command
 from .managed_actor import ActorSpec
 
@@ -17,7 +17,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
     specs = []
     processes = config.processes if commands is None else {name: (name,) for name in commands}
     for name, actors in processes.items():
-        section, stages = config.actor(name), [STAGES[actor] for actor in actors]
+        section, stages = config.actor(name), [STAGES[stage_of(actor)] for actor in actors]
         listens = any(stage.listens for stage in stages)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if listens else STOP_GRACE_S
         needs = max((stage.imports for stage in stages), key=IMPORT_STAGES.index)

@@ -16,7 +16,6 @@ from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, ControllerStats
 from ..process.memory_layout import read_layout
 from ..process.run import read_run_info
-from ..stage_table import ACTORS
 from .managed_actor import SupervisedActor
 from .processes import cpu_seconds, pss_bytes
 from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport
@@ -211,12 +210,14 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
     info, tables = read_run_info(run), StatusTables(run)
     meter = CpuMeter()
     try:
-        holders = {name: RoleLock.holder(run, name) for name in ACTORS}
+        holders = {name: RoleLock.holder(run, name) for name in info.config.instances}
         for pid in holders.values():
             if pid:
                 meter.percent(pid)
         time.sleep(_CPU_SAMPLE_S)
-        actors = [_observe(name, info.config.process_of(name), holders[name], tables.actor(name), meter) for name in ACTORS]
+        actors = [
+            _observe(name, info.config.process_of(name), holders[name], tables.actor(name), meter) for name in info.config.instances
+        ]
         pools, requests = tables.pools_and_requests()
         broken = tables.broken()
     finally:

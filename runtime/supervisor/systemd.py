@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config import RuntimeConfig
 from ..process.listening import BACKLOG
-from ..stage_table import STAGES, starts_after
+from ..stage_table import STAGES, InstanceId, stage_of, starts_after
 
 TARGET = "mmrt.target"
 SOCKET = "mmrt-gateway.socket"
@@ -72,9 +72,10 @@ WantedBy=default.target
 """
 
 
-def _service(config: RuntimeConfig, actor: str, program: str, environment: Mapping[str, str], directory: Path) -> str:
+def _service(config: RuntimeConfig, actor: InstanceId, program: str, environment: Mapping[str, str], directory: Path) -> str:
     settings = config.supervisor
     section, together = config.actor(actor), config.processes[actor]
+    stages = [STAGES[stage_of(one)] for one in together]
     variables = {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(section.threads),
@@ -85,7 +86,7 @@ def _service(config: RuntimeConfig, actor: str, program: str, environment: Mappi
         **environment,
     }
     lines = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in variables.items())
-    stop_s = settings.drain_s + 10 if STAGES[actor].listens else 10
+    stop_s = settings.drain_s + 10 if stages[-1].listens else 10
     return f"""[Unit]
 Description=mmrt {", ".join(together)}
 PartOf={TARGET}
@@ -107,7 +108,7 @@ WatchdogSec={settings.watchdog_s + max(map(config.step_limit_s, together)):g}
 WatchdogSignal=SIGKILL
 KillMode=mixed
 Nice={min(config.actor(one).nice for one in together)}
-CPUWeight={max(STAGES[one].cpu_weight for one in together)}
+CPUWeight={max(stage.cpu_weight for stage in stages)}
 UMask=0077
 NoNewPrivileges=yes
 
@@ -116,9 +117,9 @@ WantedBy={TARGET}
 """
 
 
-def _order(config: RuntimeConfig, actor: str) -> str:
+def _order(config: RuntimeConfig, actor: InstanceId) -> str:
     """Order units to stop as a run does: systemd stops units in reverse of After=, at the cost of starting them in that order."""
-    after = {service_name(config.process_of(other)): None for other in starts_after(actor)}
+    after = {service_name(config.process_of(other)): None for other in starts_after(stage_of(actor))}
     return f"After={' '.join(after)}\n" if after else ""
 
 

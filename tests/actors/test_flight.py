@@ -24,10 +24,12 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.bus.plans import PlanKind, Prefill, PrefillChunk
 from mmrt.runtime.bus.transport import ActorSocket
+from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.observe.flight import FlightRecord, Kind, merge, unpack_id, unpack_pair, unpack_plan
+from mmrt.runtime.stage_table import ACTORS, InstanceId
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
@@ -71,14 +73,14 @@ class Machine:
     def __init__(self, recorder: FlightRecorder) -> None:
         self.recorder = recorder
         self.controller = Controller.start(LIMITS, 1)
-        self.flight = ControllerFlight(recorder.writer(1), self.controller.state)
+        self.flight = ControllerFlight(recorder.writer(1), self.controller.state, ACTORS)
         self.done: list[Effect] = []
         for actor in ("gateway", "prefill", "video", "decode"):
             self.take(actor, Hello(actor, 1, 100, True))
 
     def take(self, actor: str, message: ToController) -> None:
         self.flight.message(message)
-        self.perform(self.controller.on_message(actor, 1, message, 1.0))
+        self.perform(self.controller.on_message(InstanceId(actor), 1, message, 1.0))
 
     def tick(self, now: float) -> None:
         self.perform(self.controller.tick(now))
@@ -119,7 +121,7 @@ def test_media_are_filled_once(recorder: FlightRecorder) -> None:
     machine = Machine(recorder)
     limits = {"placeholder_ids": {"image": 3}}
     machine.controller = Controller.start(Limits(**{**{n: getattr(LIMITS, n) for n in LIMITS.__slots__}, **limits}), 1)
-    machine.flight = ControllerFlight(recorder.writer(1), machine.controller.state)
+    machine.flight = ControllerFlight(recorder.writer(1), machine.controller.state, ACTORS)
     machine.take("gateway", Hello("gateway", 1, 100, True))
     machine.take("gateway", Submit(1, 55, RequestSpec("x", [3, 4], [MediaItem("image", 4)], Sampling(), 5)))
     machine.take("gateway", Filled(1, 55))  # before it has a row: nothing can be filled
@@ -172,7 +174,7 @@ def test_the_gateways_part(recorder: FlightRecorder) -> None:
 def test_a_message_that_does_not_leave_is_kept(run: RunDirectory, recorder: FlightRecorder) -> None:
     actor = Actor.__new__(Actor)
     actor._bus = ActorSocket(Path(run.path), "decode", 1)  # there is no controller
-    actor._flight = recorder.writer(1)
+    actor._flight, actor.config = recorder.writer(1), RuntimeConfig()
     try:
         assert not actor.send(Hello("decode", 1, 100, True))
     finally:

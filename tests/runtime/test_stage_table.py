@@ -14,19 +14,25 @@ from mmrt.runtime.config import RuntimeConfig, actors_section, parse_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import (
     ACTORS,
-    LAYOUTS,
-    RECORDERS,
+    DEFAULT_LAYOUT,
+    MAX_INSTANCES,
     STAGES,
     WORKERS,
     InstanceId,
     ProcessSpec,
     Stage,
+    actors_of,
     check_layout,
     device_pools,
-    layouts,
+    instance_id,
+    number_of,
+    parse_instance,
     parse_layout,
     process_in,
+    processes_of,
+    replaceable,
     restart_order,
+    stage_of,
     starts_after,
     torch_actors,
     workers,
@@ -64,11 +70,11 @@ def test_the_lists_of_today() -> None:
     # Their numbers stand in shared memory and in the journal.
     assert ACTORS == ("memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
     assert WORKERS == ("video", "encoder", "prefill")
-    assert RECORDERS == (*ACTORS, "supervisor")
     assert set(torch_actors()) == {"memory", "video", "encoder", "prefill", "decode"}
-    assert restart_order() == ["memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway"]
+    assert replaceable() == ("video", "encoder", "prefill", "decode", "detokenizer")
+    assert restart_order(ACTORS) == ["memory", "video", "encoder", "prefill", "decode", "detokenizer", "controller", "gateway"]
     assert device_pools() == {"embedding", "kv"}
-    assert LAYOUTS == ("E+P+D", "EP+D", "ED+P", "E+PD", "EPD")
+    assert DEFAULT_LAYOUT == "E+P+D" and actors_of(DEFAULT_LAYOUT) == ACTORS
     assert [[spec.name for spec in group] for group in stop_order(actor_specs(RuntimeConfig()))] == [
         ["gateway"],
         ["video", "encoder", "prefill", "decode", "detokenizer"],
@@ -82,11 +88,10 @@ def test_the_lists_of_today() -> None:
 
 
 def test_every_stage_is_in_every_order() -> None:
-    for layout in LAYOUTS:
+    for layout in ("E+P+D", "EP+D", "ED+P", "E+PD", "EPD"):
         specs = actor_specs(parse_config(f'[actors]\nlayout = "{layout}"\n'))
         assert sorted(role for group in stop_order(specs) for spec in group for role in spec.roles) == sorted(STAGES)
         assert sorted(stage for process in parse_layout(layout) for stage in process.stages) == ["decode", "encoder", "prefill"]
-    assert sorted(restart_order()) == sorted(STAGES)
     fed = {stage.output for stage in STAGES.values()}
     assert all(name in fed for stage in STAGES.values() for name in stage.inputs)
 
@@ -100,13 +105,14 @@ def test_a_record_says_what_the_module_is(name: str) -> None:
 
 
 def test_a_stage_that_is_added_is_started_stopped_and_restarted(talker: Stage) -> None:
-    config = RuntimeConfig()
-    assert config.processes["talker"] == ("talker",) and config.step_limit_s("talker") == 7.0
+    config = parse_config('[actors]\nlayout = "E+P+D+T"\n')
+    assert config.processes[InstanceId("talker")] == ("talker",) and config.step_limit_s("talker") == 7.0
     specs = {spec.name: spec for spec in actor_specs(config)}
     assert (specs["talker"].needs, specs["talker"].handover_grace_s, specs["talker"].listens) == ("torch", 12.0, False)
     groups = [[spec.name for spec in group] for group in stop_order(list(specs.values()))]
     assert "talker" in groups[1] and {name for group in groups for name in group} == set(STAGES)
-    assert set(restart_order()) == set(STAGES) and restart_order().index("talker") < restart_order().index("controller")
+    order = restart_order(config.instances)
+    assert set(order) == set(STAGES) and order.index(InstanceId("talker")) < order.index(InstanceId("controller"))
     assert "mmrt.actors.talker.loop" in actor_roots(["talker"], True, ())
     files = unit_files(config, "/usr/bin/mmrt", {"MMRT_RUN_DIR": "/r"}, Path("/d"))
     assert service_name("talker") in files[TARGET]
@@ -117,16 +123,27 @@ def test_a_stage_that_is_added_is_started_stopped_and_restarted(talker: Stage) -
 def test_a_stage_that_is_added_is_in_every_list(talker: Stage) -> None:
     assert workers(STAGES)[-1] == torch_actors(STAGES)[-1] == "talker" and "talker" not in starts_after("gateway")
     assert device_pools() == {"embedding", "kv", "speech"}
-    assert len(layouts(STAGES)) == 15 and layouts(STAGES)[0] == "E+P+D+T" and layouts(STAGES)[-1] == "EPDT"
+    assert "talker" in replaceable() and actors_of("2ET+P+D")[-1] == "talker.1"
     assert process_in("EPD+T", "talker") == "talker" and process_in("EPDT", "encoder") == "talker"
     section = msgspec.convert({"talker": {"nice": 4}}, actors_section(STAGES))
     assert (section.talker.nice, section.talker.threads) == (4, 2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_layouts_of_a_run(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "processes"),
+    [
+        ("2E+P+D", {"encoder": ("encoder",), "encoder.1": ("encoder.1",), "prefill": ("prefill",), "decode": ("decode",)}),
+        ("E+E+P+D", {"encoder": ("encoder",), "encoder.1": ("encoder.1",), "prefill": ("prefill",), "decode": ("decode",)}),
+        ("D+2PE", {"prefill": ("encoder", "prefill"), "prefill.1": ("encoder.1", "prefill.1"), "decode": ("decode",)}),
+        ("EPD+2P", {"decode": ("encoder", "prefill", "decode"), "prefill.1": ("prefill.1",), "prefill.2": ("prefill.2",)}),
+    ],
+)
+def test_several_of_a_stage(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
     check_layout(layout)
-    assert "+".join("".join(STAGES[name].letter for name in process.stages) for process in parse_layout(layout)) == layout
+    found = processes_of(layout)
+    assert {name: together for name, together in found.items() if STAGES[stage_of(together[0])].letter} == processes
+    assert [*dict.fromkeys(stage_of(actor) for actor in actors_of(layout))] == list(STAGES)
+    assert sorted(actors_of(layout)) == sorted(actor for together in found.values() for actor in together)
 
 
 def test_a_layout_is_processes() -> None:
@@ -147,11 +164,12 @@ def test_a_layout_is_processes() -> None:
         ("E P D", "'E P D' is not"),
         ("epd", "'epd' is not"),
         ("E+PX+D", "'PX': no stage 'X', there are E, P, D"),
-        ("2E+P+D", "2 processes of encoder: a run has one of each stage"),
+        ("E+P+2D", "'E+P+2D' has 2 of decode, a run has at most 1"),
+        ("9E+P+D", "'9E+P+D' has 9 of encoder, a run has at most 8"),
+        ("4E+4EP+E+D", "has 9 of encoder"),
+        ("EE+P+D", "'EE+P+D' has a process with encoder twice"),
         ("EP@cuda:0+D", "encoder and prefill on 'cuda:0': model.device places all stages"),
-        ("E+P", "expected one of 'E+P+D', 'EP+D', 'ED+P', 'E+PD', 'EPD'"),
-        ("E+E+P+D", "expected one of"),
-        ("PD+E", "expected one of"),
+        ("E+P", "'E+P' has no decode (D)"),
     ],
 )
 def test_other_layouts_are_refused(text: str, message: str) -> None:
@@ -160,34 +178,34 @@ def test_other_layouts_are_refused(text: str, message: str) -> None:
     assert message in str(refusal.value)
 
 
-@given(st.sampled_from(ACTORS), st.integers(0, 999))
-def test_an_instance_is_known_by_its_name(stage: str, index: int) -> None:
-    instance = InstanceId(stage, index)
-    assert InstanceId.parse(str(instance)) == instance
-    assert str(instance) == (f"{stage}.{index}" if index else stage)
+@given(st.sampled_from(ACTORS), st.integers(0, MAX_INSTANCES - 1))
+def test_an_instance_is_known_by_its_name(stage: str, number: int) -> None:
+    instance = instance_id(stage, number)
+    assert parse_instance(instance) == instance and (stage_of(instance), number_of(instance)) == (stage, number)
+    assert instance == (f"{stage}.{number}" if number else stage)
 
 
 @given(st.one_of(st.text(), st.from_regex(r"(encoder|decode)\.?[0-9]{0,4}", fullmatch=True)))
 def test_an_instance_has_one_name(text: str) -> None:
     try:
-        instance = InstanceId.parse(text)
+        instance = parse_instance(text)
     except ConfigError as error:
         assert repr(text) in str(error)
     else:
-        assert str(instance) == text
+        assert instance == text == instance_id(stage_of(instance), number_of(instance))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("encoder.0", "'encoder.0': '0' is no number from 1 to 999"),
+        ("encoder.0", "no actor 'encoder.0': '0' is no number from 1 to 7"),
         ("encoder.", "'' is no number"),
-        ("encoder.1000", "'1000' is no number"),
+        ("encoder.8", "'8' is no number"),
         ("encoder.\u0661", "is no number"),
-        ("talker.1", "no stage 'talker', there are memory, controller"),
+        ("talker.1", "no actor 'talker.1'; there are memory, controller"),
     ],
 )
 def test_other_names_of_instances_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        InstanceId.parse(text)
+        parse_instance(text)
     assert message in str(refusal.value)

@@ -21,12 +21,11 @@ from rich.progress import track
 
 from ....bench.environment import read_environment
 from ....bench.output import JSON_HELP, open_console, write_json
-from ....bench.own_run import OwnRunError, own_run
+from ....bench.own_run import OwnRunError, layout_argument, own_run
 from ....bench.serve.client import BenchError, find_model, open_session
 from ....models.architecture import KvDType
 from ....runtime.config import ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
-from ....runtime.stage_table import LAYOUTS
 from ..training.recipe import load_recipe
 from .cases import ROWS, Case, body_of, select
 from .reference import Reference
@@ -66,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
-    add("--layout", choices=LAYOUTS, help="which stages of the started run share a process")
+    add("--layout", type=layout_argument, help="which stages of the started run share a process")
     add("--restart", type=_restartable, default=(), metavar="A,B", help="restart these actors of it in turn while it is asked")
     add("--samples", type=int, default=40, help="questions per task, half of those on media about degraded ones (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
+from ...stage_table import ACTORS, InstanceId
 
 Rank = tuple[float, ...]
 """Lower ranks go first."""
@@ -33,6 +34,7 @@ class Limits:
     """The limits and settings of a run. Sizes in pages, tokens or bytes, times in seconds."""
 
     policy: str = "unified"
+    actors: tuple[InstanceId, ...] = ACTORS  # of the run
     num_rows: int
     max_context: int
     kv_page_tokens: int

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.actors.controller.outage_watch import STAGES, OutageWatch
+from mmrt.actors.controller.outage_watch import OutageWatch
+from mmrt.runtime.stage_table import ACTORS, replaceable
 from mmrt.schema.outage import Outage
 from mmrt.shm.errors import MissingError
 from mmrt.shm.outages import OutageTable
@@ -22,14 +23,14 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 def test_what_the_supervisor_says(run: RunDirectory) -> None:
     table = OutageTable.create(run)
-    watch = OutageWatch(run, 30.0)
+    watch = OutageWatch(run, 30.0, ACTORS)
     assert watch.changed(1e9) is None, "absence says nothing where somebody supervises"
     broken = (Outage("video", "exit status 1", 12.5), Outage("encoder", "x" * 1000))
     table.publish(broken)
     found = watch.changed(0.0)
     assert found is not None and found[0] == broken[0] and found[1].reason == "x" * 300
     assert watch.changed(0.0) is None
-    late = OutageWatch(run, 30.0)
+    late = OutageWatch(run, 30.0, ACTORS)
     assert late.changed(0.0) == found, "a new controller is told too"
     table.publish(())
     assert watch.changed(0.0) == () and OutageTable.attach(run).read() == ()
@@ -41,10 +42,10 @@ def test_without_a_supervisor_who_is_absent_for_long_is_broken(run: RunDirectory
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     with pytest.raises(MissingError):
         OutageTable.attach(run)
-    locks = {actor: RoleLock(run, actor) for actor in STAGES}
+    locks = {actor: RoleLock(run, actor) for actor in replaceable()}
     for lock in locks.values():
         assert lock.try_acquire()
-    watch = OutageWatch(run, 30.0)
+    watch = OutageWatch(run, 30.0, ACTORS)
     assert watch.changed(200.0) is None
     locks["video"].release()
     assert watch.changed(229.0) is None, "it may be on its way"

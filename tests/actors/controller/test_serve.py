@@ -58,14 +58,14 @@ class Epoch:
     """One generation of the controller in this event loop."""
 
     def __init__(self, run: RunDirectory, epoch: int) -> None:
-        self.io = ControllerIO(run)
+        self.io = ControllerIO(run, ACTORS)
         self.journal, journaled = Journal.open(run.path)
         self.controller = recover(LIMITS, epoch, self.io.snapshot(journaled, {}))
         self.socket = ControllerSocket(run.path)
         self.stats = ControllerStats.attach(run)
         self.failed = asyncio.Event()
-        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state)
-        outages = OutageWatch(run, 30.0)
+        flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state, ACTORS)
+        outages = OutageWatch(run, 30.0, ACTORS)
         self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, self.failed.set)
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ def test_a_message_that_breaks_the_machine_ends_the_actor(run: RunDirectory) -> 
 
 
 def test_effects_that_are_none_are_refused(run: RunDirectory) -> None:
-    io = ControllerIO(run)
+    io = ControllerIO(run, ACTORS)
     io.perform(ClearPages(0))
     with pytest.raises(AssertionError, match="Send is no effect on memory"):
         io.perform(Send("decode", 1, m.Welcome(1)))

@@ -20,6 +20,7 @@ from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.messages import RequestSpec, Sampling
 from mmrt.runtime.errors import RequestError, RunError
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.status import ActorState, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -630,7 +631,7 @@ def test_refusals_are_no_finished_requests(stage: Any, status: int, refused: int
 
 
 def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() -> None:
-    metrics = Metrics("tiny", StatsSnapshot)
+    metrics = Metrics("tiny", StatsSnapshot, ACTORS)
     gone = RequestError("gone", status=CLIENT_GONE)
     request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, cast(Link, None), 0.0)
     request.error = gone

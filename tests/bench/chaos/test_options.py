@@ -65,7 +65,7 @@ def test_filters_are_part_of_a_fault_s_name() -> None:
         (["--quiet-every", "0"], "at least 1"),
         (["--replay", "12"], "'12' is not SEED:INDEX"),
         (["--soak", "--kinds", "stop"], "do not go with it"),
-        (["--layout", "DPE"], "invalid choice: 'DPE'"),
+        (["--layout", "E+P"], "'E+P' has no decode"),
         (["--wat"], "--wat"),
     ],
 )

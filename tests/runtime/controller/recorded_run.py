@@ -26,6 +26,7 @@ from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import decode_record
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase
@@ -221,7 +222,7 @@ class Run:
             self.count()
         self.crash_after = -1
         self.num_controllers += 1
-        known = {name: generation for name, generation in self.generations.items() if self.random.random() < 0.8}
+        known = {InstanceId(name): generation for name, generation in self.generations.items() if self.random.random() < 0.8}
         self.machine: Controller = recover(self.limits, self.num_controllers, self.memory.snapshot(known))
         self.machine.set_outages(self.outages)
         self.tick_s = self.now
@@ -250,7 +251,7 @@ class Run:
         while self.network and self.network[0][0] <= self.now:
             _, _, to, generation, message = heapq.heappop(self.network)
             if to.startswith("controller"):
-                self.perform(self.machine.on_message(to.partition("<")[2], generation, message, self.now))  # type: ignore[arg-type]
+                self.perform(self.machine.on_message(InstanceId(to.partition("<")[2]), generation, message, self.now))  # type: ignore[arg-type]
                 had_any = True
             elif self.generations[to] != generation:
                 continue

@@ -28,6 +28,7 @@ from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.process.crash_cause import Death
+from mmrt.runtime.stage_table import InstanceId, actors_of, stage_of
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase
@@ -102,6 +103,7 @@ class World:
         self.crowded = crowded
         self.limits = Limits(
             policy=policy,
+            actors=actors_of(rng.choice(("E+P+D", "E+P+D", "2E+P+D", "2E+3P+D"))),
             num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
             max_context=64,
             kv_page_tokens=4,
@@ -114,7 +116,7 @@ class World:
             num_embedding_pages=rng.choice((3, 4)) if self.crowded else rng.choice((3, 6, 10)),
             placeholder_ids={"image": IMAGE, "video": VIDEO, "audio": AUDIO},
             max_waiting=rng.choice((2, 50)),
-            num_plan_slots=8,
+            num_plan_slots=16,
             prefill_budget=rng.choice((0, 1, 3, 16)),
             encode_budget=rng.choice((0, 1, 8)),
             exclusive=rng.random() < 0.5,
@@ -142,7 +144,8 @@ class World:
         self.has_been_broken = False
         self.controller_crash_rate = rng.choice((0.0, 0.003, 0.02)) if faults else 0.0  # per effect
         self.crash_at = -1  # the controller dies before this effect of those that it does next; -1: it does not
-        self.processes = {name: Process() for name in ("video", "encoder", "prefill", "decode", "gateway")}
+        simulated = ("video", "encoder", "prefill", "decode", "gateway")
+        self.processes = {name: Process() for name in limits.actors if stage_of(name) in simulated}
         for process in self.processes.values():
             self.start(process)
         self.io: ControllerIO | None = None
@@ -217,9 +220,9 @@ class World:
 
     def start_controller(self) -> None:
         self.epoch += 1
-        self.io = ControllerIO(self.run)
+        self.io = ControllerIO(self.run, self.limits.actors)
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
-        known = {name: p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
+        known = {InstanceId(name): p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
         for pool in self.controller.state.pools.values():
             pool.check()
@@ -245,7 +248,7 @@ class World:
         if self.io is None:
             return
         name, inner = m.msgspec.msgpack.decode(data, type=tuple[str, bytes])
-        self.perform(self.controller.on_message(name, generation, m.decode_to_controller(inner), self.now))
+        self.perform(self.controller.on_message(InstanceId(name), generation, m.decode_to_controller(inner), self.now))
 
     def controller_turn(self) -> None:
         if self.io is None:
@@ -346,7 +349,7 @@ class World:
         if name != "gateway" and process.step is not None:
             step = process.step_name if name == "decode" else process.step[0].plan_id
             process.death = Death(step, crashed, "")
-        if name in ("video", "encoder") and process.step is not None:
+        if stage_of(name) in ("video", "encoder") and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
         process.generation = 0
         process.queue, process.done, process.step = [], OrderedDict(), None

@@ -27,6 +27,7 @@ from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
@@ -58,7 +59,7 @@ class Driver:
             self.receive(actor, m.Hello(actor, 1, 1, True))
 
     def receive(self, actor: str, message: m.ToController, generation: int = 1) -> "Driver":
-        self.effects += self.machine.on_message(actor, generation, message, self.now)
+        self.effects += self.machine.on_message(InstanceId(actor), generation, message, self.now)
         return self
 
     def tick(self, seconds: float = 0.0) -> list[Effect]:
@@ -919,3 +920,53 @@ def test_the_rows_of_a_broken_actor_are_free_once_it_is_back() -> None:
     plan_id, _ = driver.plan("video")
     driver.receive("video", m.PlanDone("video", 2, plan_id, 0.0, m.Skipped()), generation=2).tick()
     assert driver.is_empty
+
+
+# several actors of a stage
+
+
+def several(layout: str, **changes: object) -> Driver:
+    driver = Driver(actors=actors_of(layout), **changes)
+    for actor in driver.state.limits.actors:
+        if number_of(actor):
+            driver.receive(actor, m.Hello(actor, 1, 1, True))
+    return driver
+
+
+def places(driver: Driver, stage: str) -> list[str]:
+    return sorted(inflight.actor for inflight in driver.state.plans.values() if inflight.plan.STAGE == stage)
+
+
+def test_plans_go_to_the_least_busy_of_a_stage() -> None:
+    driver = several("E+3P+D", num_rows=8, depth=2, prefill_budget=6, exclusive=False)
+    for key in range(1, 6):
+        driver.submit(text(), key)
+    assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1", "prefill.2"]
+    driver.done("prefill.1")
+    driver.submit(text(), 7)
+    assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1", "prefill.2"]
+
+
+def test_a_result_of_another_than_the_plans_actor_changes_nothing() -> None:
+    driver = several("E+2P+D", num_rows=8)
+    driver.submit(text())
+    plan_id, _ = driver.plan("prefill")
+    driver.receive("prefill.1", m.PlanDone("prefill.1", 1, plan_id, 0.01, m.Done()))
+    assert plan_id in driver.state.plans and not driver.state.decoding()
+
+
+def test_while_one_of_a_stage_is_broken_the_other_serves() -> None:
+    driver = several("E+2P+D", num_rows=8, prefill_budget=6)
+    driver.submit(text(), 1)
+    driver.submit(text(), 2)
+    assert places(driver, "prefill") == ["prefill", "prefill.1"]
+    driver.machine.set_outages([Outage("prefill.1", "it crashes", driver.now + 5)])
+    (failed,) = sent(driver.tick(), m.Failed)
+    assert (
+        isinstance(failed, m.Failed) and (failed.key, failed.status) == (2, 503) and "prefill.1 is broken: it crashes" in failed.message
+    )
+    for key in (3, 4):
+        assert not sent(driver.submit(text(), key), m.Failed)
+    assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1"], "the last is of the request that failed"
+    driver.machine.set_outages([Outage("prefill.1", "it crashes"), Outage("prefill", "it, too")])
+    assert {failed.key for failed in sent(driver.tick(), m.Failed) if isinstance(failed, m.Failed)} >= {1, 3, 4}

@@ -16,7 +16,7 @@ from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import dumps
 from mmrt.runtime.observe.dumps import BlackBox, Recording, salvage, save_crash, saved_recordings
 from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, signed, unpack_id, unpack_pair, unpack_plan, unsigned
-from mmrt.runtime.stage_table import RECORDERS
+from mmrt.runtime.stage_table import ACTORS, SUPERVISOR
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
 
@@ -176,7 +176,7 @@ def test_the_last_one_out_speaks_before_the_directory_goes(place: Path) -> None:
 def test_the_black_box(run: RunDirectory, tmp_path: Path) -> None:
     box = BlackBox(run, tmp_path)
     assert box.ended({"decode": 1}, 10, 1, "it failed") is None  # before memory has made the recorders
-    for name in RECORDERS:
+    for name in (*ACTORS, SUPERVISOR):
         FlightRecorder.create(run, name)
     assert box.ended({"decode": 1}, 10, 0, "") is None
     saved = box.ended({"encoder": 3, "prefill": 2}, 11, -9, "prefill ended with SIGKILL")

@@ -15,7 +15,7 @@ from mmrt.runtime.observe.dumps import Facts, Recording
 from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests
 from mmrt.runtime.observe.trace_requests import plan_spans, plans_of, request_spans
-from mmrt.runtime.stage_table import RECORDERS
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import DTYPE
 from mmrt.tests.runtime.observe.trace_schema import Event, check_trace
@@ -36,7 +36,7 @@ class Tape:
         track.append((int(at_ms * MS), int(ms * MS), self.generation << 16 | kind, key, a, b, c, len(track) + 1))
 
     def plan(self, number: int, actor: str, kind: PlanKind, keys: list[int], issued: float, begin: float, ms: float) -> None:
-        index = RECORDERS.index(actor)
+        index = ACTORS.index(actor)
         self.add("controller", Kind.ISSUED, issued, 0, number, index, kind, len(keys))
         for key in keys:
             self.add("controller", Kind.PLAN_REQUEST, issued, 0, key, number, 0)
@@ -201,7 +201,7 @@ def test_only_the_last_seconds() -> None:
 def test_generations_and_their_ends() -> None:
     tape = Tape()
     tape.add("decode", Kind.ACTIVE, 100, 0, 4711, 50 * MS, 90 * MS)
-    tape.add("supervisor", Kind.EXIT, 150, 0, 4711, RECORDERS.index("decode"), 1, unsigned(-9))
+    tape.add("supervisor", Kind.EXIT, 150, 0, 4711, ACTORS.index("decode"), 1, unsigned(-9))
     tape.generation = 2
     tape.add("decode", Kind.ACTIVE, 160, 0, 4712, 110 * MS, 120 * MS)
     events = check_trace(make_trace(tape.recording(200)))
