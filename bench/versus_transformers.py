@@ -120,7 +120,9 @@ def measure_server(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes) 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         warm_up = msgspec.structs.replace(plans[0], seed="warmup", max_tokens=2)
         for batch in ([warm_up], plans):
-            records = runner.run(_send_all(url.rstrip("/"), batch, shapes))
+            records = runner.run(send_all(url.rstrip("/"), batch, shapes, len(batch)))
+            if failed := [record.error for record in records if record.error is not None]:
+                raise BenchError(f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0]}")
     num_tokens, duration_s = sum(record.num_tokens for record in records), duration_of(records)
     return Side(
         duration_s=duration_s,
@@ -131,19 +133,16 @@ def measure_server(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes) 
     )
 
 
-async def _send_all(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes) -> list[Record]:
+async def send_all(url: str, plans: Sequence[RequestPlan], shapes: MediaShapes, concurrency: int) -> list[Record]:
+    """The records of all requests, so many at a time. Raises: BenchError if there is no server."""
     async with open_session(_TIMEOUT_S) as session:
         model = await find_model(session, url)
-        bodies = {plan.seed: make_body(plan, shapes, Calibration(), model) for plan in plans}
+        bodies = {plan.index: make_body(plan, shapes, Calibration(), model) for plan in plans}
 
         async def send(plan: RequestPlan, record: Record) -> None:
-            await stream_chat(session, url, bodies[plan.seed], record)
+            await stream_chat(session, url, bodies[plan.index], record)
 
-        records = await run_closed_loop(plans, len(plans), send, lambda record: None)
-    failed = [record.error for record in records if record.error is not None]
-    if failed:
-        raise BenchError(f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0]}")
-    return records
+        return await run_closed_loop(plans, concurrency, send, lambda record: None)
 
 
 def measure_transformers(checkpoint: Path, dtype: str, plans: Sequence[RequestPlan], shapes: MediaShapes) -> Side:

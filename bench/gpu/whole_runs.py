@@ -34,7 +34,7 @@ from ..serve.record import Record
 from ..serve.report import StallSummary, summarise_groups, summarise_stall
 from ..serve.stall import StallPlan, run_stall
 from ..serve.workload import Calibration, Lengths, MediaShapes, Modality, RequestPlan, make_body, plan_steady
-from ..versus_transformers import answers_of_transformers, measure_server
+from ..versus_transformers import answers_of_transformers, measure_server, send_all
 from .figures import Figure
 from .mps import MPS_CONTROL, multi_process_service
 from .serving import TIMEOUT_S, checkpoint_of, end, made_of_shape, serving, target_of
@@ -65,7 +65,7 @@ def _answers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 def _load(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
     """One request at a time, then many: of text, and with pictures."""
-    begun_s = time.monotonic()
+    begun_s, shapes = time.monotonic(), MediaShapes()
     model = checkpoint_of(run, options)
     if options.model is None:
         yield Figure(section="load", case="mmrt model make", value=time.monotonic() - begun_s, unit="s")
@@ -76,8 +76,10 @@ def _load(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
             yield Figure(section="load", case=f"first answer with {media}", value=first_s, unit="s", note="compiles")
         for media, concurrency in _LOADS:
             count = options.requests if concurrency > 1 else max(1, options.requests // 8)
-            asyncio.run(_drive(url, _plans(media, min(count, concurrency), 200, 16), concurrency))  # graphs of these batch sizes
-            records = asyncio.run(_drive(url, _plans(media, count, 512, 128), concurrency))
+            asyncio.run(
+                send_all(url, _plans(media, min(count, concurrency), 200, 16), shapes, concurrency)
+            )  # graphs of these batch sizes
+            records = asyncio.run(send_all(url, _plans(media, count, 512, 128), shapes, concurrency))
             yield from _latencies(f"{media}, {concurrency} at a time", records)
 
 
@@ -222,24 +224,9 @@ def _plans(media: Modality, count: int, num_input_tokens: int, max_tokens: int) 
     return plan_steady({"text": 1.0} if media == "text" else {"text": 1.0, media: 1.0}, count, lengths, seed=0)
 
 
-def _body(plan: RequestPlan, model: str) -> bytes:
-    return make_body(plan, MediaShapes(), Calibration(), model)
-
-
-async def _drive(url: str, plans: Sequence[RequestPlan], concurrency: int) -> list[Record]:
-    async with open_session(TIMEOUT_S) as session:
-        model = await find_model(session, url)
-        bodies = {plan.index: _body(plan, model) for plan in plans}
-
-        async def send(plan: RequestPlan, record: Record) -> None:
-            await stream_chat(session, url, bodies[plan.index], record)
-
-        return await run_closed_loop(plans, concurrency, send, lambda record: None)
-
-
 async def _first(url: str, plans: Sequence[RequestPlan]) -> float:
     """Seconds that one answer took. Raises: BenchError if there was none."""
-    (record,) = await _drive(url, plans, 1)
+    (record,) = await send_all(url, plans, MediaShapes(), 1)
     if record.error is not None:
         raise BenchError(f"a first request failed: {record.error}")
     return record.e2e_s
@@ -249,7 +236,7 @@ async def _ask_all(url: str, plans: Sequence[RequestPlan]) -> list[str]:
     """The greedy texts, one after another. Raises: BenchError."""
     async with open_session(TIMEOUT_S) as session:
         model = await find_model(session, url)
-        return [await _ask(session, url, json.loads(_body(plan, model))) for plan in plans]
+        return [await _ask(session, url, json.loads(make_body(plan, MediaShapes(), Calibration(), model))) for plan in plans]
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, object]) -> str:
