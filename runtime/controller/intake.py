@@ -12,6 +12,7 @@ from .embedding_tracker import EmbeddingTracker, lay_out
 from .guidance import member_lengths, num_pages
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
+from .media_sharing import join, known_shapes, look_up
 from .outages import check_served
 from .poison import MAX_STRIKES, STRIKE_BYTES
 from .records import Submitted
@@ -125,6 +126,7 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
     request.record = RowRecord(request.key, filled=not items, items=items)
     state.save(request)
     state.set_phase(request, Phase.PREPARE)
+    join(state, request)
     state.totals.admitted += 1
     if items:
         state.ask(request.key, request.gateway_generation)
@@ -138,10 +140,25 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
 def prepare_analysed(state: ControllerState) -> None:
     """Prepare the rows whose items have all been analysed."""
     for request in state.touched():
-        if request.failure is not None or request.record.prepared:
+        if request.failure is not None or request.record.prepared or not request.record.filled:
             continue
-        if request.record.filled and all(item.shape is not None for item in request.record.items):
+        for item, shape in known_shapes(state, request):
+            set_shape(state, request, item, shape)
+        if all(item.shape is not None for item in request.record.items):
             prepare(state, request)
+
+
+def set_shape(state: ControllerState, request: Request, item: int, shape: ItemShape) -> bool:
+    """Record an analysis. Returns False for a request that fails by it: its record outgrows the row."""
+    request.record.items[item].shape = shape
+    try:
+        check_record(state, request)
+    except RequestError as error:
+        request.record.items[item].shape = None
+        fail(state, request, error)
+        return False
+    state.save(request)
+    return True
 
 
 def prepare(state: ControllerState, request: Request) -> None:
@@ -188,6 +205,7 @@ def prepare(state: ControllerState, request: Request) -> None:
     state.emit(WriteSpec(request.row, encoded, (prompt, *([spec.companion_ids] if spec.companion_ids else []))))
     state.save(request)
     set_layout(request, lengths, starts, shapes, limits)
+    look_up(state, request)
     state.totals.prompt_tokens += lengths[0]
     state.ask(request.key, request.gateway_generation)
 

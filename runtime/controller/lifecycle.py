@@ -8,6 +8,7 @@ from ...schema.rows import Phase
 from ..bus.messages import Drop, Failed
 from ..errors import RequestError
 from .effects import ClearPages
+from .media_sharing import leave
 from .records import Ended, Refused
 from .request import Request
 from .scheduling.types import SegmentStage
@@ -53,6 +54,7 @@ def leave_row(state: ControllerState, request: Request) -> None:
     state.totals.generated_tokens += request.committed
     for pool in state.pools.values():
         pool.retire(owner(request))
+    leave(state, request)
     settle(state, request)
 
 
@@ -93,6 +95,7 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
         request.num_consumed.pop(place, None)
         if request.tracker is not None:
             request.tracker.mark_unready(*place)
+    request.shares_media = bool(request.media_keys)  # the cache may have what it gives up
     state.pools["patch"].retire(owner(request))
     embedding = state.pools["embedding"]
     embedding.retire(owner(request), embedding.owned_by(owner(request)) - kept)

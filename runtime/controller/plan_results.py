@@ -4,15 +4,13 @@ Results are idempotent: one is applied where the record still names the pages th
 plan: its slot is free, and it no longer holds pages.
 """
 
-import msgspec
-
-from ..bus.media_work import corrected
 from ..bus.messages import Analysed, Died, ItemError, Overran, Result, Skipped
-from ..bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
-from ..errors import RequestError
+from ..bus.plans import Analyse, Encode, Place, Plan, Prefill, PreprocessSegment
 from .effects import SetPrefilled
-from .intake import check_record, timed_out
+from .embedding_cache import keep_encoded
+from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
+from .media_sharing import learn_large, learn_shape
 from .poison import absolve, blame, give_back
 from .request import Request
 from .scheduling.budgets import update
@@ -22,7 +20,7 @@ from .state import ControllerState, InflightPlan, owner
 
 def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, elapsed_s: float) -> None:
     """Apply a plan's result to its rows, free its slot, and release the pages that it held."""
-    plan = inflight.plan
+    plan, encoded = inflight.plan, list[tuple[Request, Place]]()
     live = [request for request in inflight.requests if not request.ending]
     if isinstance(result, ItemError | Died):
         blame(state, inflight, live, result)
@@ -39,10 +37,11 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
             case PreprocessSegment():
                 _apply_preprocessed(state, plan, live)
             case Encode():
-                _apply_encoded(state, plan, live)
+                encoded = _apply_encoded(state, plan, live)
             case Prefill():
                 _apply_prefilled(state, plan, live)
     state.clear_plan(inflight)
+    keep_encoded(state, encoded)
     for request in inflight.requests:
         settle(state, request)
 
@@ -73,27 +72,18 @@ def _correct_work(state: ControllerState, plan: Plan, live: list[Request]) -> No
     """Mark the work as large, to be done again. A new controller has to find this out again."""
     assert isinstance(plan, Analyse | PreprocessSegment), "video alone estimates its work"
     for request in live:
-        items = list(request.spec.items)
-        items[plan.item] = corrected(items[plan.item])
-        request.spec = msgspec.structs.replace(request.spec, items=items)
+        learn_large(state, request, plan.item)
         give_back(state, request, plan)
         state.save(request)
 
 
 def _apply_shape(state: ControllerState, plan: Analyse, live: list[Request], result: Analysed) -> None:
     for request in live:
-        item = request.record.items[plan.item]
-        if item.shape is not None:
-            continue
-        item.shape = result.shape
-        try:
-            check_record(state, request)
-        except RequestError as error:
-            item.shape = None
-            fail(state, request, error)
+        if request.record.items[plan.item].shape is not None:
             continue
         absolve(request, plan)
-        state.save(request)
+        if set_shape(state, request, plan.item, result.shape):
+            learn_shape(state, request, plan.item, result.shape)
 
 
 def _apply_preprocessed(state: ControllerState, plan: PreprocessSegment, live: list[Request]) -> None:
@@ -104,8 +94,9 @@ def _apply_preprocessed(state: ControllerState, plan: PreprocessSegment, live: l
             state.save(request)
 
 
-def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) -> None:
-    """Record that embedding rows are written; the patch pages are no longer needed."""
+def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) -> list[tuple[Request, Place]]:
+    """Record that embedding rows are written; the patch pages are no longer needed. Returns the segments."""
+    encoded: list[tuple[Request, Place]] = []
     for request in live:
         done = request.segments_of(plan)
         absolved = absolve(request, plan)
@@ -113,10 +104,12 @@ def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) ->
             assert request.tracker is not None
             state.pools["patch"].retire(owner(request), segment.encoded().pages)
             request.tracker.mark_ready(*place)
+            encoded.append((request, place))
         if done:
             release_consumed(state, request)
         if done or absolved:
             state.save(request)
+    return encoded
 
 
 def _apply_prefilled(state: ControllerState, plan: Prefill, live: list[Request]) -> None:

@@ -13,6 +13,7 @@ from ..bus.messages import PoolName
 from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
+from .media_sharing import hide_shared, take_shared
 from .poison import is_suspect
 from .policy_calls import choose
 from .request import Request
@@ -76,12 +77,14 @@ def _aim(state: ControllerState) -> None:
 
 
 def make_view(state: ControllerState) -> View:
-    """Build the view: rows in preparation, in rank order, and free resources."""
+    """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
     rows.sort(key=BY_RANK)
+    take_shared(state, rows)
+    views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     in_flight = [inflight.plan.STAGE for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
     return View(
-        requests=tuple([request.view or _keep_view(state, request) for request in rows]),
+        requests=tuple(views),
         now=state.now,
         video_credit=state.credit("video"),
         encoder_credit=state.credit("encoder"),
@@ -114,7 +117,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
     return RequestView(
         request.key,
         request.arrival,
-        has_kv=request.has_kv and request.counts_known,
+        has_kv=request.can_prefill,
         prefill_in_flight=request.prefill_plan is not None,
         members=_members(request),
         segments=segments,

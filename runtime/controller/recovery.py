@@ -18,6 +18,7 @@ from .guidance import member_lengths, wanted_pages
 from .intake import cancel_older_gateways, expand, set_layout
 from .lifecycle import settle
 from .machine import Controller
+from .media_sharing import join, learn_shape
 from .pages import Owner, PageLedger, User
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
@@ -75,6 +76,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     _restore_ledgers(state, snapshot.page_keys)
     for request in state.requests_in_rows():
         if not request.ending:
+            _restore_sharing(state, request)
             state.save(request)
         settle(state, request)
     state.waiting = {key: r for key, r in state.requests.items() if not r.has_row and r.failure is None}
@@ -155,6 +157,15 @@ def _normalise_segments(request: Request, targets: list[Target]) -> None:
                 segment.consumed()
             elif segment.embedding is not None:
                 request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.prefilled[0])
+
+
+def _restore_sharing(state: ControllerState, request: Request) -> None:
+    """Let the row share its media again. Only analyses of media in rows are known to a new controller."""
+    join(state, request)
+    request.shares_media = bool(request.media_keys)
+    for item, record in enumerate(request.record.items):
+        if record.shape is not None:
+            learn_shape(state, request, item, record.shape)
 
 
 def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int, bytes]]) -> None:

@@ -12,10 +12,12 @@ import msgspec
 
 from ...schema.media import ItemShape, SegmentShape
 from ...schema.rows import Phase
+from ..bus.media_work import corrected
 from ..bus.messages import Failed, PageRun, RequestSpec
 from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
+from .known_media import MediaKey
 from .scheduling.types import Rank, RequestView, SegmentStage
 
 
@@ -61,6 +63,12 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         """Record that prefill has read all of it."""
         assert self.stage == SegmentStage.ENCODED
         self.embedding = None
+
+    def take(self, embedding: PageRun) -> PageRun | None:
+        """Record that the embedding pages are in the cache. Returns its patch pages, which are no longer needed."""
+        assert self.stage in (SegmentStage.PENDING, SegmentStage.PREPROCESSED)
+        patch, self.stage, self.patch, self.embedding = self.patch, SegmentStage.ENCODED, None, embedding
+        return patch
 
     def give_back(self) -> Target:
         """Undo a plan that did not write its pages: return to the stage before it. Returns the pages."""
@@ -118,6 +126,10 @@ class RowRecord(msgspec.Struct, array_like=True):
     strikes: list[Strike] = []
     num_cached_tokens: int = 0
 
+    def segment(self, place: Place) -> SegmentRecord:
+        item, number = place
+        return self.items[item].segments[number]
+
     def shape_of(self, item: int, segment: int) -> SegmentShape:
         """Return the shape of a segment of an analysed item."""
         shape = self.items[item].shape
@@ -169,6 +181,9 @@ class Request:
 
     plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
     num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
+    media_keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
+    segment_keys: dict[Place, list[bytes]] = field(default_factory=dict)  # of embedding pages, once computed
+    shares_media: bool = False  # another row has equal media, or had, or the cache has some of them
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
@@ -190,6 +205,11 @@ class Request:
         return bool(self.block_tables[0]) and not self.record.evicting
 
     @property
+    def can_prefill(self) -> bool:
+        """True if its KV pages can be written."""
+        return self.has_kv and self.counts_known
+
+    @property
     def prefill_plan(self) -> Prefill | None:
         """The prefill plan in flight for it, if any."""
         return next((plan for plan in self.plans.values() if isinstance(plan, Prefill)), None)
@@ -198,6 +218,16 @@ class Request:
     def analysing(self) -> set[int]:
         """The items that plans in flight analyse."""
         return {plan.item for plan in self.plans.values() if isinstance(plan, Analyse)}
+
+    def media_key(self, item: int) -> MediaKey | None:
+        """Return the key of a shared medium; None if it is not shared."""
+        return self.media_keys[item] if self.media_keys else None
+
+    def mark_large(self, item: int) -> None:
+        """Mark the medium as large work."""
+        items = list(self.spec.items)
+        items[item] = corrected(items[item])
+        self.spec = msgspec.structs.replace(self.spec, items=items)
 
     def segments_of(self, plan: Plan) -> list[tuple[Place, SegmentRecord]]:
         """Return the segments whose pages this plan is writing, except those taken back meanwhile."""

@@ -27,6 +27,7 @@ from .effects import (
     WritePlan,
     WriteState,
 )
+from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord
 from .request import Request, encode_record
@@ -80,6 +81,8 @@ class Totals:
     illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    media_queries: int = 0  # segments that were encoded or taken from the cache
+    media_hits: int = 0  # of them, those taken
 
 
 @dataclass(slots=True)
@@ -110,6 +113,7 @@ class ControllerState:
     limits: Limits
     epoch: int
     page_generations: Mapping[PoolName, Sequence[int]] = field(default_factory=_no_generations)
+    secret: bytes = b""  # of the run, for keys of pages
     effects: list[Effect] = field(default_factory=list)
     pools: dict[PoolName, PageLedger] = field(init=False)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -117,6 +121,8 @@ class ControllerState:
     rows: list[Request | None] = field(init=False)
     row_generations: list[int] = field(init=False)
     free_rows: list[int] = field(init=False)
+    sharers: dict[MediaKey, list[Request]] = field(default_factory=dict)  # rows by their media: see ``media_sharing``
+    known_media: KnownMedia = field(default_factory=KnownMedia)
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)

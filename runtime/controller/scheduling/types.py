@@ -64,6 +64,7 @@ class Limits:
     silence_s: float = 15.0  # after which the gateway is told about a request that it has not asked about
     ahead_s: float = 2.0
     ahead_pages: int = 2
+    embedding_cache: bool = True  # media of equal content are analysed and encoded once
 
 
 class SegmentStage(enum.IntEnum):

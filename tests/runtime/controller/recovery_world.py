@@ -65,6 +65,11 @@ class Wanted:
     def length(self, max_new_tokens: int) -> int:
         return min(max_new_tokens, self.eos_at or max_new_tokens)
 
+    def medium(self, item: int) -> tuple:
+        """What its patches and embeddings are of: nobody else's, unless both content and salt are the same."""
+        content = self.spec.items[item].content
+        return (self.spec.salt, content) if content else (self.key, item)
+
 
 @dataclass
 class AtGateway:
@@ -123,6 +128,7 @@ class World:
             ahead_s=rng.choice((0.0, 2.0)),
             ahead_pages=rng.choice((0, 2)),
             patience_s=rng.choice((0.05, 0.5)),
+            embedding_cache=rng.random() < 0.8,
         )
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
@@ -408,7 +414,7 @@ class World:
             poison = self.read_media(plan.source, plan.item).poison
             return poison == "video" or poison == "segment" and isinstance(plan, p.PreprocessSegment) and plan.segment > 0
         if isinstance(plan, p.Encode):
-            keys = {self.content["patch"][part.source.pages[0]][0][0] for part in plan.parts}
+            keys = {self.content["patch"][part.source.pages[0]][0][-1] for part in plan.parts}
             return any(self.wanted[key].poison == "encoder" for key in keys)
         specs = (m.decode_sequence_spec(self.table.read_spec(chunk.row)) for chunk in plan.chunks)
         return any(self.wanted[spec.key].poison == "prefill" for spec in specs)
@@ -429,18 +435,18 @@ class World:
             assert plan.shape == wanted.shapes[plan.item]
             self.check_run("patch", plan.target)
             for index, (page, generation) in enumerate(zip(plan.target.pages, plan.target.generations, strict=True)):
-                writes.append(("patch", page, generation, 0, (wanted.key, plan.item, plan.segment, index)))
+                writes.append(("patch", page, generation, 0, (wanted.medium(plan.item), plan.segment, index, plan.item, wanted.key)))
         elif isinstance(plan, p.Encode):
             for part in plan.parts:
                 self.check_run("patch", part.source)
                 self.check_run("embedding", part.target)
-                key, item, segment, _ = self.content["patch"][part.source.pages[0]][0]
+                medium, segment, _, item, key = self.content["patch"][part.source.pages[0]][0]
                 for index, page in enumerate(part.source.pages):
-                    assert self.content["patch"][page][0] == (key, item, segment, index), "encoder reads foreign patches"
+                    assert self.content["patch"][page][0][:3] == (medium, segment, index), "encoder reads foreign patches"
                 shape = self.wanted[key].shapes[item].segments[segment]
                 assert shape == part.shape
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
-                    writes.append(("embedding", page, generation, 0, (key, item, segment, index)))
+                    writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         else:
             assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
@@ -484,7 +490,8 @@ class World:
             if place is not None:
                 item, segment, row = place
                 found, slot = media[position]
-                assert (found, slot) == ((spec.key, item, segment, row // 4), row % 4), "prefill reads foreign embeddings"
+                medium = self.wanted[spec.key].medium(item)
+                assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
             value = (spec.key, chunk.member, position, tokens[position])
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
@@ -506,6 +513,7 @@ class World:
     def finish_writes(self, step: tuple, share: float) -> m.Result:
         _, writes, result, _ = step
         for pool, page, generation, slot, value in writes[: int(len(writes) * share)]:
+            assert page not in self.pools[pool].read_keys(), f"a plan writes {pool} page {page}, which has a key"
             assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan wrote it"
             self.content[pool][page][slot] = value
         return result
@@ -711,30 +719,44 @@ class World:
 def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wanted:
     ids: list[int] = [rng.randint(1, 99) for _ in range(rng.choice((0, 1, 5, 12)))]
     items, shapes = [], []
-    for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
-        kind = rng.choice(("image", "video"))
-        segments = []
-        for _ in range(1 if kind == "image" else rng.randint(1, 5)):
-            part = "audio" if kind == "video" and rng.random() < 0.3 else kind
-            segments.append(SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
-        items.append(m.MediaItem(kind, rng.randint(1, 24)))
-        shapes.append(ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments))
-        ids += [IMAGE if kind == "image" else VIDEO, rng.randint(1, 99)]
+    poison = rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else ""
+    broken = rng.random() < 0.05
+    for item in range(rng.choice((0, 0, 0, 1, 1, 2))):
+        content, dice = b"", rng
+        if rng.random() < 0.7:  # one of a few media that many requests have; not one that kills, which all of them would die of
+            number = rng.randrange(4)
+            content = b"broken %d %d" % (key, item) if poison or broken else b"content %d" % number
+            dice = random.Random(number)
+        medium, shape = make_medium(dice, content)
+        items.append(medium)
+        shapes.append(shape)
+        ids += [IMAGE if shape.kind == "image" else VIDEO, rng.randint(1, 99)]
     ids = ids or [rng.randint(1, 99)]
     companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
-    spec = m.RequestSpec(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s)
+    salt = rng.choice((b"", b"", b"salt"))
+    spec = m.RequestSpec(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt)
     return Wanted(
         key,
         spec,
         shapes,
-        broken=rng.randrange(len(items)) if items and rng.random() < 0.05 else None,
+        broken=rng.randrange(len(items)) if items and broken else None,
         eos_at=rng.randint(1, 25 if crowded else 12) if rng.random() < 0.5 else None,
         stop_at=rng.randint(1, 8) if rng.random() < 0.1 else None,
         cancel_s=rng.uniform(0, 4) if not crowded and rng.random() < 0.15 else None,
-        poison=rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else "",
+        poison=poison,
     )
+
+
+def make_medium(rng: random.Random, content: bytes) -> tuple[m.MediaItem, ItemShape]:
+    kind = rng.choice(("image", "video"))
+    segments = []
+    for _ in range(1 if kind == "image" else rng.randint(1, 5)):
+        part = "audio" if kind == "video" and rng.random() < 0.3 else kind
+        segments.append(SegmentShape(part, (1, 1, 1), rng.randint(1, 14), 4, rng.randint(1, 9)))
+    medium = m.MediaItem(kind, rng.randint(1, 24), content=content)
+    return medium, ItemShape(kind, (1, 1, 1), sum(s.num_tokens for s in segments), segments)
 
 
 def refusal(wanted: Wanted, limits: Limits) -> int | None:

@@ -50,12 +50,12 @@ class LastComeFirstServed:
 
 
 class ByTurns(LastComeFirstServed):
-    """Its ranks change with time, and it counts its rounds."""
+    """Its ranks change with time, though not so soon that no row gets through in a crowd, and it counts its rounds."""
 
     ages = True
 
     def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
-        return (request.arrival * (-1) ** int(now),)
+        return (request.arrival * (-1) ** int(now / 4),)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         return UNIFIED.plan(view, limits, None)[0], (memory or 0) + 1
@@ -182,7 +182,7 @@ def test_ranks_that_age_and_memory(toy: str) -> None:
     driver.tick()
     ranks = [[request.rank for request in driver.state.requests.values()]]
     rounds = driver.state.policy_memory
-    driver.tick(1.0)
+    driver.tick(4.0)
     ranks.append([request.rank for request in driver.state.requests.values()])
     assert sorted(ranks[0]) != ranks[0] or sorted(ranks[1]) != ranks[1]
     assert ranks[0] != ranks[1] and driver.state.policy_memory > rounds >= 1

@@ -1,0 +1,87 @@
+"""Embedding pages by content: segments that were encoded before are taken from the cache (pure; rules over ``ControllerState``).
+
+Embedding pages get keys when their encode plan is done, and the cache keeps them after the last row that needed them. A segment all of
+whose pages are in the cache is *taken*: it is ENCODED, and its row shares the pages until prefill has read them.
+"""
+
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from ..bus.messages import PageRun
+from ..bus.plans import Place
+from .guidance import num_pages
+from .page_cache import KEY_BYTES
+from .request import Request, SegmentRecord
+from .scheduling.legality import may_take
+from .scheduling.types import SegmentStage
+from .state import ControllerState, owner
+
+_PLACE = struct.Struct("<II")
+
+
+def page_keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
+    """Return the keys of a segment's pages: digests of run, tenant, content and place in the medium. None if it is not shared."""
+    keys = request.segment_keys.get(place)
+    if keys is None:
+        keys = request.segment_keys[place] = []
+        item, segment = place
+        if (key := request.media_key(item)) is not None:
+            salt, content = key
+            stem = blake2b(content, digest_size=KEY_BYTES, key=blake2b(salt, digest_size=KEY_BYTES, key=state.secret).digest())
+            for page in range(num_pages(request.record.shape_of(*place).num_tokens, state.limits.embedding_page_tokens)):
+                digest = stem.copy()
+                digest.update(_PLACE.pack(segment, page))
+                keys.append(digest.digest())
+    return keys
+
+
+def cached_pages(state: ControllerState, request: Request, place: Place) -> list[int]:
+    """Return the segment's pages if all are in the cache, else none."""
+    keys = page_keys(state, request, place)
+    pages = state.pools["embedding"].cache.find_leading(keys)
+    return pages if len(pages) == len(keys) else []
+
+
+def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]]) -> None:
+    """Give keys to the pages of segments whose encode plan is done and cleared: no process writes them any more."""
+    for request, place in encoded:
+        state.totals.media_queries += 1
+        segment = request.record.segment(place)
+        if not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
+            keys = page_keys(state, request, place)
+            state.name_pages("embedding", zip(segment.embedding.pages, keys, strict=False))
+
+
+def take_cached(state: ControllerState, request: Request, reserved: int) -> None:
+    """Take segments from the cache, in prompt order, as long as the row may have their pages and ``reserved`` ones stay free.
+
+    A row that has a medium twice takes it again once prefill has read it: it gives pages back as it has got them.
+    """
+    ledger = state.pools["embedding"]
+    for place, segment in request.record.segments():
+        if segment.stage >= SegmentStage.ENCODING:
+            continue
+        pages = cached_pages(state, request, place) if segment.stage != SegmentStage.PREPROCESSING else []
+        if not pages or not ledger.owned_by(owner(request)).isdisjoint(pages):
+            return
+        left = ledger.num_free - reserved - sum(map(ledger.cache.is_idle, pages))
+        held, need = ledger.num_owned(owner(request)), len(pages)
+        if left < 0 or not may_take(ledger.num_pages, left + need, held, need, request.can_prefill):
+            return
+        _take(state, request, place, segment, pages)
+
+
+def _take(state: ControllerState, request: Request, place: Place, segment: SegmentRecord, pages: list[int]) -> None:
+    ledger = state.pools["embedding"]
+    ledger.share(owner(request), pages)
+    patch = segment.take(PageRun(pages, [ledger.generations[page] for page in pages]))
+    if patch is not None:
+        state.pools["patch"].retire(owner(request), patch.pages)
+    assert request.tracker is not None
+    request.tracker.mark_ready(*place)
+    request.record.strikes = [strike for strike in request.record.strikes if strike.place != place]
+    request.blocked_s = -1.0
+    state.totals.media_queries += 1
+    state.totals.media_hits += 1
+    state.save(request)

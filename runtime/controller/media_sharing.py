@@ -1,0 +1,219 @@
+"""Rows with equal media of one tenant: each piece of work is done once (pure; rules over ``ControllerState``).
+
+Of rows that need the same analysis or segment at the same time one works on it, and the others wait. A row waits only for rows ahead
+of it, or for a plan in flight, so rows never wait for each other; when a row fails, the next one goes on. Rows with KV pages are ahead
+of those without, then ranks decide. A row that waits for a segment works on no later one: that would hold pages that the
+earlier one needs.
+
+Analyses are remembered (``known_media``), encoded segments are taken from the cache (``embedding_cache``), and decoded patches go to
+the first row that needs them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...schema.media import ItemShape
+from ..bus.plans import Place
+from .embedding_cache import cached_pages, take_cached
+from .guidance import num_pages
+from .known_media import MediaKey, media_key
+from .request import Request
+from .scheduling.legality import may_take
+from .scheduling.types import RequestView, SegmentStage, SegmentView
+from .state import ControllerState, owner
+
+_IN_FLIGHT = (SegmentStage.PREPROCESSING, SegmentStage.ENCODING)
+_ANALYSIS = -1
+_Piece = tuple[MediaKey, int]
+"""A medium and its segment, or ``_ANALYSIS``."""
+_Decoded = dict[_Piece, tuple[Request, Place]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def join(state: ControllerState, request: Request) -> None:
+    """Make a row and those with equal media known to each other."""
+    if not state.limits.embedding_cache:
+        return
+    request.media_keys = [media_key(request.spec, item) for item in range(len(request.spec.items))]
+    for item, key in enumerate(request.media_keys):
+        if key is None:
+            continue
+        sharers = state.sharers.setdefault(key, [])
+        sharers.append(request)
+        if len(sharers) > 1:
+            for sharer in sharers:
+                sharer.shares_media = True
+        if state.known_media.find(key).is_large:
+            request.mark_large(item)
+
+
+def leave(state: ControllerState, request: Request) -> None:
+    """Forget a row that ends."""
+    for key in request.media_keys:
+        if key is not None:
+            state.sharers[key].remove(request)
+            if not state.sharers[key]:
+                del state.sharers[key]
+    request.media_keys = []
+
+
+def learn_shape(state: ControllerState, request: Request, item: int, shape: ItemShape) -> None:
+    """Remember an analysis, and look at the rows that wait for it."""
+    if (key := request.media_key(item)) is not None:
+        state.known_media.learn_shape(key, shape)
+        for sharer in state.sharers[key]:
+            state.touch(sharer)
+
+
+def learn_large(state: ControllerState, request: Request, item: int) -> None:
+    """Remember that a medium is more work than estimated, and mark it in all rows that have it."""
+    request.mark_large(item)
+    if (key := request.media_key(item)) is not None:
+        state.known_media.learn_large(key)
+        for sharer in state.sharers[key]:
+            for other, other_key in enumerate(sharer.media_keys):
+                if other_key == key:
+                    sharer.mark_large(other)
+            state.touch(sharer)
+
+
+def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int, ItemShape]]:
+    """Yield the items that are not analysed in this row but whose shapes are known."""
+    for item, key in enumerate(request.media_keys):
+        if key is not None and request.record.items[item].shape is None:
+            shape = state.known_media.find(key).shape
+            if shape is not None:
+                yield item, shape
+
+
+def look_up(state: ControllerState, request: Request) -> None:
+    """Note whether some segment of a prepared row is in the cache."""
+    if request.media_keys and not request.shares_media:
+        request.shares_media = any(cached_pages(state, request, place) for place, _ in request.record.segments())
+
+
+# -------------------------------------------------------------------------------------------------------------- taking
+
+
+def take_shared(state: ControllerState, rows: Sequence[Request]) -> None:
+    """Give rows what others have made: segments in the cache, and decoded patches of rows behind. ``rows``: in rank order.
+
+    The first row with KV pages keeps room for its next segment, as it does where pages are allocated: it always makes progress.
+    """
+    if not any([request.shares_media for request in rows]):
+        return
+    decoded: _Decoded = {}
+    for request in rows:
+        for place, segment in request.record.segments() if request.shares_media else ():
+            if segment.stage == SegmentStage.PREPROCESSED and (piece := _piece(request, *place)) is not None:
+                decoded[piece] = request, place
+    reserved: int | None = None
+    for request in sorted(rows, key=lambda request: not request.can_prefill):
+        if request.shares_media and not request.record.evicting:
+            take_cached(state, request, reserved or 0)
+            _take_decoded(state, request, decoded)
+        if reserved is None and request.can_prefill:
+            reserved = _next_need(state, request)
+
+
+def _next_need(state: ControllerState, request: Request) -> int | None:
+    """Return the embedding pages of the first segment that no plan has encoded or is encoding; None if there is none."""
+    for place, segment in request.record.segments():
+        if segment.stage < SegmentStage.ENCODING:
+            return num_pages(request.record.shape_of(*place).num_tokens, state.limits.embedding_page_tokens)
+    return None
+
+
+def _take_decoded(state: ControllerState, request: Request, decoded: _Decoded) -> None:
+    """Take over the patch pages of segments, in prompt order, from rows behind, which then wait for this one."""
+    ledger = state.pools["patch"]
+    for place, segment in request.record.segments():
+        if segment.stage != SegmentStage.PENDING:
+            continue
+        piece = _piece(request, *place)
+        if piece not in decoded:
+            return
+        other, other_place = decoded[piece]
+        theirs = other.record.segment(other_place)
+        patch = theirs.patch
+        if theirs.stage != SegmentStage.PREPROCESSED or patch is None or not _is_ahead(request, other):
+            return
+        held, need = ledger.num_owned(owner(request)), len(patch.pages)
+        if not may_take(ledger.num_pages, ledger.num_free + need, held, need, request.can_prefill):
+            return
+        ledger.share(owner(request), patch.pages)
+        ledger.retire(owner(other), patch.pages)
+        theirs.reset()
+        state.save(other)  # first: if the controller dies between the two, the pages are free
+        segment.begin_preprocess(patch)
+        segment.preprocessed()
+        state.save(request)
+
+
+def _is_ahead(request: Request, other: Request) -> bool:
+    return (not request.can_prefill, request.rank) < (not other.can_prefill, other.rank)
+
+
+def _piece(request: Request, item: int, segment: int) -> _Piece | None:
+    key = request.media_key(item)
+    return None if key is None else (key, segment)
+
+
+# ------------------------------------------------------------------------------------------------------------- waiting
+
+
+@dataclass(slots=True)
+class _Work:
+    """The furthest stage of each piece, of rows with a plan for it in flight, and of rows ahead."""
+
+    in_flight: dict[_Piece, int] = field(default_factory=dict)
+    ahead: dict[_Piece, int] = field(default_factory=dict)
+
+    def is_awaited(self, piece: _Piece, stage: int) -> bool:
+        """Return whether a row that has got to this stage of a piece, and has no plan for it, waits for another row."""
+        return self.in_flight.get(piece, -1) > stage or self.ahead.get(piece, -1) >= stage
+
+
+def _note(stages: dict[_Piece, int], piece: _Piece | None, stage: int) -> None:
+    if piece is not None:
+        stages[piece] = max(stage, stages.get(piece, -1))
+
+
+def hide_shared(state: ControllerState, rows: Sequence[Request], views: list[RequestView]) -> list[RequestView]:
+    """Return the rows' views without the work that they wait for others to do."""
+    sharing = [(request, index) for index, request in enumerate(rows) if request.shares_media]
+    work = _Work()
+    for request, index in sharing:
+        for item in request.analysing:
+            _note(work.in_flight, _piece(request, item, _ANALYSIS), SegmentStage.PREPROCESSING)
+        for segment in views[index].segments:
+            if segment.stage in _IN_FLIGHT:
+                _note(work.in_flight, _piece(request, segment.item, segment.segment), segment.stage)
+    for request, index in sorted(sharing, key=lambda pair: not pair[0].can_prefill):
+        view = views[index]
+        analyses = tuple(_own_analyses(work, request, view.unanalysed))
+        segments = tuple(_own_segments(state, work, request, view.segments))
+        if (analyses, segments) != (view.unanalysed, view.segments):
+            views[index] = replace(view, unanalysed=analyses, segments=segments)
+    return views
+
+
+def _own_analyses(work: _Work, request: Request, items: Iterable[int]) -> Iterator[int]:
+    for item in items:
+        piece = _piece(request, item, _ANALYSIS)
+        if piece is None or not work.is_awaited(piece, SegmentStage.PENDING):
+            _note(work.ahead, piece, SegmentStage.PENDING)
+            yield item
+
+
+def _own_segments(state: ControllerState, work: _Work, request: Request, segments: Iterable[SegmentView]) -> Iterator[SegmentView]:
+    """Yield the row's segments up to the first that it waits for."""
+    for segment in segments:
+        piece = _piece(request, segment.item, segment.segment)
+        if piece is not None and segment.stage not in _IN_FLIGHT:
+            if work.is_awaited(piece, segment.stage) or cached_pages(state, request, (segment.item, segment.segment)):
+                return
+        _note(work.ahead, piece, segment.stage)
+        yield segment

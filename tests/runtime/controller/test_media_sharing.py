@@ -1,0 +1,251 @@
+"""Media of equal content and salt: each is analysed, decoded and encoded once, whoever needs it and when."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.media_work import estimated_work, is_large
+from mmrt.runtime.controller.known_media import KnownMedia, KnownMedium
+from mmrt.runtime.controller.lifecycle import reset_media
+from mmrt.runtime.controller.recovery import recover
+from mmrt.schema.media import ItemShape, SegmentShape
+from mmrt.tests.runtime.controller.test_machine import IMAGE, SHAPE, Driver
+from mmrt.tests.runtime.controller.test_recovery import remains
+
+ROOM = dict(num_rows=16, num_kv_pages=200, num_media_pages=64, num_patch_pages=64, num_embedding_pages=64, num_plan_slots=32)
+ASKED = ("video", "encoder", "prefill")
+
+
+def picture(content: bytes = b"a picture", salt: bytes = b"", count: int = 1) -> m.RequestSpec:
+    items = [m.MediaItem("image", 10, content=content)] * count
+    return m.RequestSpec("r", [1, 2, *[IMAGE, 3] * count, 4], items, m.Sampling(), 4, salt=salt)
+
+
+def fill(driver: Driver, spec: m.RequestSpec, *keys: int) -> None:
+    """Submit the request so often, and fill their media pages."""
+    for key in keys:
+        driver.submit(spec, key)
+        driver.receive("gateway", m.Filled(1, key))
+    driver.tick()
+
+
+def work(driver: Driver) -> Counter[str]:
+    """Do all plans of the workers until none is left. Returns how many there were of each type."""
+    counts: Counter[str] = Counter()
+    while plans := [plan for plan in driver.state.plans.values() if plan.actor in ASKED]:
+        counts[type(plans[0].plan).__name__] += 1
+        is_analysis = isinstance(plans[0].plan, p.Analyse)
+        driver.receive(
+            plans[0].actor, m.PlanDone(plans[0].actor, 1, plans[0].plan_id, 0.01, m.Analysed(SHAPE) if is_analysis else m.Done())
+        )
+        driver.tick()
+    return counts
+
+
+def end(driver: Driver, *keys: int) -> None:
+    for key in keys:
+        driver.receive("gateway", m.Delivered(1, key))
+        effects = driver.tick()
+        for message in [e.message for e in effects if isinstance(getattr(e, "message", None), m.Drop)]:
+            driver.receive("decode", m.Dropped(1, message.row, message.row_generation, message.ticket))
+    driver.tick()
+
+
+def media_work(counts: Counter[str]) -> tuple[int, int, int]:
+    return counts["Analyse"], counts["PreprocessSegment"], counts["Encode"]
+
+
+def test_a_known_picture_asks_neither_video_nor_encoder() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    assert media_work(work(driver)) == (1, 1, 1)
+    end(driver, 1)
+    assert driver.is_empty and driver.state.pools["embedding"].cache.num_idle == 2
+    fill(driver, picture(), 2)
+    counts = work(driver)
+    assert media_work(counts) == (0, 0, 0) and counts["Prefill"]
+    assert (driver.state.totals.media_hits, driver.state.totals.media_queries) == (1, 2)
+    end(driver, 2)
+    assert driver.is_empty
+
+
+@pytest.mark.parametrize("spec", [picture(salt=b"other"), picture(b"another picture"), picture(b"")])
+def test_nothing_is_known_of_other_tenants_and_other_contents(spec: m.RequestSpec) -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    work(driver)
+    fill(driver, spec, 2, 3)
+    count = 1 if spec.items[0].content else 2
+    assert media_work(work(driver)) == (count, count, count)
+    end(driver, 1, 2, 3)
+    assert driver.is_empty
+
+
+def test_without_the_cache_everything_is_done_anew() -> None:
+    driver = Driver(**ROOM, embedding_cache=False)
+    for key in (1, 2):
+        fill(driver, picture(), key)
+        assert media_work(work(driver)) == (1, 1, 1)
+        end(driver, key)
+    assert driver.is_empty and driver.state.pools["embedding"].cache.num_idle == 0
+
+
+def test_sixteen_at_once_have_their_picture_encoded_once() -> None:
+    driver = Driver(**ROOM)
+    keys = range(1, 17)
+    fill(driver, picture(), *keys)
+    assert media_work(work(driver)) == (1, 1, 1)
+    assert all(request.is_prefilled for request in driver.state.requests.values())
+    end(driver, *keys)
+    assert driver.is_empty and driver.state.totals.media_hits == 15
+
+
+def test_rows_that_come_while_others_work_take_over() -> None:
+    """The first in rank order comes last: what was decoded for the second goes to it, and is not decoded again."""
+    driver = Driver(**ROOM)
+    driver.submit(picture(), 1)
+    fill(driver, picture(), 2)
+    driver.done("video", m.Analysed(SHAPE))
+    driver.receive("gateway", m.Filled(1, 1))
+    driver.done("video")
+    _, plan = driver.plan("encoder")
+    assert plan.rows == [driver.state.requests[1].key_in_table]
+    assert media_work(work(driver)) == (0, 0, 1)
+    assert driver.state.requests[1].is_prefilled and driver.state.requests[2].is_prefilled
+    end(driver, 1, 2)
+    assert driver.is_empty
+
+
+@pytest.mark.parametrize("num_done", range(3))
+@pytest.mark.parametrize("how", ["cancel", "error"])
+def test_when_the_first_goes_another_does_it(num_done: int, how: str) -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1, 2, 3)
+    for actor in ("video", "video", "encoder")[:num_done]:
+        driver.done(actor, m.Analysed(SHAPE) if actor == "video" and not driver.state.requests[1].record.prepared else m.Done())
+    actor = ("video", "video", "encoder")[num_done]
+    if how == "cancel":
+        driver.receive("gateway", m.Cancel(1, 1))
+        driver.done(actor, m.Analysed(SHAPE) if num_done == 0 else m.Done())
+    else:
+        driver.done(actor, m.ItemError(500, "failed"))
+        assert driver.state.requests[1].failure is not None
+    counts = work(driver)
+    assert driver.state.requests[2].is_prefilled and driver.state.requests[3].is_prefilled
+    assert counts["Encode"] == 1 and counts["PreprocessSegment"] <= 1
+    end(driver, 1, 2, 3)
+    assert driver.is_empty
+
+
+def test_a_medium_twice_in_a_request_is_encoded_once() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(count=2), 1)
+    assert media_work(work(driver)) == (1, 1, 1)
+    assert driver.state.requests[1].is_prefilled
+    end(driver, 1)
+    fill(driver, picture(count=2), 2)
+    assert media_work(work(driver)) == (0, 0, 0) and driver.state.requests[2].is_prefilled
+    end(driver, 2)
+    assert driver.is_empty
+
+
+def test_what_was_evicted_is_encoded_again() -> None:
+    driver = Driver(num_embedding_pages=4)
+    fill(driver, picture(), 1)
+    work(driver)
+    end(driver, 1)
+    for key, content in ((2, b"second"), (3, b"third")):
+        fill(driver, picture(content), key)
+        work(driver)
+        end(driver, key)
+    fill(driver, picture(), 4)
+    assert media_work(work(driver)) == (0, 1, 1), "its shape is remembered"
+    end(driver, 4)
+    assert driver.is_empty
+
+
+def test_a_row_that_loses_its_pages_takes_them_again() -> None:
+    driver = Driver(**ROOM, prefill_budget=1)
+    fill(driver, picture(), 1)
+    for result in (m.Analysed(SHAPE), m.Done()):
+        driver.done("video", result)
+    driver.done("encoder")
+    request = driver.state.requests[1]
+    reset_media(driver.state, request, consumed_too=False)
+    driver.state.save(request)
+    assert media_work(work(driver)) == (0, 0, 0) and request.is_prefilled
+    end(driver, 1)
+    assert driver.is_empty
+
+
+def test_later_rows_leave_the_first_its_room() -> None:
+    """The first row needs all pages that are free, and these are in the cache: a later row does not take them again and again."""
+    large = ItemShape("image", (1, 4, 4), 12, [SegmentShape("image", (1, 4, 4), 16, 4, 12)])
+    driver = Driver(num_embedding_pages=4, num_patch_pages=16, num_rows=3)
+    fill(driver, picture(), 1)
+    work(driver)
+    end(driver, 1)
+    fill(driver, picture(b"large"), 2)
+    driver.done("video", m.Analysed(large))
+    fill(driver, picture(), 3)
+    assert driver.state.requests[2].has_kv and driver.state.requests[3].has_kv
+    assert driver.state.pools["embedding"].cache.num_idle == 2, "the first may need them"
+    counts = work(driver)
+    assert all(driver.state.requests[key].is_prefilled for key in (2, 3)) and counts["Encode"] == 2
+    end(driver, 2, 3)
+    assert driver.is_empty
+
+
+def test_work_that_was_underestimated_is_known() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    driver.done("video", m.Overran())
+    driver.done("video", m.ItemError(422, "broken"))
+    fill(driver, picture(), 2)
+    _, plan = driver.plan("video")
+    assert isinstance(plan, p.Analyse) and is_large(estimated_work(plan.media))
+
+
+def test_a_new_controller_finds_the_pages() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    work(driver)
+    end(driver, 1)
+    snapshot = remains(driver)
+    cache = driver.state.pools["embedding"].cache
+    keys = {page: key for page in range(64) if (key := cache.key_of(page)) is not None}
+    driver.machine = recover(driver.state.limits, 4, snapshot._replace(page_keys={"embedding": keys}))
+    driver.state = driver.machine.state
+    driver.effects = []
+    fill(driver, picture(), 2)
+    assert media_work(work(driver)) == (1, 0, 0), "analyses are lost"
+    assert driver.state.requests[2].is_prefilled
+
+
+def test_a_new_controller_knows_the_media_of_its_rows() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    driver.done("video", m.Analysed(SHAPE))
+    driver.machine = recover(driver.state.limits, 4, remains(driver))
+    driver.state = driver.machine.state
+    driver.effects = []
+    driver.tick()
+    fill(driver, picture(), 2)
+    assert media_work(work(driver)) == (0, 1, 1)
+
+
+def test_known_media_are_bounded_and_the_oldest_go() -> None:
+    known, rng = KnownMedia(max_segments=40), random.Random(1)
+    for number in range(2000):
+        key = (b"", b"%d" % rng.randrange(300))
+        if rng.random() < 0.2:
+            known.learn_large(key)
+        else:
+            segments = [SegmentShape("video", (1, 1, 1), 1, 1, 1)] * rng.randint(1, 5)
+            known.learn_shape(key, ItemShape("video", (1, 1, 1), len(segments), segments))
+        assert known.find(key) != KnownMedium()
+        held = [found for n in range(300) if (found := known._media.get((b"", b"%d" % n))) is not None]
+        assert sum(medium.num_segments for medium in held) == known._num_segments <= 40, number
