@@ -9,6 +9,7 @@ import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
+from ..runtime.process.processors import plan_threads, read_processors
 from ..runtime.process.run import model_path
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
 from .options import ConfigFile, RunName, configuration, run_path
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
         variables = {"MMRT_RUN_DIR": str(run_path(run))}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())
-        files = unit_files(effective, _program(), variables, Path.cwd())
+        files = unit_files(plan_threads(effective, read_processors()), _program(), variables, Path.cwd())
         try:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():

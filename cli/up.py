@@ -19,6 +19,7 @@ from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, plan_layout
+from ..runtime.process.processors import plan_threads, read_processors
 from ..runtime.process.run import free_port, model_path, run_info
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.specs import actor_specs, child_environment
@@ -96,6 +97,7 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
+    config = plan_threads(config, read_processors())
     return Plan(path, config, model_path(config), free_port(config), environment)
 
 

@@ -40,7 +40,7 @@ Size = Annotated[int, Meta(ge=1, le=1 << 30)]
 NotNegative = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
-Threads = Annotated[int, Meta(ge=1, le=1024)]
+Threads = Annotated[int, Meta(ge=0, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
@@ -107,7 +107,7 @@ class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    threads: Threads = 1
+    threads: Threads = 0  # 0: planned from the processors: see process/processors.py
     nice: Nice = 0
 
 
@@ -115,7 +115,7 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
     fields: list[tuple[str, type, Any]] = [("layout", str, DEFAULT_LAYOUT)]
     for name in torch_actors(stages):
-        defaults = [("threads", Threads, stages[name].threads), ("nice", Nice, stages[name].nice)]
+        defaults = [("threads", Threads, 0), ("nice", Nice, stages[name].nice)]
         section = msgspec.defstruct(
             "ActorSection", defaults, bases=(ActorSection,), frozen=True, kw_only=True, forbid_unknown_fields=True
         )

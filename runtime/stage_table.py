@@ -29,7 +29,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     takes_plans: bool = False  # the controller gives it plans
     loop: Literal["plain", "asyncio"] = "plain"
     imports: Literal["base", "torch", "towers"] = "base"  # what the zygote must have imported before it can be forked
-    threads: int = 1  # unless configured
+    core_share: float = 0.0  # of the cores, for its threads unless configured; at least one thread
     nice: int = 0  # unless configured; decode has priority
     cpu_weight: int = 100  # under systemd, whose default is 100: between services it counts instead of niceness
     step_limit_s: float = (
@@ -54,13 +54,13 @@ _RECORDS = (
     Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
           inputs=("deltas",), output="media", cpu_weight=500),
     Stage(name="video", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
-          inputs=("media",), output="patch", nice=8, cpu_weight=15, step_limit_s=30.0, for_media=True),
+          inputs=("media",), output="patch", core_share=0.25, nice=8, cpu_weight=15, step_limit_s=30.0, for_media=True),
     Stage(name="encoder", letter="E", module="encoder", stop_rank=1, restart_rank=1, takes_plans=True, imports="towers",
-          inputs=("patch",), output="embedding", nice=5, cpu_weight=30, step_limit_s=300.0, for_media=True),
+          inputs=("patch",), output="embedding", core_share=0.5, nice=5, cpu_weight=30, step_limit_s=300.0, for_media=True),
     Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports="torch",
-          inputs=("embedding",), output="kv", nice=5, step_limit_s=300.0),
+          inputs=("embedding",), output="kv", core_share=0.5, nice=5, step_limit_s=300.0),
     Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports="torch",
-          inputs=("kv",), cpu_weight=1000, step_limit_s=120.0),
+          inputs=("kv",), core_share=0.5, cpu_weight=1000, step_limit_s=120.0),
     Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1,
           output="deltas", cpu_weight=500),
 )

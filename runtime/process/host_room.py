@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from .control_groups import groups_above
+
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number near 2^63 where there is no limit
 
 
@@ -32,27 +38,13 @@ def read_host_room(run: Path, proc: Path = Path("/proc"), cgroups: Path = Path("
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yield what this process's memory cgroup and each one above it have left. Groups that are not visible from here do not count."""
-    memberships = proc / "self" / "cgroup"
-    for line in memberships.read_text().splitlines() if memberships.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _left(cgroups, path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            yield from _left(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _left(root: Path, path: str, limit_name: str, usage_name: str, cache_name: str) -> Iterator[int]:
-    """Yield limit - usage of the group at ``path`` and of those above it. Files that nobody uses lately are given up first."""
-    group = root / path.lstrip("/")
-    for directory in (group, *group.parents):
+    """Yield what this process's memory cgroup and each one above it have left. Files that nobody uses lately are given up first."""
+    for version, directory in groups_above("memory", proc, cgroups):
+        limit_name, usage_name, cache_name = _FILES[version]
         try:
             limit, usage = (int((directory / name).read_text()) for name in (limit_name, usage_name))
             stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            pass  # not here, or "max"
-        else:
-            if limit < _UNLIMITED_BYTES:
-                yield max(0, limit - usage + int(stat.get(cache_name, 0)))
-        if directory == root:
-            return
+            continue  # not here, or "max"
+        if limit < _UNLIMITED_BYTES:
+            yield max(0, limit - usage + int(stat.get(cache_name, 0)))

@@ -17,6 +17,7 @@ from ..config import RuntimeConfig, load_config
 from ..environment import Environment
 from ..errors import ConfigError, RunError
 from .listening import open_listeners
+from .processors import plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
 _JOIN_POLL_S = 0.05
@@ -80,7 +81,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_info(config: RuntimeConfig, model: Path, port: int) -> RunInfo:
-    """Make the ``run.json`` contents of a run of this configuration that serves on ``port``."""
+    """Make the ``run.json`` contents of a run of this configuration, with a number of threads per stage, that serves on ``port``."""
+    config = plan_threads(config, read_processors())
     server = msgspec.structs.replace(config.server, port=port)
     return RunInfo(config=msgspec.structs.replace(config, server=server), model_path=str(model))
 

@@ -52,7 +52,7 @@ TALKER = Stage(
     output="speech",
     imports="torch",
     nice=3,
-    threads=2,
+    core_share=0.5,
     step_limit_s=7.0,
 )
 
@@ -126,7 +126,7 @@ def test_a_stage_that_is_added_is_in_every_list(talker: Stage) -> None:
     assert "talker" in replaceable() and actors_of("2ET+P+D")[-1] == "talker.1"
     assert process_in("EPD+T", "talker") == "talker" and process_in("EPDT", "encoder") == "talker"
     section = msgspec.convert({"talker": {"nice": 4}}, actors_section(STAGES))
-    assert (section.talker.nice, section.talker.threads) == (4, 2)
+    assert (section.talker.nice, section.talker.threads) == (4, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""The processors that a run may use, and their division among its stages where the configuration leaves it open."""
+
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ..config import RuntimeConfig
+from ..stage_table import STAGES, stage_of
+from .control_groups import groups_above
+
+
+class Processors(NamedTuple):
+    """``num_cores``: cores, not their hardware threads, that this process may use. ``num_local``: the most of them on one NUMA node."""
+
+    num_cores: int
+    num_local: int
+
+
+def read_processors(
+    usable: Collection[int] | None = None,
+    system: Path = Path("/sys/devices/system"),
+    proc: Path = Path("/proc"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
+) -> Processors:
+    """Read them from Linux. ``usable``: numbers of the processors that this process may run on; by default, its affinity."""
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    cores = {cpu: _text(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable}
+    nodes = [_numbers(_text(path)) for path in system.glob("node/node[0-9]*/cpulist")]
+    local = [len({cores[cpu] for cpu in node & cores.keys()}) for node in nodes]
+    num_cores, quota = len({*cores.values()}), _quota(proc, cgroups)
+    if quota is not None:
+        num_cores = max(1, min(num_cores, math.floor(quota)))
+    return Processors(num_cores, min(num_cores, max([*local, 0]) or num_cores))
+
+
+def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig:
+    """Return the configuration with a number of threads for each stage that computes.
+
+    Where none is configured, a stage gets its share of one node's cores, divided among its actors. The shares of decode and of what
+    works beside it add up to all of them: encoder and prefill take turns while decode runs.
+    """
+    changes = {}
+    for name, stage in STAGES.items():
+        section = config.actor(name)
+        if stage.imports_torch and not section.threads:
+            num_actors = sum(stage_of(actor) == name for actor in config.instances)
+            threads = max(1, int(processors.num_local * stage.core_share) // num_actors)
+            changes[name] = msgspec.structs.replace(section, threads=threads)
+    return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, **changes))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _numbers(text: str) -> set[int]:
+    """Return the numbers of a list such as "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _quota(proc: Path, cgroups: Path) -> float | None:
+    """Return the processors' time per time that the strictest control group allows; None without a limit."""
+    quotas = []
+    for version, directory in groups_above("cpu", proc, cgroups):
+        if version == 2:
+            words = _text(directory / "cpu.max").split()
+        else:
+            words = [_text(directory / "cpu.cfs_quota_us"), _text(directory / "cpu.cfs_period_us")]
+        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):  # else "max", -1, or not here
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)

@@ -1,0 +1,110 @@
+"""The processors of machines made of files, and the threads that follow for every stage."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.runtime.config import parse_config
+from mmrt.runtime.process.processors import Processors, plan_threads, read_processors
+from mmrt.runtime.stage_table import stage_of
+
+COMPUTING = ("decode", "prefill", "encoder", "video", "memory")
+
+
+class Machine:
+    """/sys/devices/system, /proc and /sys/fs/cgroup made of files: ``nodes`` of so many cores, each of so many hardware threads."""
+
+    def __init__(self, path: Path, nodes: int, cores: int, threads: int) -> None:
+        self.system, self.proc, self.cgroups = path / "system", path / "proc", path / "cgroup"
+        self.usable = range(nodes * cores * threads)
+        num_cores = nodes * cores
+        for cpu in self.usable:  # as Linux numbers them: first the first threads of all cores
+            siblings = ",".join(str(cpu % num_cores + num_cores * thread) for thread in range(threads))
+            self.write(self.system / f"cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
+        for node in range(nodes):
+            first = [node * cores + num_cores * thread for thread in range(threads)]
+            self.write(self.system / f"node/node{node}/cpulist", ",".join(f"{start}-{start + cores - 1}" for start in first))
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+    def read(self, usable: range | None = None) -> Processors:
+        return read_processors(self.usable if usable is None else usable, self.system, self.proc, self.cgroups)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores", "threads", "found"),
+    [(1, 1, 1, (1, 1)), (1, 4, 2, (4, 4)), (2, 32, 2, (64, 32)), (4, 16, 1, (64, 16))],
+)
+def test_cores_and_not_threads_are_counted(tmp_path: Path, nodes: int, cores: int, threads: int, found: tuple[int, int]) -> None:
+    assert Machine(tmp_path, nodes, cores, threads).read() == found
+
+
+def test_only_what_this_process_may_use_counts(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 2, 8, 2)
+    assert machine.read(range(6)) == (6, 6), "taskset -c 0-5"
+    assert machine.read(range(12)) == (12, 8)
+    assert machine.read(range(4, 12)) == (8, 4), "half of either node"
+
+
+def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
+    assert read_processors(range(3), tmp_path, tmp_path, tmp_path) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "num_cores"),
+    [
+        ("0::/a/b", {"a/b/cpu.max": "max 100000"}, 8),
+        ("0::/a/b", {"a/b/cpu.max": "250000 100000"}, 2),
+        ("0::/a/b", {"a/b/cpu.max": "600000 100000", "a/cpu.max": "300000 100000"}, 3),
+        ("0::/a/b", {"a/b/cpu.max": "20000 100000"}, 1),
+        ("0::/", {"cpu.max": "400000 100000"}, 4),
+        ("4:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, 8),
+        ("4:cpu:/x", {"cpu/x/cpu.cfs_quota_us": "500000", "cpu/x/cpu.cfs_period_us": "100000"}, 5),
+        ("4:memory:/x", {"memory/x/cpu.max": "100000 100000"}, 8),
+    ],
+)
+def test_limits_of_control_groups(tmp_path: Path, line: str, files: dict[str, str], num_cores: int) -> None:
+    machine = Machine(tmp_path, 1, 8, 1)
+    machine.write(machine.proc / "self" / "cgroup", line)
+    for name, text in files.items():
+        machine.write(machine.cgroups / name, text)
+    assert machine.read().num_cores == num_cores
+
+
+@pytest.mark.parametrize(
+    ("num_local", "threads"),
+    [
+        (1, (1, 1, 1, 1, 1)),
+        (2, (1, 1, 1, 1, 1)),
+        (3, (1, 1, 1, 1, 1)),
+        (4, (2, 2, 2, 1, 1)),
+        (8, (4, 4, 4, 2, 1)),
+        (96, (48, 48, 48, 24, 1)),
+    ],
+)
+def test_the_plan(num_local: int, threads: tuple[int, ...]) -> None:
+    config = plan_threads(parse_config(""), Processors(2 * num_local, num_local))
+    assert tuple(config.actor(name).threads for name in COMPUTING) == threads
+
+
+@given(num_cores=st.integers(1, 128), layout=st.sampled_from(["E+P+D", "2E+P+D", "8E+8P+D", "EPD"]))
+def test_any_plan_gives_all_a_thread_and_none_more_than_there_are(num_cores: int, layout: str) -> None:
+    config = plan_threads(parse_config(f'[actors]\nlayout = "{layout}"\n'), Processors(num_cores, num_cores))
+    sums = dict.fromkeys(COMPUTING, 0)
+    for actor in config.instances:
+        if stage_of(actor) in sums:
+            assert config.actor(actor).threads >= 1
+            sums[stage_of(actor)] += config.actor(actor).threads
+    counts = {stage: sum(stage_of(actor) == stage for actor in config.instances) for stage in sums}
+    for stage in ("prefill", "encoder"):
+        assert sums[stage] <= max(counts[stage], num_cores // 2) and sums["decode"] <= max(1, num_cores // 2)
+    assert plan_threads(config, Processors(1, 1)) == config, "what is configured stays"
+
+
+def test_what_is_configured_stays() -> None:
+    config = plan_threads(parse_config("[actors.decode]\nthreads = 7\n"), Processors(8, 8))
+    assert (config.actor("decode").threads, config.actor("prefill").threads) == (7, 4)
