@@ -34,6 +34,7 @@ from ..runtime.stage_table import SUPERVISOR
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
+from ..shm.page_secret import page_secret
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
@@ -44,6 +45,7 @@ from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
 from .host.model_facts import facts_of
 from .host.shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
+from .page_store import PageStore
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +56,36 @@ LOADING_S = 60.0  # for one tensor: longer is a hang
 def main(actor: Actor) -> None:
     """Entry of the memory process."""
     server: DescriptorServer | None = None
+    pages: PageStore | None = None
     while read_layout(actor.run.path) is None:
         if actor.role.try_acquire():
-            server = build(actor)
+            server, pages = build(actor)
         else:
             actor.pause(POLL_S)
     inherited = take_over(actor) if server is None and actor.config.model.on_cuda else {}
     actor.become_active()
+    if pages is None:
+        pages = open_pages(actor)
     if inherited:
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, inherited)
+    if pages is not None:
+        pages.start()
     actor.serving()
     while not actor.ending:
         actor.receive()
         actor.wait(IDLE_S, [] if server is None else [server.fd])
         if server is not None:
             server.serve()
+    if pages is not None:
+        pages.close()
 
 
-def build(actor: Actor) -> DescriptorServer | None:
-    """Make all segments and fill the weights; redo what a killed predecessor left half-made. Returns the server of descriptors
-    of device memory, if there is any. Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending."""
+def build(actor: Actor) -> tuple[DescriptorServer | None, PageStore | None]:
+    """Make all segments and fill the weights and the pages that have outlived earlier runs; redo what a killed predecessor left
+    half-made. Returns the server of descriptors of device memory and the store of pages, where there are any.
+
+    Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending.
+    """
     model = actor.model
     facts = facts_of(model, actor.config.memory.kv_page_tokens)
     layout = plan_layout(actor.config, facts, model.dtype)
@@ -102,8 +114,25 @@ def build(actor: Actor) -> DescriptorServer | None:
                 store.allocate(name, pool.num_bytes)
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, store.descriptors())
     sharing = sharing_of(device, read_environment().mps_pipe, actor.config.actors.layout)
-    write_layout(actor.run.path, msgspec.structs.replace(layout, sharing=sharing))
-    return server
+    layout = msgspec.structs.replace(layout, sharing=sharing)
+    pages = PageStore.open(actor.run, actor.config, layout, actor.model_path) if actor.config.cache.dir else None
+    if pages is not None:
+        page_secret(actor.run.path, pages.secret)
+        pages.load()
+    write_layout(actor.run.path, layout)
+    return server, pages
+
+
+def open_pages(actor: Actor) -> PageStore | None:
+    """Open the store of pages that an earlier generation of this run has used, if it could."""
+    layout = read_layout(actor.run.path)
+    if layout is None or not actor.config.cache.dir:
+        return None
+    pages = PageStore.open(actor.run, actor.config, layout, actor.model_path)
+    if pages is not None and pages.secret != page_secret(actor.run.path):
+        pages.close()
+        return None
+    return pages
 
 
 def take_over(actor: Actor) -> dict[str, Descriptor]:

@@ -99,6 +99,11 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
 
 
+class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    dir: str = ""  # where cached pages outlive the run; "" is nowhere
+    max_mib: Size = 4096  # of all files there that belong to this model
+
+
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Literal["unified"] = "unified"  # of the registry in controller/scheduling/policy.py
     tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: 50 on a CPU, twice the undisturbed step on CUDA
@@ -153,6 +158,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server: ServerSection = ServerSection()
     media: MediaSection = MediaSection()
     memory: MemorySection = MemorySection()
+    cache: CacheSection = CacheSection()
     scheduling: SchedulingSection = SchedulingSection()
     actors: ActorsSection = ActorsSection()
     supervisor: SupervisorSection = SupervisorSection()
@@ -218,6 +224,8 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         check_layout(config.actors.layout)
     except ConfigError as error:
         raise ConfigError(f"actors.layout = {_show(config.actors.layout)}: {error}") from None
+    if config.cache.dir and config.model.on_cuda:
+        raise ConfigError(f"cache.dir = {_show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
         raise ConfigError(
             f"supervisor.backoff_max_s = {config.supervisor.backoff_max_s} is less than"

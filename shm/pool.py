@@ -99,6 +99,20 @@ class PagePool:
         valid = np.flatnonzero((self._key_generations == self.generations) & (self.generations > 0))
         return dict(zip(valid.tolist(), map(bytes, self._keys[valid]), strict=True))
 
+    def named_since(self, seen: NDArray[np.uint64]) -> list[tuple[int, int, bytes]]:
+        """Return (page, generation, key) of the pages with a key, but those whose generation is the one in ``seen`` [num_pages]. The
+        keys are right if ``copy`` then finds the generations. For any reader, at any time."""
+        generations = self._key_generations.copy()
+        fence()
+        pages = np.flatnonzero((generations == self.generations) & (generations > 0) & (generations != seen))
+        return list(zip(pages.tolist(), generations[pages].tolist(), map(bytes, self._keys[pages]), strict=True))
+
+    def copy(self, page: int, generation: int) -> bytes | None:
+        """Copy the contents of a page that has a key; None if it has another generation by now. For any reader, at any time."""
+        contents = bytes(self.page(page))
+        fence()
+        return contents if int(self.generations[page]) == generation else None
+
     def _index(self, page: int) -> int:
         """The index of a page whose bytes are here."""
         assert not self.on_device, f"pages of pool {self.name!r} lie on a device"

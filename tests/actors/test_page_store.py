@@ -1,0 +1,188 @@
+"""Cached pages that outlive a run, without the run: real pools, real files."""
+
+import logging
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmrt.actors import page_store
+from mmrt.actors.page_store import PageStore
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
+from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+
+SIZES = {"kv": PoolLayout(12, 64), "embedding": PoolLayout(5, 32)}
+LAYOUT = MemoryLayout(
+    num_rows=2, max_context=64, max_pages=4, kv_page_tokens=16, pools=SIZES, dtype="float32", kv_dtype="float32", device="cpu"
+)
+
+
+class Run:
+    """The pools of a run, which a "controller" fills and names."""
+
+    def __init__(self, path: Path, config: RuntimeConfig, model: Path, layout: MemoryLayout = LAYOUT) -> None:
+        self.directory = RunDirectory.create(path, {})
+        self.pools = {n: PagePool.create(self.directory, n, p.num_pages, p.page_bytes) for n, p in layout.pools.items()}
+        self.store = PageStore.open(self.directory, config, layout, model)
+
+    def name(self, pool: str, page: int, text: str) -> None:
+        """A page is written and named, as a prefill plan and the controller do it."""
+        found = self.pools[pool]
+        found.generations[page] += 1
+        found.write_bytes([page], text.encode().ljust(found.page_bytes, b"."))
+        found.write_keys([page], [int(found.generations[page])], [text.encode().ljust(16, b"-")])
+
+    def named(self, pool: str) -> dict[str, str]:
+        """Key -> contents."""
+        found = self.pools[pool]
+        keys = {key.rstrip(b"-").decode(): page for page, key in found.read_keys().items()}
+        return {key: bytes(found.page(page)).rstrip(b".").decode() for key, page in keys.items()}
+
+    def end(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        for pool in self.pools.values():
+            pool.close()
+        self.directory.destroy()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    monkeypatch.setattr(page_store, "SAVE_S", 0.01)
+    make_checkpoint("tiny", tmp_path / "model")
+    numbers = count()
+
+    def one(layout: MemoryLayout = LAYOUT, **changes: object) -> Run:
+        config = msgspec.structs.replace(RuntimeConfig(cache=CacheSection(dir=str(tmp_path / "cache"), max_mib=1)), **changes)
+        run = Run(tmp_path / f"run{next(numbers)}", config, tmp_path / "model", layout)
+        if run.store is not None:
+            run.store.load()
+            run.store.start()
+        return run
+
+    return one
+
+
+def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run]) -> None:
+    run = start()
+    for page, text in enumerate(("a", "b", "c")):
+        run.name("kv", page, text)
+    run.name("embedding", 3, "picture")
+    run.end()
+    run = start()
+    assert run.named("kv") == {"a": "a", "b": "b", "c": "c"} and run.named("embedding") == {"picture": "picture"}
+    assert [page for page, _ in sorted(run.pools["kv"].read_keys().items())] == [0, 1, 2]
+    run.name("kv", 0, "d")  # over the page that was written last
+    run.end()
+    run = start()
+    assert set(run.named("kv")) == {"a", "b", "c", "d"}
+    run.end()
+
+
+def test_the_newest_are_loaded_where_not_all_fit(start: Callable[..., Run]) -> None:
+    run = start()
+    for number in range(30):
+        run.name("kv", number % 12, f"page {number}")
+        wait_until_saved(run, number + 1)
+    run.end()
+    run = start()
+    assert set(run.named("kv")) == {f"page {number}" for number in range(18, 30)}
+    run.end()
+
+
+def wait_until_saved(run: Run, num_pages: int) -> None:
+    assert run.store is not None
+    while len(run.store._files["kv"]) < num_pages:
+        os.sched_yield()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": msgspec.structs.replace(LAYOUT, kv_dtype="int8")},
+        {"layout": msgspec.structs.replace(LAYOUT, kv_page_tokens=8)},
+        {"media": MediaSection(fps=3.0)},
+    ],
+    ids=["dtype", "page", "media"],
+)
+def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict[str, object]) -> None:
+    run = start()
+    secret = run.store and run.store.secret
+    run.name("kv", 0, "a")
+    run.end()
+    other = start(**changes)
+    assert other.named("kv") == {} and other.store is not None and other.store.secret != secret
+    other.end()
+    again = start()
+    assert again.named("kv") == {"a": "a"}
+    again.end()
+
+
+def test_another_model_sees_other_pages(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start()
+    run.name("kv", 0, "a")
+    run.end()
+    weights = next((tmp_path / "model").glob("*.safetensors"))
+    os.utime(weights, (1, 1))
+    other = start()
+    assert other.named("kv") == {}
+    other.end()
+
+
+def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = start()
+    for page, text in enumerate(("a", "b", "c")):
+        run.name("kv", page, text)
+    run.end()
+    (path,) = (tmp_path / "cache").glob("*-kv.pages")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"b...")] ^= 1
+    path.write_bytes(data)
+    with caplog.at_level(logging.INFO):
+        run = start()
+    assert set(run.named("kv")) == {"a", "c"} and "ignored 1 kv pages that are not as they were written" in caplog.text
+    run.end()
+
+
+def test_two_runs_do_not_share_a_directory(start: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:
+    first, second = start(), start()
+    assert first.store is not None and second.store is None and "another run has it" in caplog.text
+    first.end()
+    second.end()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda secret: secret.chmod(0o644), "readable by no other"),
+        (lambda secret: secret.write_bytes(b"short"), "has 5 bytes, not 32"),
+        (lambda secret: (secret.unlink(), secret.mkdir()), "Is a directory"),
+    ],
+)
+def test_a_directory_that_cannot_be_trusted_is_not_used(
+    start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object], message: str
+) -> None:
+    start().end()
+    spoil(tmp_path / "cache" / "secret")
+    run = start()
+    assert run.store is None and message in caplog.text
+    run.end()
+
+
+def test_a_full_disk_costs_pages_and_nothing_else(
+    start: Callable[..., Run], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start()
+    assert run.store is not None
+    for file in run.store._files.values():
+        file._fd = os.open("/dev/full", os.O_RDWR)
+    run.name("kv", 0, "a")
+    run.store._thread.join(10)
+    assert "pages are no longer saved: there is no room" in caplog.text
+    run.end()
