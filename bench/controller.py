@@ -158,6 +158,7 @@ class Drive:
             max_waiting=num_rows + waiting,
             prefill_budget=512,
             encode_budget=4096,
+            prefix_cache=True,
         )
         self.controller = Controller.start(self.limits, 1)
         self.now = 100.0
@@ -209,7 +210,8 @@ class Drive:
                 self._finish(actor, self.plans[actor].popleft())
         progress = [Progress(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-        effects = self.controller.tick(self.now, progress)
+        new_ids = [(span, range(span.first, span.last)) for span in self.controller.wanted_ids(progress)]
+        effects = self.controller.tick(self.now, progress, new_ids)
         self.controller.next_tick_s()
         self.controller.watched()
         self.tick_s, self.cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s

@@ -96,6 +96,7 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     media_mib: Size = 64
     patch_mib: Size = 64
     embedding_tokens: NotNegative = 0  # 0: likewise
+    prefix_cache: bool = True  # KV pages of earlier requests are found again where a prompt begins alike
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
 
 

@@ -253,6 +253,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     evicted_total: int = 0
     quarantined_total: int = 0
     prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0  # those of the prompts that were found in the cache
     generated_tokens_total: int = 0
     overruled_total: int = 0  # rounds in which the scheduling policy failed, and another planned in its place
     illegal_choices_total: int = 0  # of the scheduling policy, dropped

@@ -19,11 +19,12 @@ from ...runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from ...runtime.controller.kv_manager import Progress
+from ...runtime.controller.kv_manager import IdSpan, Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
 from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
+from ...shm.page_secret import page_secret
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
@@ -40,6 +41,7 @@ class ControllerIO:
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.pools = {name: PagePool.attach(run, name) for name in POOLS}
+        self.secret = page_secret(run.path)
 
     def close(self) -> None:
         self.table.close()
@@ -55,6 +57,10 @@ class ControllerIO:
             end_code = int(table.end(row, generation))
             progress.append(Progress(row, generation, table.committed(row, generation), end_code))
         return progress
+
+    def ids(self, spans: Iterable[IdSpan]) -> list[tuple[IdSpan, list[int]]]:
+        """Read committed ids of rows."""
+        return [(span, self.table.ids[span.row, span.first : span.last].tolist()) for span in spans]
 
     def perform(self, effect: Effect) -> None:
         """Perform one effect on memory."""
@@ -101,11 +107,12 @@ class ControllerIO:
             first, second = table.prefilled[row].tolist()
             end_code, state = int(table.end(row, generation)), table.read_state(row)
             committed = table.committed(row, generation)
-            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state))
+            ids = table.ids[row, :committed].tolist()
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self._actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}
-        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys)
+        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys, self.secret)
 
 
 def perform_all(

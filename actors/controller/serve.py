@@ -11,10 +11,12 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import uvloop
 
 from ...models.architecture import ModelConfig
+from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import RuntimeConfig
@@ -27,6 +29,7 @@ from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
 from ...runtime.stage_table import InstanceId
+from ...schema.media import MediaSpan
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
 from .flight import ControllerFlight
@@ -108,7 +111,15 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),
         embedding_cache=config.memory.embedding_cache,
+        prefix_cache=config.memory.prefix_cache,
+        positions=partial(_positions, model),
     )
+
+
+def _positions(model: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
+    """See ``page_keys.Positions``."""
+    positions, delta = family_of(model).positions(model, num_tokens, spans)
+    return positions.T.tobytes(), delta
 
 
 def active_generations(actors: ActorTable) -> dict[InstanceId, int]:
@@ -175,7 +186,9 @@ class Serving:
         self._look_for_outages(now)
         if isinstance(message, PlanDone) and isinstance(message.result, ItemError) and message.result.status >= 500:
             self._log_failure(message)
-        effects = self._controller.on_message(actor, generation, message, now)
+        words = self._io.progress(self._controller.ended_by(message))
+        ids = self._io.ids(self._controller.wanted_ids(words, all_of_them=True))
+        effects = self._controller.on_message(actor, generation, message, now, words, ids)
         try:
             self._perform(effects)
         except OSError as error:
@@ -223,7 +236,8 @@ class Serving:
         try:
             self._look_for_outages(now)
             progress = self._io.progress(self._controller.watched())
-            effects = self._controller.tick(now, progress)
+            new_ids = self._io.ids(self._controller.wanted_ids(progress))
+            effects = self._controller.tick(now, progress, new_ids)
             self._perform(effects)
         except Exception as error:
             self._fail(error)
@@ -269,6 +283,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
         overruled_total=before.overruled_total + totals.overruled,
         illegal_choices_total=before.illegal_choices_total + totals.illegal,
         prompt_tokens_total=before.prompt_tokens_total + totals.prompt_tokens,
+        cached_tokens_total=before.cached_tokens_total + totals.cached_tokens,
         generated_tokens_total=before.generated_tokens_total + totals.generated_tokens,
         encode_budget=steering.encode.units,
         prefill_budget=steering.prefill.units,

@@ -15,6 +15,7 @@ from .lifecycle import end, fail, failed_message
 from .media_sharing import join, known_shapes, look_up
 from .outages import check_served
 from .poison import MAX_STRIKES, STRIKE_BYTES
+from .prefix_cache import find_hits, num_saved, set_keys
 from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
@@ -91,7 +92,10 @@ def admit(state: ControllerState, gate: ResourceGate, request: Request, now: flo
     """Give a waiting request a row and pages, if the gate has all that it needs and no earlier request waits for any of it."""
     if request.admission_need is None:
         request.admission_need = _admission_need(state, request.spec)
+        if not request.spec.items:
+            set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids))
     media, kv = request.admission_need
+    kv -= num_saved(state, find_hits(state, request))
     if gate.take(row=1, media=media, kv=kv):
         _place(state, request, now)
 
@@ -107,6 +111,11 @@ def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, int
 
 def text_lengths(spec: RequestSpec) -> tuple[int, ...]:
     return member_lengths(len(spec.prompt_ids), len(spec.companion_ids or ()))
+
+
+def prompts_of(spec: RequestSpec, prompt: list[int]) -> tuple[list[int], ...]:
+    """Return the ids of both members, or of the only one. ``prompt``: the expanded prompt."""
+    return (prompt, *([spec.companion_ids] if spec.companion_ids else []))
 
 
 def _place(state: ControllerState, request: Request, now: float) -> None:
@@ -168,7 +177,8 @@ def prepare(state: ControllerState, request: Request) -> None:
     assert len(shapes) == len(spec.items)
     try:
         prompt, starts = expand(spec, shapes, limits)
-        lengths = member_lengths(len(prompt), len(spec.companion_ids or ()))
+        prompts = prompts_of(spec, prompt)
+        lengths = tuple(map(len, prompts))
         max_new_tokens = check_lengths(spec, lengths, limits)
         check_segments(shapes, limits)
         spans = [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)]
@@ -202,19 +212,22 @@ def prepare(state: ControllerState, request: Request) -> None:
         fail(state, request, error)
         return
     record.prepared, record.max_new_tokens = True, max_new_tokens
-    state.emit(WriteSpec(request.row, encoded, (prompt, *([spec.companion_ids] if spec.companion_ids else []))))
+    state.emit(WriteSpec(request.row, encoded, prompts))
     state.save(request)
-    set_layout(request, lengths, starts, shapes, limits)
+    set_layout(state, request, prompts, starts, shapes)
     look_up(state, request)
     state.totals.prompt_tokens += lengths[0]
     state.ask(request.key, request.gateway_generation)
 
 
-def set_layout(request: Request, lengths: tuple[int, ...], starts: list[int], shapes: list[ItemShape], limits: Limits) -> None:
+def set_layout(
+    state: ControllerState, request: Request, prompts: tuple[list[int], ...], starts: list[int], shapes: list[ItemShape]
+) -> None:
     """Set the fields derived from the expansion; also after a recovery."""
-    request.lengths = lengths
+    request.lengths = tuple(map(len, prompts))
     if shapes:
-        request.tracker = EmbeddingTracker(lay_out(starts, shapes), limits.embedding_page_tokens)
+        request.tracker = EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens)
+    set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
 
 
 def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
@@ -305,7 +318,7 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
     if not request.has_row:
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
-        return Prepared(state.epoch, key, request.lengths[0], request.record.num_cached_tokens)
+        return Prepared(state.epoch, key, request.lengths[0], request.record.num_cached_tokens or 0)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 

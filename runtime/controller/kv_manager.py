@@ -5,7 +5,9 @@ The controller is not on the token path: it reads decode's words on a timer and 
 seconds of tokens ahead. When pages run short, the last rows in order give theirs back (``admission.choose_victims``).
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ...schema.rows import Phase
@@ -13,12 +15,14 @@ from ..bus.messages import Admit
 from .effects import AppendPages
 from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
+from .prefix_cache import append_hits, check_unnamed, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
 from .state import BY_RANK, DECODE, ControllerState, membership
 
 WINDOW_S = 0.25
+NAMED_AT_ONCE = 4  # pages
 _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
@@ -31,8 +35,47 @@ class Progress(NamedTuple):
     end_code: int
 
 
-def observe(state: ControllerState, progress: Sequence[Progress], now: float) -> None:
+class IdSpan(NamedTuple):
+    """Committed ids [first, last) of a row."""
+
+    row: int
+    row_generation: int
+    first: int
+    last: int
+
+
+NewIds = Sequence[tuple[IdSpan, Sequence[int]]]
+
+
+def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_them: bool = False) -> list[IdSpan]:
+    """Return the ids to read, given the rows' words. They name pages: a row's are wanted some pages at a time, and to the end once it
+    has ended or decode has dropped it."""
+    if not state.limits.prefix_cache:
+        return []
+    spans, enough = [], NAMED_AT_ONCE * state.limits.kv_page_tokens
+    for row, row_generation, committed, end_code in progress:
+        request = state.rows[row]
+        if request is None or request.row_generation != row_generation:
+            continue
+        num_new = committed - len(request.ids)
+        if num_new >= enough or num_new > 0 and (end_code or all_of_them or not request.counts_known):
+            spans.append(IdSpan(row, row_generation, committed - num_new, committed))
+    return spans
+
+
+def note_last_words(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
+    """Name what decode has filled of rows that are about to end."""
+    for words, (_, ids) in zip(progress, new_ids, strict=False):
+        request = state.rows[words.row]
+        if request is not None and request.row_generation == words.row_generation:
+            request.committed = max(request.committed, words.committed)
+            learn_ids(request, ids)
+            name_pages(state, request)
+
+
+def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds, now: float) -> None:
     """Record committed ids and ends; measure rates and the time between tokens."""
+    ids_of = {(span.row, span.row_generation): ids for span, ids in new_ids}
     if any(inflight.disturbs_decode for inflight in state.plans.values()):
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
@@ -45,6 +88,9 @@ def observe(state: ControllerState, progress: Sequence[Progress], now: float) ->
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
+        if (ids := ids_of.get((row, row_generation))) is not None:
+            learn_ids(request, ids)
+            name_pages(state, request)
         if request.phase == Phase.DECODE and request.window is not None:
             began_s, began = request.window
             if now - began_s >= WINDOW_S:
@@ -91,8 +137,9 @@ def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_
 
 
 def kv_need(state: ControllerState, request: Request) -> int:
-    """Return the pages that a row without any must get, all members together, all or none (CF3, CF4)."""
-    return sum(wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate))
+    """Return the free pages that a grant to a row without any takes, all members together, all or none (CF3, CF4)."""
+    wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
+    return sum(wanted) - num_saved(state, find_hits(state, request))
 
 
 def needs_kv(request: Request) -> bool:
@@ -110,13 +157,22 @@ def needs_kv(request: Request) -> bool:
 
 
 def grant_kv(state: ControllerState, request: Request) -> bool:
-    """Grant a row the pages for its prompts and a start, for all members or for none."""
+    """Grant a row the pages for its prompts and a start, for all members or for none. Leading pages that the cache has are shared.
+
+    Of every member at least the last page is its own: a grant cut short by a crash is one that lacks pages.
+    """
     wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-    if sum(wanted) > state.pools["kv"].num_free:
+    hits = find_hits(state, request)
+    if sum(wanted) - num_saved(state, hits) > state.pools["kv"].num_free:
         return False
+    share_hits(state, request, hits)
     for member, count in enumerate(wanted):
-        _append(state, request, member, count)
+        shared = hits[member] if hits else []
+        append_hits(state, request, member, shared)
+        _append(state, request, member, count - len(shared))
     request.blocked_s = -1.0
+    if request.keys:
+        note_hits(state, request)
     return True
 
 
@@ -172,20 +228,19 @@ def _next_growth(state: ControllerState, request: Request) -> int:
 
 def _take_from_later(state: ControllerState, request: Request, num_pages: int) -> bool:
     """Preempt until ``num_pages`` are coming, counting pages already being given back. False if that is impossible."""
-    coming = sum(
-        sum(map(len, other.block_tables))
-        for other in state.requests_in_rows()
-        if other.record.evicting or other.ending or other.is_finished
-    )
-    missing = num_pages - state.pools["kv"].num_free - coming
+    leaving = [r for r in state.requests_in_rows() if r.record.evicting or r.ending or r.is_finished]
+    staying = [r for r in state.live() if not r.record.evicting and not r.is_finished]
+    num_holders = Counter(page for other in staying for page in set(chain(*other.block_tables)))
+    coming = {page for other in leaving for page in chain(*other.block_tables)} - num_holders.keys()
+    missing = num_pages - state.pools["kv"].num_free - len(coming)
     if missing <= 0:
         return True
     holders = [
-        Holder(other.key, other.rank, 2 if other.record.items else 0, sum(map(len, other.block_tables)))
-        for other in state.live()
-        if other.has_kv and not other.is_finished
+        Holder(other.key, other.rank, 2 if other.record.items else 0, set(chain(*other.block_tables)))
+        for other in staying
+        if other.has_kv
     ]
-    victims = choose_victims(holders, request.rank, missing)
+    victims = choose_victims(holders, request.rank, missing, num_holders)
     for key in victims:
         preempt(state, state.requests[key])
     return bool(victims)
@@ -215,5 +270,7 @@ def admit_to_decode(state: ControllerState) -> None:
         state.save(request)
         for table in request.block_tables:
             state.pools["kv"].use(membership(request), table)
+        if request.keys:
+            check_unnamed(state, request)
         state.set_phase(request, Phase.DECODE)
         state.send(DECODE, Admit(state.epoch, request.row, request.row_generation))

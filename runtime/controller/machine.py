@@ -8,6 +8,7 @@ it from the journal, the rows and the plan table.
 from collections.abc import Collection, Mapping, Sequence
 
 from ...schema.outage import Outage
+from ...schema.rows import Phase
 from ..bus.messages import (
     Cancel,
     Delivered,
@@ -28,6 +29,8 @@ from ..stage_table import InstanceId, stage_of
 from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
+    IdSpan,
+    NewIds,
     Progress,
     admit_to_decode,
     expose_finished_rows,
@@ -36,8 +39,10 @@ from .kv_manager import (
     kv_need,
     make_room,
     needs_kv,
+    note_last_words,
     observe,
     reserve,
+    wanted_ids,
 )
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
@@ -69,10 +74,27 @@ class Controller:
 
     # ------------------------------------------------------------------------------------------------------ messages
 
-    def on_message(self, actor: InstanceId, generation: int, message: ToController, now: float) -> list[Effect]:
+    def ended_by(self, message: ToController) -> list[tuple[int, int]]:
+        """Return the rows that this message ends while they decode, as (row, generation): ``on_message`` takes their last words."""
+        if not self.state.limits.prefix_cache or not isinstance(message, Cancel | Delivered):
+            return []
+        request = self.state.requests.get(message.key)
+        is_decoding = request is not None and request.phase == Phase.DECODE and not request.ending
+        return [request.key_in_table] if request is not None and is_decoding else []
+
+    def on_message(
+        self,
+        actor: InstanceId,
+        generation: int,
+        message: ToController,
+        now: float,
+        last_words: Sequence[Progress] = (),
+        last_ids: NewIds = (),
+    ) -> list[Effect]:
         """Record a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
         state = self.state
         state.now = now
+        note_last_words(state, last_words, last_ids)
         if isinstance(message, Hello):
             self._hello(actor, generation, message)
         elif generation == state.actors.get(actor):
@@ -153,12 +175,16 @@ class Controller:
         """Return the rows whose words ``tick`` needs, as (row, generation)."""
         return self.state.watched()
 
-    def tick(self, now: float, progress: Sequence[Progress] = ()) -> list[Effect]:
+    def wanted_ids(self, progress: Sequence[Progress], *, all_of_them: bool = False) -> list[IdSpan]:
+        """Return the committed ids that ``tick`` needs with these words, or ``on_message`` with last words: all of them."""
+        return wanted_ids(self.state, progress, all_of_them=all_of_them)
+
+    def tick(self, now: float, progress: Sequence[Progress] = (), new_ids: NewIds = ()) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, unanswered commands, answers to the gateway."""
         state = self.state
         state.begin_tick(now)
         rank_requests(state)
-        observe(state, progress, now)
+        observe(state, progress, new_ids, now)
         expose_finished_rows(state)
         check_deadlines(state, now)
         fail_stranded(state)

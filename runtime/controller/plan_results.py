@@ -12,6 +12,7 @@ from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
 from .media_sharing import learn_large, learn_shape
 from .poison import absolve, blame, give_back
+from .prefix_cache import name_pages
 from .request import Request
 from .scheduling.budgets import update
 from .scheduling.types import SegmentStage
@@ -42,6 +43,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                 _apply_prefilled(state, plan, live)
     state.clear_plan(inflight)
     keep_encoded(state, encoded)
+    for request in live if isinstance(plan, Prefill) else ():  # only now: a plan in the table may be done again
+        name_pages(state, request)
     for request in inflight.requests:
         settle(state, request)
 

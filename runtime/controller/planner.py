@@ -11,6 +11,7 @@ from typing import TypedDict
 from ..bus.media_work import estimated_work
 from ..bus.messages import PoolName
 from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
+from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
 from .media_sharing import hide_shared, take_shared
@@ -238,10 +239,13 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
     requests = {choice.key: state.requests[choice.key] for choice in choices}
     state.steering.last = "prefill"
-    state.place_plan(Prefill([_chunk(requests[choice.key], choice) for choice in choices]), requests.values(), now)
+    state.place_plan(Prefill([_chunk(state, requests[choice.key], choice) for choice in choices]), requests.values(), now)
 
 
-def _chunk(request: Request, choice: ChunkChoice) -> PrefillChunk:
+def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
+    page_tokens, cache = state.limits.kv_page_tokens, state.pools["kv"].cache
+    for page in request.block_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
+        assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
     spans = []
     if choice.member == 0 and request.tracker is not None:
         for part in request.tracker.overlapping(choice.start, choice.end):

@@ -14,8 +14,8 @@ from ..bus.messages import POOLS, PoolName, RequestSpec, Sampling
 from ..bus.plans import Target, decode_plan
 from ..stage_table import InstanceId
 from .effects import ClearPages
-from .guidance import member_lengths, wanted_pages
-from .intake import cancel_older_gateways, expand, set_layout
+from .guidance import wanted_pages
+from .intake import cancel_older_gateways, expand, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
 from .media_sharing import join, learn_shape
@@ -37,6 +37,7 @@ class RowSnapshot(NamedTuple):
     committed: int
     end_code: int
     state: bytes | None
+    ids: Sequence[int] = ()
 
 
 class PlanSnapshot(NamedTuple):
@@ -57,11 +58,12 @@ class RunSnapshot(NamedTuple):
     page_generations: Mapping[PoolName, Sequence[int]]
     actors: Mapping[InstanceId, int]
     page_keys: Mapping[PoolName, Mapping[int, bytes]] = {}
+    secret: bytes = b""
 
 
 def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     """Rebuild the controller. The first ``tick`` sends outstanding plans. An empty snapshot gives a fresh controller."""
-    state = ControllerState(limits, epoch, snapshot.page_generations)
+    state = ControllerState(limits, epoch, snapshot.page_generations, snapshot.secret)
     state.actors.update(snapshot.actors)
     state.next_arrival = snapshot.journal.next_arrival
     state.row_generations = list(snapshot.row_generations)
@@ -104,7 +106,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
     request.block_tables, request.prefilled = row.block_tables, list(row.prefilled)
-    request.committed, request.end_code = row.committed, row.end_code
+    request.committed, request.ids, request.end_code = row.committed, list(row.ids), row.end_code
     state.rows[row.row] = request
 
 
@@ -134,7 +136,7 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
     spec = request.spec
     shapes = [item.shape for item in record.items if item.shape is not None]
     prompt, starts = expand(spec, shapes, state.limits)
-    set_layout(request, member_lengths(len(prompt), len(spec.companion_ids or ())), starts, shapes, state.limits)
+    set_layout(state, request, prompts_of(spec, prompt), starts, shapes)
     if request.phase == Phase.PREPARE and not record.evicting:
         least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, state.limits.kv_page_tokens, ahead_pages=0)
         if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
@@ -146,16 +148,17 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
     """Repair the segments. ``targets``: page runs that some plan is writing."""
     for place, segment in request.record.segments():
-        if segment.target is not None:
+        if request.tracker is not None and not request.record.evicting and request.prefilled[0] >= request.tracker.part(*place).end:
+            segment.skip()
+            request.tracker.mark_ready(*place)
+        elif segment.target is not None:
             if segment.target not in targets:
                 segment.give_back()
         elif segment.stage == SegmentStage.ENCODED:
             assert request.tracker is not None
             request.tracker.mark_ready(*place)
             part = request.tracker.part(*place)
-            if request.prefilled[0] >= part.end:
-                segment.consumed()
-            elif segment.embedding is not None:
+            if segment.embedding is not None:
                 request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.prefilled[0])
 
 

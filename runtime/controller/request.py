@@ -18,6 +18,7 @@ from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
 from .known_media import MediaKey
+from .page_keys import PageKeys
 from .scheduling.types import Rank, RequestView, SegmentStage
 
 
@@ -69,6 +70,10 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         assert self.stage in (SegmentStage.PENDING, SegmentStage.PREPROCESSED)
         patch, self.stage, self.patch, self.embedding = self.patch, SegmentStage.ENCODED, None, embedding
         return patch
+
+    def skip(self) -> None:
+        """Record that it is not needed: the KV pages of its tokens were found in the cache."""
+        self.stage, self.patch, self.embedding = SegmentStage.ENCODED, None, None
 
     def give_back(self) -> Target:
         """Undo a plan that did not write its pages: return to the stage before it. Returns the pages."""
@@ -124,7 +129,7 @@ class RowRecord(msgspec.Struct, array_like=True):
     max_new_tokens: int = 0
     items: list[ItemRecord] = []
     strikes: list[Strike] = []
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None  # no grant yet
 
     def segment(self, place: Place) -> SegmentRecord:
         item, number = place
@@ -173,7 +178,11 @@ class Request:
     block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     prefilled: list[int] = field(default_factory=lambda: [0, 0])
 
+    keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
+    num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of the block tables that have got theirs
+
     committed: int = 0
+    ids: list[int] = field(default_factory=list)  # committed ids that the controller knows
     end_code: int = 0
     counts_known: bool = True  # ``committed`` has been read since decode dropped the row
     rate: float = 0.0  # tokens/s, measured

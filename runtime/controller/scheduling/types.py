@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
 from ...stage_table import ACTORS, InstanceId
+from ..page_keys import Positions, indices
 
 Rank = tuple[float, ...]
 """Lower ranks go first."""
@@ -65,6 +66,8 @@ class Limits:
     ahead_s: float = 2.0
     ahead_pages: int = 2
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
+    prefix_cache: bool = False
+    positions: Positions = indices
 
 
 class SegmentStage(enum.IntEnum):

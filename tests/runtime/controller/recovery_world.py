@@ -9,6 +9,7 @@ up, and nothing is held at the end. ``test_recovery_world`` lives through it by 
 
 import random
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +38,8 @@ from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.runtime.controller.kept_values import check_kept
+from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
 
-IMAGE, VIDEO, AUDIO = 901, 902, 903
 CALM_S = 60.0
 
 
@@ -129,6 +130,8 @@ class World:
             ahead_pages=rng.choice((0, 2)),
             patience_s=rng.choice((0.05, 0.5)),
             embedding_cache=rng.random() < 0.8,
+            prefix_cache=rng.random() < 0.9,
+            positions=positions,
         )
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
@@ -142,6 +145,7 @@ class World:
             for name, count in zip(("media", "patch", "embedding", "kv"), sizes, strict=True)
         }
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
+        self.kv = KVContents()
         self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
         self.storm = True
         self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
@@ -163,7 +167,7 @@ class World:
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
-        self.num_crashes = self.num_preempted = self.num_evicted = 0
+        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -219,6 +223,7 @@ class World:
         if self.io is not None:
             self.num_preempted += self.controller.state.totals.preempted
             self.num_evicted += self.controller.state.totals.evicted
+            self.num_cached += self.controller.state.totals.cached_tokens
             self.io.close()
             self.journal.close()
             self.io = None
@@ -254,7 +259,10 @@ class World:
         if self.io is None:
             return
         name, inner = m.msgspec.msgpack.decode(data, type=tuple[str, bytes])
-        self.perform(self.controller.on_message(InstanceId(name), generation, m.decode_to_controller(inner), self.now))
+        message = m.decode_to_controller(inner)
+        words = self.io.progress(self.controller.ended_by(message))
+        ids = self.io.ids(self.controller.wanted_ids(words, all_of_them=True))
+        self.perform(self.controller.on_message(InstanceId(name), generation, message, self.now, words, ids))
 
     def controller_turn(self) -> None:
         if self.io is None:
@@ -267,7 +275,8 @@ class World:
                 return
         if self.now >= self.tick_s or self.random.random() < 0.5:
             self.controller.set_outages(self.outages())
-            self.perform(self.controller.tick(self.now, self.io.progress(self.controller.watched())))
+            progress = self.io.progress(self.controller.watched())
+            self.perform(self.controller.tick(self.now, progress, self.io.ids(self.controller.wanted_ids(progress))))
             if self.io is not None:
                 wait_s = self.controller.next_tick_s()
                 assert 0 < wait_s <= 1.0
@@ -278,6 +287,7 @@ class World:
                 totals = self.controller.state.totals
                 assert self.limits.policy != "unified" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
+                self.kv.check_index(self.controller.state, self.pools["kv"], self.content["kv"])
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""
@@ -474,6 +484,7 @@ class World:
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
         tokens = self.tokens_of(chunk.row, spec, chunk.member)
+        values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens)
         pages = self.table.pages(chunk.row, chunk.member).tolist()
         assert chunk.end <= len(tokens) - 1, "the last token is decode's"
         media = {}
@@ -483,7 +494,7 @@ class World:
                 page, slot = divmod(span.first_row + offset, 4)
                 media[span.start + offset] = (self.content["embedding"][span.source.pages[page]][0], slot)
         for position in range(chunk.start):
-            self.check_kv(pages, position, (spec.key, chunk.member, position, tokens[position]))
+            self.check_kv(pages, position, values[position])
         for position in range(chunk.start, chunk.end):
             place = self.media_place(spec, position) if chunk.member == 0 else None
             assert (position in media) == (place is not None), "spans do not cover the chunk's media"
@@ -493,8 +504,7 @@ class World:
                 medium = self.wanted[spec.key].medium(item)
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
-            value = (spec.key, chunk.member, position, tokens[position])
-            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
+            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
 
     @staticmethod
     def media_place(spec: m.SequenceSpec, position: int) -> tuple[int, int, int] | None:
@@ -506,7 +516,7 @@ class World:
                 start += shape.num_tokens
         return None
 
-    def check_kv(self, pages: list[int], position: int, value: tuple) -> None:
+    def check_kv(self, pages: list[int], position: int, value: int) -> None:
         found = self.content["kv"][pages[position // 4]].get(position % 4)
         assert found == value, f"KV holds {found} where {value} should be"
 
@@ -545,6 +555,7 @@ class World:
             for row, generation, writes, token, code, _ in process.step:
                 for _, page, page_generation, slot, value in writes:
                     assert int(self.pools["kv"].generations[page]) == page_generation, "decode writes a page that was given away"
+                    self.kv.check_writable(self.pools["kv"], page)
                     self.content["kv"][page][slot] = value
                 counts = self.table.commit(np.array([row]), np.array([generation]), np.array([token]))
                 assert counts[0] > 0, "decode commits to a row that is gone"
@@ -584,15 +595,15 @@ class World:
         writes = []
         for member in range(2 if spec.num_companion_tokens else 1):
             tokens = self.tokens_of(row, spec, member)
+            values = self.kv.values(wanted.spec, spec, member, tokens)
             pages = self.table.pages(row, member).tolist()
             if len(pages) * 4 < len(tokens):
                 return None  # out of pages: both members leave the batch
             for position in range(len(tokens) - 1):
-                self.check_kv(pages, position, (spec.key, member, position, tokens[position]))
+                self.check_kv(pages, position, values[position])
             position = len(tokens) - 1
             page = pages[position // 4]
-            value = (spec.key, member, position, tokens[-1])
-            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, value))
+            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
         count = self.table.committed(row, generation)
         code = None
         if wanted.eos_at == count + 1:
@@ -716,26 +727,32 @@ class World:
         return free and not state.requests and not state.plans and all(row is None for row in state.rows)
 
 
-def make_request(rng: random.Random, key: int, now: float, crowded: bool) -> Wanted:
-    ids: list[int] = [rng.randint(1, 99) for _ in range(rng.choice((0, 1, 5, 12)))]
+def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlier: Sequence[Wanted] = ()) -> Wanted:
+    """``earlier``: requests that it may continue, as the next turn of a chat does."""
+    ids: list[int] = make_text(rng, rng.choice((0, 1, 5, 12)))
     items, shapes = [], []
     poison = rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else ""
     broken = rng.random() < 0.05
     for item in range(rng.choice((0, 0, 0, 1, 1, 2))):
         content, dice = b"", rng
         if rng.random() < 0.7:  # one of a few media that many requests have; not one that kills, which all of them would die of
-            number = rng.randrange(4)
+            number = rng.randrange(6)
             content = b"broken %d %d" % (key, item) if poison or broken else b"content %d" % number
-            dice = random.Random(number)
+            dice = random.Random((3, 5, 7)[number // 2])  # one more looks like it, and differs
         medium, shape = make_medium(dice, content)
         items.append(medium)
         shapes.append(shape)
         ids += [IMAGE if shape.kind == "image" else VIDEO, rng.randint(1, 99)]
     ids = ids or [rng.randint(1, 99)]
-    companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 3, 8)))] if rng.random() < (0.1 if crowded else 0.25) else None
+    salt = rng.choice((b"", b"", b"other"))
+    continued = [] if poison or broken else [before for before in earlier if not before.poison and before.broken is None]
+    if continued and rng.random() < 0.3:
+        before = rng.choice(continued)
+        ids = [*before.spec.prompt_ids, *map(before.token, range(rng.randint(0, 12))), rng.randint(1, 99)]
+        items, shapes, salt = list(before.spec.items), list(before.shapes), before.spec.salt
+    companion = make_text(rng, rng.choice((1, 3, 8))) if rng.random() < (0.1 if crowded else 0.25) else None
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
-    salt = rng.choice((b"", b"", b"salt"))
     spec = m.RequestSpec(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt)
     return Wanted(
         key,
@@ -802,6 +819,8 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("failed 500" if kills(wanted) else "finished")
         if wanted.poison == "prefill":
             allowed.add("failed 500")  # a prompt of one token is prefilled after a preemption only
+        if wanted.poison in ("encoder", "segment", "prefill") and world.limits.prefix_cache:
+            allowed.add("finished")  # all that it would have done is in the cache
     if wanted.stop_at is not None:
         allowed.add("stopped")
     if wanted.cancel_s is not None:

@@ -66,7 +66,8 @@ class Driver:
         """One tick ``seconds`` later; returns all effects since the last one."""
         self.now += seconds
         progress = [Progress(row, generation, *self.counts.get(row, (0, 0))) for row, generation in self.machine.watched()]
-        effects, self.effects = self.effects + self.machine.tick(self.now, progress), []
+        new_ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in self.machine.wanted_ids(progress)]
+        effects, self.effects = self.effects + self.machine.tick(self.now, progress, new_ids), []
         for pool in self.state.pools.values():
             pool.check()
         return effects

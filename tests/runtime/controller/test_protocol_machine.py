@@ -42,7 +42,8 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_requests < 8)
     def submit(self, seed: int) -> None:
         self.num_requests += 1
-        self.run.submit(make_request(random.Random(seed), self.num_requests, self.run.now, self.run.crowded))
+        earlier = list(self.run.wanted.values())
+        self.run.submit(make_request(random.Random(seed), self.num_requests, self.run.now, self.run.crowded, earlier))
 
     @rule(count=st.integers(1, 60))
     def go_on(self, count: int) -> None:

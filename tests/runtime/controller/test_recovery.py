@@ -8,6 +8,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.machine import Controller
+from mmrt.runtime.controller.pages import CACHE
 from mmrt.runtime.controller.records import JournalState, Submitted
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import encode_record
@@ -21,7 +22,7 @@ def remains(driver: Driver) -> RunSnapshot:
     rows = [
         RowSnapshot(
             r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code,
-            encode_record(r.record),
+            encode_record(r.record), r.ids,
         )
         for r in state.rows
         if r is not None
@@ -29,7 +30,9 @@ def remains(driver: Driver) -> RunSnapshot:
     live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.spec) for r in state.requests.values()}
     plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in state.plans.values()]
     generations = {name: list(pool.generations) for name, pool in state.pools.items()}
-    return RunSnapshot(JournalState(live, {}, [], state.next_arrival), rows, state.row_generations, plans, generations, state.actors)
+    keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.owned_by(CACHE)} for name, pool in state.pools.items()}
+    journal = JournalState(live, {}, [], state.next_arrival)
+    return RunSnapshot(journal, rows, state.row_generations, plans, generations, state.actors, keys, state.secret)
 
 
 def actors_asked(machine: Controller, now: float, counts: Sequence[Progress]) -> set[str]:

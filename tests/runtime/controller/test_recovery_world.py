@@ -24,7 +24,7 @@ def live_through(seed: int, place: Path) -> World:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
         for key in range(1, num_requests + 1):
-            world.submit(make_request(rng, key, world.now, world.crowded))
+            world.submit(make_request(rng, key, world.now, world.crowded, list(world.wanted.values())))
             for _ in range(rng.choice((0, 3, 20))):
                 world.turn()
         while world.now < end_s and not world.is_idle():
@@ -48,7 +48,7 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
     else:
         first = time.time_ns() % 1_000_000_000
         seeds = [*range(20), *range(first, first + NUM_SEEDS)]
-    finished = crashes = preempted = evicted = 0
+    finished = crashes = preempted = evicted = cached = 0
     for seed in seeds:
         try:
             world = live_through(seed, place)
@@ -58,8 +58,9 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
         crashes += world.num_crashes
         preempted += world.num_preempted
         evicted += world.num_evicted
-    assert finished >= len(seeds) or chosen
-    print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions, {evicted} evictions")
+        cached += world.num_cached
+    assert finished >= len(seeds) and cached >= len(seeds) or chosen
+    print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions, {evicted} evictions, {cached} cached tokens")
 
 
 @pytest.mark.slow

@@ -1,0 +1,113 @@
+"""The keys of KV pages: names of everything that determines their contents (pure; controller process).
+
+A page's key is a hash of the key of the page before it, its token ids, its M-RoPE positions where these are not the tokens' indices,
+and the digests of media that reach into it. The first page of a sequence follows a root made of the run's secret and the
+request's salt: keys cannot be guessed, and no page is found under another salt. A run has one model, one dtype and one page size,
+so the secret stands for them.
+
+A medium without a digest names nothing: no page has a key from its first token on.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ...schema.media import MediaSpan
+from .page_cache import KEY_BYTES
+
+Positions = Callable[[int, Sequence[MediaSpan]], tuple[bytes, int]]
+"""M-RoPE positions of an expanded prompt of so many tokens: int64 [num_tokens, 3] as bytes, and the delta. Token i behind the prompt
+stands at i + delta on all three axes."""
+
+_TOKEN_BYTES = 24
+_PLACE = struct.Struct("<iI")
+
+
+class Medium(NamedTuple):
+    """A medium at prompt tokens [start, end). ``content``: its digest, or empty."""
+
+    start: int
+    end: int
+    content: bytes
+
+
+def indices(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
+    """Positions of text: every token stands at its index."""
+    del spans
+    return _indices(0, num_tokens), 0
+
+
+def root_key(secret: bytes, salt: bytes) -> bytes:
+    """Return the key before the first page of every sequence of this run and salt."""
+    return blake2b(salt, digest_size=KEY_BYTES, key=secret).digest()
+
+
+class PageKeys:
+    """The keys of one member's pages, computed as far as they are asked for."""
+
+    def __init__(
+        self,
+        root: bytes,
+        prompt: Sequence[int],
+        page_tokens: int,
+        media: Sequence[Medium] = (),
+        positions: Callable[[], tuple[bytes, int]] | None = None,
+    ) -> None:
+        """``positions``: called once, if at all; needed with media."""
+        assert positions is not None or not media
+        self._ids = array("i", prompt)
+        self._num_prompt = len(prompt)
+        self._page_tokens = page_tokens
+        self._media = media
+        self._find_positions = positions
+        self._positions: tuple[bytes, int] | None = None
+        self._end = min((medium.start for medium in media if not medium.content), default=None)
+        self._keys: list[bytes] = []
+        self._last = root
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens known: the prompt and generated ones."""
+        return len(self._ids)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append generated ids."""
+        self._ids.extend(ids)
+
+    def up_to(self, num_tokens: int, first: int = 0) -> list[bytes]:
+        """Return the keys of the pages that the first ``num_tokens`` tokens fill, from page ``first`` on, as far as ids and media are
+        known."""
+        num_tokens = min(num_tokens, len(self._ids), len(self._ids) if self._end is None else self._end)
+        count = max(0, num_tokens) // self._page_tokens
+        while len(self._keys) < count:
+            self._last = self._next_key(len(self._keys) * self._page_tokens)
+            self._keys.append(self._last)
+        return self._keys[first:count]
+
+    def _next_key(self, start: int) -> bytes:
+        end = start + self._page_tokens
+        key = blake2b(self._last, digest_size=KEY_BYTES)
+        key.update(self._ids[start:end])
+        if self._find_positions is not None:
+            for medium in self._media:
+                if medium.start < end and start < medium.end:
+                    key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)
+            positions = self._positions_of(start, end)
+            if positions != _indices(start, end):
+                key.update(positions)
+        return key.digest()
+
+    def _positions_of(self, start: int, end: int) -> bytes:
+        if self._positions is None:
+            assert self._find_positions is not None
+            self._positions = self._find_positions()
+        prompt, delta = self._positions
+        inside = prompt[start * _TOKEN_BYTES : min(end, self._num_prompt) * _TOKEN_BYTES]
+        return inside + _indices(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
+
+
+def _indices(start: int, end: int) -> bytes:
+    """Return positions that are indices, on all three axes."""
+    return struct.pack(f"={3 * (end - start)}q", *[index for index in range(start, end) for _ in range(3)])

@@ -1,0 +1,162 @@
+"""Prompts that begin as earlier ones did: their KV pages are found again, and the tokens stay transformers' argmax."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ControllerStats, StatsSnapshot
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.oracle import Media, Oracle, check_argmax
+from mmrt.tests.end_to_end.test_guidance import companion, guided
+from mmrt.tests.end_to_end.test_media import image_part, picture, text
+from mmrt.tests.end_to_end.test_sound_tracks import WITH_SOUND, film
+
+PAGE = 16
+LONG = "Tell me, in as many words as you like, how the weather was on the coast last week. "
+
+
+@pytest.fixture(scope="module")
+def own(launch: Callable[..., Server]) -> Server:
+    return launch()
+
+
+class Answer:
+    """An answer to a request that is alone, and how many tokens of its prompt were found in the cache."""
+
+    def __init__(self, server: Server, content: Any, **options: Any) -> None:
+        before = wait_for_stats(server, lambda stats: not any(pool.used for pool in stats.pools.values()))
+        extra = {"cache_salt": "shared", **options.pop("extra_body", {})}
+        self.text, self.ids = server.chat(content, **options, extra_body=extra)
+        after = wait_for_stats(server, lambda stats: stats.finished_total > before.finished_total)
+        self.num_cached = after.cached_tokens_total - before.cached_tokens_total
+
+
+def wait_for_stats(server: Server, condition: Callable[[StatsSnapshot], bool]) -> StatsSnapshot:
+    """Return the controller's counts once they fulfil this."""
+    run = RunDirectory.attach(server.run_path)
+    table = ControllerStats.attach(run, writable=False)
+    deadline_s = time.monotonic() + 30
+    while not condition(stats := table.read()):
+        assert time.monotonic() < deadline_s, stats
+        time.sleep(0.02)
+    table.close()
+    run.close()
+    return stats
+
+
+def whole_pages(num_tokens: int) -> int:
+    return num_tokens // PAGE * PAGE
+
+
+def test_the_next_turn_finds_prompt_and_answer(own: Server, oracle: Oracle) -> None:
+    messages = [{"role": "user", "content": LONG}]
+    length = 0
+    for _ in range(4):
+        inputs = oracle.inputs(messages)
+        answer = Answer(own, messages)
+        oracle.check_greedy(inputs, answer.ids)
+        assert answer.num_cached >= whole_pages(length), "the prompt before it"
+        length = inputs["input_ids"].shape[1]
+        again = Answer(own, messages)
+        assert again.ids == answer.ids and again.num_cached == whole_pages(length - 1)
+        messages = [*messages, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "Go on."}]
+
+
+def test_pictures(own: Server, oracle: Oracle) -> None:
+    pixels = [picture(seed, 90 + 30 * seed, 200) for seed in range(3)]
+    parts = [image_part(p) for p in pixels]
+    content = [text("First"), parts[0], text("then"), parts[1], text("Compare.")]
+    plain = [text("First"), {"type": "image"}, text("then"), {"type": "image"}, text("Compare.")]
+    inputs = oracle.inputs([{"role": "user", "content": plain}], Media(images=pixels[:2]))
+    first, second = Answer(own, content), Answer(own, content)
+    oracle.check_greedy(inputs, first.ids)
+    assert second.ids == first.ids and second.num_cached == whole_pages(inputs["input_ids"].shape[1] - 1)
+    longer = [*plain, {"type": "image"}, text("And that?")]
+    inputs = oracle.inputs([{"role": "user", "content": longer}], Media(images=pixels))
+    third = Answer(own, [*content, parts[2], text("And that?")])
+    oracle.check_greedy(inputs, third.ids)
+    assert third.num_cached > second.num_cached - 2 * PAGE
+
+
+def test_a_picture_in_the_next_turn(own: Server, oracle: Oracle) -> None:
+    pixels = picture(7, 150, 213)
+    user, plain = [image_part(pixels), text("What is it?")], [{"type": "image"}, text("What is it?")]
+    first = Answer(own, [{"role": "user", "content": user}])
+    rest = [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Are you sure?"}]
+    inputs = oracle.inputs([{"role": "user", "content": plain}, *rest], Media(images=[pixels]))
+    second = Answer(own, [{"role": "user", "content": user}, *rest])
+    oracle.check_greedy(inputs, second.ids)
+    one_turn = oracle.inputs([{"role": "user", "content": plain}], Media(images=[pixels]))["input_ids"].shape[1]
+    assert second.num_cached >= whole_pages(one_turn)
+
+
+def test_a_video_with_sound(own: Server, oracle: Oracle) -> None:
+    made = film(5.0, 5.0, 440)
+    media = Media(videos=[(made.frames, 2.0)], audios=[made.samples], use_audio_in_video=True)
+    for words in ("What happens?", "What happens? Say it loudly.", "What happens?"):
+        inputs = oracle.inputs([{"role": "user", "content": [{"type": "video"}, text(words)]}], media)
+        answer = Answer(own, [made.part, text(words)], extra_body=WITH_SOUND)
+        oracle.check_greedy(inputs, answer.ids)
+    assert answer.num_cached == whole_pages(inputs["input_ids"].shape[1] - 1)
+    silent = Answer(own, [made.part, text(words)])
+    assert silent.num_cached < 3 * PAGE, "other options make other tokens"
+
+
+def test_a_guidance_pair(own: Server, oracle: Oracle) -> None:
+    pixels = picture(9, 98, 126)
+    content, plain = [image_part(pixels), text(LONG)], [{"type": "image"}, text(LONG)]
+    conditional = oracle.inputs([{"role": "user", "content": plain}], Media(images=[pixels]))
+    options: dict[str, Any] = {"extra_body": {"guidance_scale": 2.0, "negative_prompt": LONG + "Answer rudely."}}
+    first, second = Answer(own, content, **options), Answer(own, content, **options)
+    assert first.ids == second.ids and second.num_cached == whole_pages(conditional["input_ids"].shape[1] - 1)
+    check_argmax(guided(oracle, conditional, companion(oracle, LONG + "Answer rudely."), second.ids, 2.0), second.ids)
+
+
+def test_other_bytes_options_or_salts_find_nothing(own: Server, oracle: Oracle) -> None:
+    pixels, other = picture(11, 112, 140), picture(12, 112, 140)
+    words = text("Which one is it?")
+    Answer(own, [image_part(pixels), words])
+    before_it = oracle.inputs([{"role": "user", "content": [words]}])["input_ids"].shape[1]  # more than stands before a picture
+    assert Answer(own, [image_part(other), words]).num_cached < before_it
+    assert Answer(own, [{**image_part(pixels), "max_pixels": 10_000}, words]).num_cached < before_it
+    inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, words]}], Media(images=[other]))
+    oracle.check_greedy(inputs, Answer(own, [image_part(other), words]).ids)
+    salted = [Answer(own, [image_part(pixels), words], extra_body={"cache_salt": salt}) for salt in ("a", "b", "a")]
+    assert [answer.num_cached > 0 for answer in salted] == [False, False, True]
+
+
+def test_a_killed_controller_forgets_nothing(own: Server, oracle: Oracle) -> None:
+    pixels = picture(13, 130, 170)
+    content = [image_part(pixels), text("And this?")]
+    first = Answer(own, content)
+    pid = own.pid("controller")
+    own.kill("controller")
+    own.wait(lambda status: any(a["name"] == "controller" and a["pid"] != pid for a in status["actors"]), "a new controller")
+    second = Answer(own, content)
+    inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, text("And this?")]}], Media(images=[pixels]))
+    assert second.ids == first.ids and second.num_cached == whole_pages(inputs["input_ids"].shape[1] - 1)
+
+
+def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None:
+    """Three long answers in memory for less than two: rows lose their pages, and find most of them again."""
+    server = launch("qwen2_5_omni", "[memory]\nkv_tokens = 640\n")
+    prompts = [f"{number}. {LONG}" for number in range(3)]
+    answers: dict[str, list[int]] = {}
+
+    def ask(prompt: str) -> None:
+        answers[prompt] = server.chat(prompt, max_tokens=250, extra_body={"ignore_eos": True})[1]
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for prompt in prompts:
+        assert len(answers[prompt]) == 250
+        oracle.check_greedy(oracle.inputs([{"role": "user", "content": prompt}]), answers[prompt])
+    wait_for_stats(server, lambda stats: stats.preempted_total > 0)
+    server.down()

@@ -1,0 +1,197 @@
+"""Hits of the prefix cache, message by message; ``test_recovery_world`` has all interleavings."""
+
+from typing import Any
+
+import msgspec
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled
+from mmrt.runtime.controller.kv_manager import Progress
+from mmrt.runtime.controller.lifecycle import preempt
+from mmrt.runtime.controller.pages import Owner
+from mmrt.runtime.controller.recovery import recover
+from mmrt.schema.media import ItemShape, SegmentShape
+from mmrt.schema.rows import EndCode
+from mmrt.tests.runtime.controller.kv_contents import positions
+from mmrt.tests.runtime.controller.test_machine import IMAGE, SHAPE, Driver, image, index, sent, text
+from mmrt.tests.runtime.controller.test_recovery import remains
+
+
+def cached(**changes: Any) -> Driver:
+    return Driver(prefix_cache=True, positions=positions, embedding_cache=False, **changes)
+
+
+def known_image(content: bytes = b"one", **more: Any) -> m.RequestSpec:
+    (item,) = image().items
+    return msgspec.structs.replace(image(**more), items=[msgspec.structs.replace(item, content=content)])
+
+
+def finish(driver: Driver, key: int, num_tokens: int = 4) -> list[Effect]:
+    """Let a request's plans be done, decode so many tokens, and the gateway deliver it."""
+    effects: list[Effect] = []
+    while driver.state.plans:
+        actor = next(iter(driver.state.plans.values())).actor
+        is_analysis = isinstance(driver.plan(actor)[1], p.Analyse)
+        effects += driver.done(actor, m.Analysed(SHAPE) if is_analysis else None)
+    row = driver.state.requests[key].row
+    driver.counts[row] = (num_tokens, EndCode.LENGTH)
+    effects += driver.tick()
+    (drop,) = sent(effects, m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, row, drop.row_generation, drop.ticket))
+    del driver.counts[row]
+    effects += driver.receive("gateway", m.Delivered(1, key)).tick()
+    return effects
+
+
+def ask(driver: Driver, spec: m.RequestSpec, key: int) -> list[Effect]:
+    effects = driver.submit(spec, key)
+    if spec.items:
+        driver.receive("gateway", m.Filled(1, key))
+        driver.tick()
+        effects = driver.done("video", m.Analysed(SHAPE))
+    return effects
+
+
+def hits(effects: list[Effect]) -> list[int]:
+    return [effect.num_tokens for effect in effects if isinstance(effect, SetPrefilled)]
+
+
+def test_the_next_turn_of_a_chat() -> None:
+    driver = cached()
+    effects = ask(driver, text(10, 6), 1) + finish(driver, 1, 6)
+    named = [effect for effect in effects if isinstance(effect, SetPageKeys)]
+    assert [len(effect.keys) for effect in named] == [2, 1], "two pages of the prompt, and one that decode filled: 15 tokens were fed"
+    assert driver.is_empty and len(driver.state.pools["kv"].cache) == 3
+    following = m.RequestSpec("r", [*range(1, 11), *range(500, 506), 7, 8], [], m.Sampling(), 4)
+    effects = ask(driver, following, 2)
+    assert index(effects, AppendPages) < index(effects, SetPrefilled) < index(effects, m.Run)
+    shared, own = [effect for effect in effects if isinstance(effect, AppendPages)]
+    assert shared.pages == [page for effect in named for page in effect.run.pages] and hits(effects) == [12]
+    assert [type(e) for e in effects if isinstance(e, AppendPages | SetPrefilled)] == [AppendPages, SetPrefilled, AppendPages]
+    assert sent(effects, m.Prepared) == [m.Prepared(3, 2, 18, 12)]
+    assert (
+        driver.plan("prefill")[1] == p.Prefill([p.PrefillChunk(1, 1, 0, 12, 17, [])]) or driver.plan("prefill")[1].chunks[0].start == 12
+    )
+    finish(driver, 2)
+    assert driver.is_empty
+
+
+def test_the_page_of_the_last_token_is_never_given() -> None:
+    driver = cached()
+    ask(driver, text(8, 4), 1)
+    finish(driver, 1)
+    assert hits(ask(driver, text(8, 4), 2)) == [4], "token 8 is fed by decode, which writes its page"
+
+
+def test_a_request_that_shares_needs_only_what_is_missing() -> None:
+    """Both run at once in memory that would not hold them apart."""
+    driver = cached(num_kv_pages=9, ahead_pages=0, ahead_s=0.0, num_rows=3)
+    ask(driver, text(25, 4), 1)
+    while driver.state.plans:
+        driver.done("prefill")
+    assert driver.state.pools["kv"].num_free == 2
+    assert hits(ask(driver, text(25, 4), 2)) == [24] and driver.state.pools["kv"].num_free == 1
+    ask(driver, msgspec.structs.replace(text(25, 4), salt=b"other"), 3)
+    assert not driver.state.requests[3].has_row, "under another salt it shares nothing, and waits"
+
+
+def test_a_pair_hits_separately() -> None:
+    driver = cached()
+    spec = text(9, companion_ids=[*range(1, 6)])
+    ask(driver, text(9), 1)
+    finish(driver, 1)
+    effects = ask(driver, spec, 2)
+    assert [(e.member, e.num_tokens) for e in effects if isinstance(e, SetPrefilled)] == [(0, 8), (1, 4)]
+    assert driver.state.requests[2].block_tables[0][0] == driver.state.requests[2].block_tables[1][0], "the same contents"
+    assert sent(effects, m.Prepared) == [m.Prepared(3, 2, 9, 8)]
+    finish(driver, 2)
+    assert driver.is_empty
+
+
+def test_a_medium_inside_a_hit_is_not_decoded_again() -> None:
+    driver = cached()
+    ask(driver, known_image(), 1)
+    finish(driver, 1)
+    effects = ask(driver, known_image(), 2)
+    assert hits(effects) == [8] and sent(effects, m.Prepared) == [m.Prepared(3, 2, 10, 8)]
+    assert [plan.actor for plan in driver.state.plans.values()] == ["prefill"]
+    finish(driver, 2)
+    for content in (b"two", b""):
+        effects = ask(driver, known_image(content), 3)
+        assert hits(effects) == [], f"content {content!r} is another one, or unknown"
+        finish(driver, 3)
+        driver.state.ended.clear()
+
+
+def test_a_medium_that_reaches_beyond_a_hit_is_encoded_again() -> None:
+    """Two pictures in one prompt; the cache has the pages of the first one and half of the second."""
+    driver = cached(num_kv_pages=64)
+    wide = ItemShape("image", (1, 4, 4), 7, [SegmentShape("image", (1, 4, 4), 16, 4, 7)])
+    items = [msgspec.structs.replace(image().items[0], content=content) for content in (b"one", b"two")]
+    spec = m.RequestSpec("r", [1, IMAGE, 2, IMAGE, 3, 4], items, m.Sampling(), 4)
+
+    def prepare(key: int) -> list[Effect]:
+        driver.submit(spec, key)
+        driver.receive("gateway", m.Filled(1, key)).tick()
+        driver.done("video", m.Analysed(wide))
+        return driver.done("video", m.Analysed(wide))
+
+    prepare(1)
+    finish(driver, 1)
+    pool, other = driver.state.pools["kv"], Owner("row", 99)
+    pool.allocate(other, pool.num_free - 3)  # the tail of the prompt is evicted
+    pool.retire(other)
+    assert hits(prepare(2)) == [12]
+    stages = [segment.stage.name for _, segment in driver.state.requests[2].record.segments()]
+    assert stages == ["ENCODED", "PREPROCESSING"]
+    finish(driver, 2)
+    assert driver.is_empty
+
+
+def test_preemption_keeps_what_has_a_key() -> None:
+    driver = cached()
+    ask(driver, text(10, 30), 1)
+    driver.done("prefill")
+    for num_tokens in (8, 16, 20):
+        driver.counts[0] = (num_tokens, 0)
+        driver.tick()
+    request = driver.state.requests[1]
+    preempt(driver.state, request)
+    effects = driver.tick(1.0)
+    (drop,) = sent(effects, m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket))
+    effects = driver.tick() + driver.tick()
+    assert hits(effects) == [24] and request.targets == (29,), "the last ids came too late to name a page by"
+    assert sent(effects, m.Prepared) == [], "what it had itself was not found for its prompt"
+    driver.done("prefill")
+    assert request.record.member
+
+
+def test_a_hit_that_was_cut_short_is_given_back() -> None:
+    driver = cached()
+    ask(driver, text(10, 6), 1)
+    finish(driver, 1, 6)
+    ask(driver, text(10, 6), 2)
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    cut = row._replace(block_tables=(row.block_tables[0][:2], []), prefilled=(8, 0))
+    machine = recover(driver.state.limits, 4, snapshot._replace(rows=[cut], plans=[], secret=driver.state.secret))
+    machine.state.pools["kv"].check()
+    effects = machine.tick(200.0)
+    assert hits(effects) == [8] and machine.state.requests[2].block_tables[0][:2] == row.block_tables[0][:2]
+
+
+def test_the_last_words_of_a_request_that_is_delivered_early_are_named() -> None:
+    """The detokenizer found a stop string: the gateway ends the request before any tick has seen what decode did meanwhile."""
+    driver = cached()
+    ask(driver, text(10, 30), 1)
+    driver.done("prefill")
+    delivered = m.Delivered(1, 1)
+    ((row, generation),) = driver.machine.ended_by(delivered)
+    words = [Progress(row, generation, 12, 0)]
+    ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in driver.machine.wanted_ids(words, all_of_them=True)]
+    effects = driver.machine.on_message("gateway", 1, delivered, driver.now, words, ids)
+    assert sum(len(effect.keys) for effect in effects if isinstance(effect, SetPageKeys)) == 21 // 4 - 2
