@@ -25,6 +25,7 @@ from ...runtime.controller.effects import (
 )
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import recover
+from ...runtime.controller.scheduling.budgets import TBT_FACTOR
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
@@ -41,8 +42,7 @@ log = logging.getLogger(__name__)
 
 STATS_S = 0.1
 SLOW_TICK_S = 0.25
-DEFAULT_TBT_TARGET_MS = 50.0
-TBT_FACTOR = 2.0  # on CUDA: steps take 5 to 100 ms by model and device, and a fixed objective would protect nobody
+DEFAULT_TBT_TARGET_MS = 50.0  # until a step alone has been measured; on CUDA, steps take 5 to 100 ms by model and device
 
 
 def main(actor: Actor) -> None:
@@ -106,7 +106,8 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         max_state_bytes=io.table.max_state_bytes,
         num_plan_slots=io.plans.num_slots,
         tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
-        tbt_factor=TBT_FACTOR if config.model.on_cuda and not config.scheduling.tbt_target_ms else 0.0,
+        tbt_factor=0.0 if config.scheduling.tbt_target_ms else TBT_FACTOR,
+        tbt_least_s=0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_MS / 1000,
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),

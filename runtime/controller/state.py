@@ -31,7 +31,7 @@ from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord
 from .request import Request, encode_record
-from .scheduling.budgets import Budget, allowance_s, encode_budget, prefill_budget
+from .scheduling.budgets import Budget, allowance_s, encode_budget, objective_s, prefill_budget
 from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
@@ -168,9 +168,8 @@ class ControllerState:
     @property
     def tbt_target_s(self) -> float:
         """The TBT objective of plans."""
-        if self.limits.tbt_factor and self.steering.undisturbed_s is not None:
-            return self.limits.tbt_factor * self.steering.undisturbed_s
-        return self.limits.tbt_target_s
+        limits, undisturbed_s = self.limits, self.steering.undisturbed_s
+        return limits.tbt_target_s if undisturbed_s is None else objective_s(limits, undisturbed_s)
 
     # --------------------------------------------------------------------------------------------------------- rows
 

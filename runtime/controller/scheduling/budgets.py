@@ -10,9 +10,12 @@ from a small start.
 from dataclasses import dataclass, replace
 
 from ...config import MAX_STEP_TOKENS
+from .types import Limits
 
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, regardless of its tokens
 START_UNITS = 1  # start of a budget, in multiples of the least
+
+TBT_FACTOR = 2.0  # the TBT objective, in steps alone, where none is configured or no step meets it
 
 _DECAY = 0.9
 _SHARE_LIMITS = (0.25, 4.0)
@@ -78,6 +81,14 @@ def encode_budget(configured: int, rows_per_token: int) -> Budget:
     """Make the budget alpha, in patch rows; ``rows_per_token`` rows make one embedding token."""
     low = MIN_TOKENS * rows_per_token
     return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured)
+
+
+def objective_s(limits: Limits, undisturbed_s: float) -> float:
+    """Return the TBT objective where a step alone takes ``undisturbed_s``. One that is configured gives way where no step meets it:
+    budgets would shrink to the least, and media wait without end."""
+    if limits.tbt_factor:
+        return max(limits.tbt_least_s, limits.tbt_factor * undisturbed_s)
+    return limits.tbt_target_s if undisturbed_s <= limits.tbt_target_s else TBT_FACTOR * undisturbed_s
 
 
 def steer_share(share: float, tbt_s: float | None, target_s: float) -> float:

@@ -55,7 +55,8 @@ class Limits:
     num_plan_slots: int = 64
     depth: int = 2  # plans that an actor may have unacknowledged
     tbt_target_s: float = 0.05
-    tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured
+    tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured, and
+    tbt_least_s: float = 0.0  # at least this
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
     rows_per_token: int = 4  # patch rows per embedding token

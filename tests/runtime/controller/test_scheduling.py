@@ -1,6 +1,7 @@
 """Policies as functions of values: US8/US9 invariants, admission, victims, budgets; and fairness by simulation."""
 
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -22,6 +23,7 @@ from mmrt.runtime.controller.scheduling.budgets import (
     CostModel,
     allowance_s,
     encode_budget,
+    objective_s,
     prefill_budget,
     retarget,
     search,
@@ -406,3 +408,21 @@ def test_the_search_finds_what_keeps_to_the_target() -> None:
     for _ in range(20):
         idle = update(idle, idle.units, 0.005 + 0.0001 * idle.units, allowance_s(share, 0, 0.05))
     assert 1800 <= idle.units <= MAX_STEP_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("target_s", "factor", "least_s", "step_s", "objective"),
+    [
+        (0.05, 0.0, 0.0, 0.03, 0.05),  # configured, and can be met
+        (0.05, 0.0, 0.0, 0.05, 0.05),
+        (0.05, 0.0, 0.0, 0.18, 0.36),  # no step meets it
+        (0.05, 2.0, 0.05, 0.01, 0.05),  # on a CPU
+        (0.05, 2.0, 0.05, 0.18, 0.36),
+        (0.05, 2.0, 0.0, 0.01, 0.02),  # on CUDA
+    ],
+)
+def test_the_objective_is_one_that_steps_can_meet(
+    target_s: float, factor: float, least_s: float, step_s: float, objective: float
+) -> None:
+    limits = replace(LIMITS, tbt_target_s=target_s, tbt_factor=factor, tbt_least_s=least_s)
+    assert objective_s(limits, step_s) == pytest.approx(objective)
