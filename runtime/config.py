@@ -170,8 +170,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return stage.step_limit_s + (self.media.item_timeout_s if "media" in stage.inputs else 0.0)
 
     def actor(self, name: str) -> ActorSection:
-        """Return the settings of an actor: those of its stage."""
-        section: ActorSection = getattr(self.actors, stage_of(name), ActorSection())
+        """Return the settings of an actor: those of its stage, or one thread for a stage that computes nothing."""
+        section: ActorSection = getattr(self.actors, stage_of(name), ActorSection(threads=1))
         return section
 
     @property

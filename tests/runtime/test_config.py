@@ -22,6 +22,7 @@ def test_values_are_taken() -> None:
     assert (config.server.port, config.server.keep_alive_s, config.model.path) == (0, 5.0, "/m")
     assert (config.actor("decode").threads, config.actor("prefill").nice) == (2, 5)
     assert config.actor("prefill").threads == 0, "planned when a run is made"
+    assert config.actor("gateway").threads == 1
 
 
 @settings(deadline=None)  # the machine may be busy
