@@ -19,8 +19,7 @@ from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, plan_layout
-from ..runtime.process.processors import plan_threads, read_processors
-from ..runtime.process.run import free_port, model_path, run_info
+from ..runtime.process.run import fit_to_machine, free_port, model_path, run_info
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
@@ -40,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     model: Path
     port: int
     environment: Environment
+    dtype_reason: str
     watched_source: Path | None = None  # the package's directory, where edits are to restart actors
 
     @property
@@ -97,8 +97,9 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
-    config = plan_threads(config, read_processors())
-    return Plan(path, config, model_path(config), free_port(config), environment)
+    model = model_path(config)
+    config, dtype_reason = fit_to_machine(config, model, path, environment)
+    return Plan(path, config, model, free_port(config), environment, dtype_reason)
 
 
 def _check_room(plan: Plan, layout: MemoryLayout) -> None:
@@ -134,7 +135,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
 
     setup = RunSetup(
         path=plan.path,
-        info=run_info(plan.config, plan.model, plan.port),
+        info=run_info(plan.config, plan.model, plan.port, plan.dtype_reason),
         specs=actor_specs(plan.config),
         environment=child_environment(os.environ),
         log_directory=plan.logs,
@@ -165,6 +166,8 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"model          {plan.model}")
     print(f"endpoint       {run_info(plan.config, plan.model, plan.port).endpoint}/v1")
     print(f"logs           {plan.logs}")
+    why = f" ({plan.dtype_reason})" if plan.dtype_reason else ""
+    print(f"dtype          {layout.dtype}{why}, KV cache in {layout.kv_dtype}")
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
         why = f" ({pool.reason})" if pool.reason else ""

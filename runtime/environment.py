@@ -25,6 +25,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
     mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
     api_key: str = ""  # OPENAI_API_KEY: of other servers that `mmrt ask --url` asks
+    cpu_capability: str = ""  # ATEN_CPU_CAPABILITY: torch uses no newer instructions than these
     plain_output: bool = False  # NO_COLOR is set, or TERM is "dumb": no escape sequences
 
 
@@ -55,6 +56,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
         fault_file=path("MMRT_FAULTS"),
         api_key=environ.get("OPENAI_API_KEY", ""),
+        cpu_capability=environ.get("ATEN_CPU_CAPABILITY", ""),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
         mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,

@@ -16,7 +16,9 @@ from ...shm.run_directory import RunDirectory
 from ..config import RuntimeConfig, load_config
 from ..environment import Environment
 from ..errors import ConfigError, RunError
+from .host_room import read_host_room
 from .listening import open_listeners
+from .number_format import has_bfloat16_units, plan_dtype
 from .processors import plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
@@ -71,6 +73,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str = __version__
     config: RuntimeConfig = RuntimeConfig()
     model_path: str = ""
+    dtype_reason: str = ""  # why the model is not computed in the checkpoint's dtype
     created_s: float = 0.0  # wall clock; noted by the run directory
 
     @property
@@ -80,11 +83,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.config.server.port}"
 
 
-def run_info(config: RuntimeConfig, model: Path, port: int) -> RunInfo:
-    """Make the ``run.json`` contents of a run of this configuration, with a number of threads per stage, that serves on ``port``."""
-    config = plan_threads(config, read_processors())
+def run_info(config: RuntimeConfig, model: Path, port: int, dtype_reason: str = "") -> RunInfo:
+    """Make the ``run.json`` contents of a run that serves on ``port``. The rest is from ``fit_to_machine``."""
     server = msgspec.structs.replace(config.server, port=port)
-    return RunInfo(config=msgspec.structs.replace(config, server=server), model_path=str(model))
+    return RunInfo(config=msgspec.structs.replace(config, server=server), model_path=str(model), dtype_reason=dtype_reason)
+
+
+def fit_to_machine(config: RuntimeConfig, model: Path, run: Path, environment: Environment) -> tuple[RuntimeConfig, str]:
+    """Decide what the configuration leaves to the machine: threads and, on a CPU, the dtype. Returns its reason as well."""
+    config = plan_threads(config, read_processors())
+    return plan_dtype(config, model, has_bfloat16_units(environment.cpu_capability), read_host_room(run).num_bytes)
 
 
 def create_run(path: Path, info: RunInfo) -> RunDirectory:
@@ -118,8 +126,9 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
             if actor == "memory":
                 config = load_config(environment.config_file)
                 model = model_path(config)
+                config, why = fit_to_machine(config, model, path, environment)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
-                return create_run(path, run_info(config, model, config.server.port or free_port(config)))
+                return create_run(path, run_info(config, model, config.server.port or free_port(config), why))
         except ShmError as error:
             if actor == "memory" or time.monotonic() > deadline_s:
                 raise RunError(str(error)) from None

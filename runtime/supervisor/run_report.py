@@ -43,6 +43,7 @@ class ComputeReport(msgspec.Struct):
     dtype: str
     kv_dtype: str
     sharing: str = ""
+    dtype_reason: str = ""  # why it is not the checkpoint's
 
 
 class RunReport(msgspec.Struct, kw_only=True):

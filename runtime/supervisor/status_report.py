@@ -105,7 +105,7 @@ def compute_of(run: RunDirectory) -> ComputeReport | None:
     layout = read_layout(run.path)
     if layout is None:
         return None
-    return ComputeReport(layout.device, layout.dtype, layout.kv_dtype, layout.sharing)
+    return ComputeReport(layout.device, layout.dtype, layout.kv_dtype, layout.sharing, str(run.info.get("dtype_reason", "")))
 
 
 class CpuMeter:
