@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,4 +160,21 @@ def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None
         assert len(answers[prompt]) == 250
         oracle.check_greedy(oracle.inputs([{"role": "user", "content": prompt}]), answers[prompt])
     wait_for_stats(server, lambda stats: stats.preempted_total > 0)
+    server.down()
+
+
+def test_pages_outlive_the_run(launch: Callable[..., Server], oracle: Oracle, tmp_path: Path) -> None:
+    """The second turn of yesterday's chat, with its picture, in today's run."""
+    server = launch(settings=f'[cache]\ndir = "{tmp_path / "pages"}"\n')
+    pixels = picture(1, 120, 200)
+    messages = [{"role": "user", "content": [image_part(pixels), text("What is it?")]}]
+    first = Answer(server, messages)
+    server.down()
+    server.up()
+    again = Answer(server, messages)
+    plain = [{"role": "user", "content": [{"type": "image"}, text("What is it?")]}]
+    length = oracle.inputs(plain, Media(images=[pixels]))["input_ids"].shape[1]
+    assert again.ids == first.ids and again.num_cached == whole_pages(length - 1)
+    turn = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on."}]
+    assert Answer(server, turn).num_cached >= whole_pages(length)
     server.down()
