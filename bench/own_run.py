@@ -107,10 +107,11 @@ class OwnRun:
 
 
 @contextmanager
-def own_run() -> Iterator[OwnRun]:
-    """A place for runs; down and removed at the end. Raises: OwnRunError if a run does not go down."""
+def own_run(name: str = "") -> Iterator[OwnRun]:
+    """A place for runs; down and removed at the end. ``name`` tells those of one process apart. Raises: OwnRunError if a run does not
+    go down."""
     home = Path(tempfile.mkdtemp(prefix="mmrt-bench-"))
-    path = RunDirectory.default_path().parent / f"bench-{os.getpid()}"
+    path = RunDirectory.default_path().parent / f"bench-{os.getpid()}{'-' if name else ''}{name}"
     run = OwnRun(home, path)
     try:
         yield run

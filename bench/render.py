@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .environment import Environment
-from .serve.report import Distribution, GroupSummary, Report, SloSummary, StallSummary
+from .serve.report import Distribution, GroupSummary, Report, SloSummary, StallSummary, TurnSummary
 
 _PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 
@@ -19,6 +19,8 @@ def show_report(console: Console, report: Report) -> None:
     console.print(_latency_table(report.groups))
     if report.stall is not None:
         console.print(_stall_table(report.stall))
+    if report.chat is not None:
+        console.print(_chat_table(report.chat))
     if report.slo is not None:
         console.print(_slo_line(report.slo))
     if report.lag is not None and report.lag.p99 > 0.05:
@@ -95,10 +97,31 @@ def _stall_table(stall: StallSummary) -> Table:
         (f"with fresh, {stall.with_fresh_s:.0f} s", stall.with_fresh, stall.p99_ratio),
         ("one under way", stall.under_way, stall.p99_ratio_under_way),
     ):
-        table.add_row(name, *_cells(values), "" if ratio is None else f"{ratio:.2f}x")
+        table.add_row(name, *_cells(values), _ratio(ratio))
     table.add_section()
     table.add_row("TTFT of fresh", *_cells(stall.fresh_ttft), "")
     return table
+
+
+def _chat_table(turns: Sequence[TurnSummary]) -> Table:
+    compared = ("no caches", "ratio") if any(turn.without_caches for turn in turns) else ()
+    table = _table("chat: TTFT of turns, P50 in ms", "turn", "reqs", "tok in", "cached", "hits", "TTFT", "to turn 1", *compared)
+    for turn in turns:
+        cached = "not said" if turn.num_cached_tokens is None else f"{turn.num_cached_tokens:.0f}"
+        cells = [str(turn.num_requests), f"{turn.num_prompt_tokens:.0f}", cached, str(turn.num_hits)]
+        cells += [_median(turn.ttft), _ratio(turn.ttft_to_first)]
+        if compared:
+            cells += [_median(turn.without_caches), _ratio(turn.ttft_to_without)]
+        table.add_row(str(turn.turn), *cells)
+    return table
+
+
+def _median(values: Distribution | None) -> str:
+    return "" if values is None else _ms(values.p50)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
 
 
 def _slo_line(slo: SloSummary) -> str:

@@ -38,9 +38,14 @@ class _Choice(msgspec.Struct):
         return delta is not None and bool(delta.content or delta.reasoning_content or delta.reasoning)
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Event(msgspec.Struct):
@@ -93,6 +98,7 @@ class StreamReader:
 
     def __init__(self, record: Record) -> None:
         self.is_done = False
+        self.texts: list[str] = []
         self._record = record
         self._continuous = False
         self._seen = 0
@@ -112,7 +118,10 @@ class StreamReader:
         finish = next((choice.finish_reason for choice in decoded.choices if choice.finish_reason), None)
         if usage is not None:
             record.num_prompt_tokens, record.num_completion_tokens = usage.prompt_tokens, usage.completion_tokens
+            if usage.prompt_tokens_details is not None:
+                record.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
             self._continuous |= bool(decoded.choices) and finish is None
+        self.texts += [choice.delta.content for choice in decoded.choices if choice.delta is not None and choice.delta.content]
         if self._continuous:
             num_tokens = usage.completion_tokens - self._seen if usage is not None else 0
         else:
@@ -167,8 +176,8 @@ async def find_model(session: aiohttp.ClientSession, url: str) -> str:
     return models[0].id
 
 
-async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, record: Record) -> None:
-    """Send one streaming chat completion and fill its record. Never raises for faults of the server.
+async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, record: Record) -> str:
+    """Send one streaming chat completion and fill its record. Returns the text. Never raises for faults of the server.
 
     Cancelling it cuts the request: the connection is closed.
     """
@@ -179,7 +188,7 @@ async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, rec
         async with session.post(f"{url}/v1/chat/completions", data=io.BytesIO(body)) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_excerpt(await response.read())}"
-                return
+                return ""
             await _read_events(response, reader)
             record.end_s = time.monotonic()
             record.error = reader.verdict()
@@ -194,6 +203,7 @@ async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, rec
         record.error = _describe(error)
     finally:
         record.end_s = record.end_s or time.monotonic()
+    return "".join(reader.texts)
 
 
 async def _read_events(response: aiohttp.ClientResponse, reader: StreamReader) -> None:

@@ -1,37 +1,39 @@
 """``mmrt bench serve``: drive any OpenAI-compatible server with a seeded workload; tables, JSON and a picture of what came of it.
 
-Wires the parts together: ``workload`` plans, ``drivers`` and ``stall`` time, ``client`` sends, ``report`` computes. One process,
-one event loop. All bodies are made before the clock runs, so that the client needs little processor while it measures.
+Wires the parts together: ``workload`` plans, ``drivers``, ``stall`` and ``chat`` time, ``client`` sends, ``report`` computes. One
+process, one event loop. Bodies are made before the clock runs (a chat's between its turns), so that the client needs little processor
+while it measures.
 """
 
 import asyncio
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-import aiohttp
 import msgspec
 import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
+from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ..environment import read_environment
-from ..output import open_console, write_json
+from ..output import open_console, progress, write_json
+from ..own_run import OwnRunError, own_run
 from ..render import show_report
-from .client import BenchError, find_model, open_session, stream_chat
-from .drivers import Notice, new_record, run_closed_loop, run_open_loop
+from .chat import make_conversations, plan_chat, run_alternated, run_chat
+from .client import BenchError, find_model, open_session
+from .drivers import Notice, run_closed_loop, run_open_loop
 from .options import Options, parse_options, settings_of
 from .plot import PlotError, plot_run, require_matplotlib
 from .record import Record
-from .report import Report, count_failures, distribution, duration_of, summarise_groups, summarise_slo, summarise_stall
+from .report import Report, count_failures, distribution, duration_of, summarise_chat, summarise_groups, summarise_slo, summarise_stall
 from .stall import STREAM_GROUP, StallPlan, StallRun, run_stall
+from .target import Target
 from .traces import load_trace, scale_to_rate
 from .workload import (
-    Calibration,
     RequestPlan,
-    calibrate,
-    make_body,
     plan_mixed,
     plan_steady,
     poisson_arrivals,
@@ -39,7 +41,6 @@ from .workload import (
     with_trace,
 )
 
-_CALIBRATION_TOKENS = (32, 160)
 _STALL_POOL = 256  # distinct texts for streams; a stream that is started again takes the next one
 
 
@@ -50,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.plot:
             require_matplotlib()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report, records, stall = runner.run(run_bench(options, console))
+        with _servers(options, console) as urls, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report, records, stall = runner.run(run_bench(options, urls, console))
         show_report(console, report)
         write_results(options, report, records, stall)
-    except (BenchError, PlotError, OSError, ValueError) as error:
+    except (BenchError, OwnRunError, PlotError, OSError, ValueError) as error:
         print(f"mmrt bench serve: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -63,24 +64,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.failures else 0
 
 
-async def run_bench(options: Options, console: Console) -> tuple[Report, list[Record], StallRun | None]:
-    """Plan, warm up, measure, and compute. Raises: BenchError, OSError, ValueError."""
+@contextmanager
+def _servers(options: Options, console: Console) -> Iterator[list[str]]:
+    """The server's URL; or those of two runs of our own, with the caches and without. Raises: OwnRunError."""
+    if options.compare_caches is None:
+        yield [options.url]
+        return
+    checkpoint = str(Path(options.compare_caches).absolute()) if options.compare_caches else ""
+    with ExitStack() as stack:
+        urls = []
+        for has_caches in (True, False):
+            memory = MemorySection(prefix_cache=has_caches, embedding_cache=has_caches)
+            config = RuntimeConfig(model=ModelSection(path=checkpoint), server=ServerSection(port=0), memory=memory)
+            run = stack.enter_context(own_run("caches" if has_caches else "no-caches"))
+            with progress(console) as tell:
+                tell(f"starting a run {'with' if has_caches else 'without'} caches")
+                run.up(config)
+            urls.append(run.report().endpoint)
+        yield urls
+
+
+async def run_bench(options: Options, urls: Sequence[str], console: Console) -> tuple[Report, list[Record], StallRun | None]:
+    """Plan, warm up, measure, and compute. ``urls``: a server, or two whose caches are compared. Raises: BenchError, OSError,
+    ValueError."""
     plans = plan_requests(options)
     environment = read_environment()
     async with open_session(options.timeout_s, options.api_key) as session:
-        model = options.model or await find_model(session, options.url)
-        target = _Target(session, options, model)
-        await target.calibrate()
-        await target.warm_up(_warmup_plans(options, plans))
+        targets = [Target(session, options, url, options.model or await find_model(session, url)) for url in urls]
+        for target in targets:
+            await target.calibrate()
+            await target.warm_up(plans)
         stall: StallRun | None = None
         if options.scenario == "stall":
-            stall = await _measure_stall(target, plans, console)
+            stall = await _measure_stall(targets[0], plans, console)
             records = stall.records
+        elif options.scenario == "chat":
+            records = await _measure_chat(targets, plans, console)
         else:
-            records = await _measure(target, plans, console)
+            records = await _measure(targets[0], plans, console)
     report = Report(
         scenario=options.scenario,
-        model=model,
+        model=targets[0].model,
         settings=settings_of(options),
         environment=environment,
         duration_s=duration_of(records),
@@ -88,6 +112,7 @@ async def run_bench(options: Options, console: Console) -> tuple[Report, list[Re
         failures=count_failures(records),
         lag=distribution(record.lag_s for record in records if record.sent_s),
         stall=summarise_stall(stall) if stall else None,
+        chat=summarise_chat(records) if options.scenario == "chat" else None,
         slo=summarise_slo(records, options.slo) if options.slo else None,
     )
     return report, records, stall
@@ -99,6 +124,8 @@ def plan_requests(options: Options) -> list[RequestPlan]:
         count = options.num_requests or max(1, int(options.phase_s / options.fresh_interval_s))
         lengths = msgspec.structs.replace(options.lengths, max_tokens=options.fresh_max_tokens)
         return plan_steady(options.modalities, count, lengths, options.seed)
+    if options.scenario == "chat":
+        return plan_chat(options.modalities, options.num_requests or 1, options.num_turns, options.lengths, options.seed)
     rows = load_trace(options.trace)[: options.num_requests] if options.trace else None
     count = len(rows) if rows is not None else options.num_requests or 0
     plan = plan_mixed if options.scenario == "mixed" else plan_steady
@@ -111,68 +138,7 @@ def plan_requests(options: Options) -> list[RequestPlan]:
     return plans
 
 
-class _Target:
-    """The server, and the bodies that were made for it."""
-
-    def __init__(self, session: aiohttp.ClientSession, options: Options, model: str) -> None:
-        self.options = options
-        self._session = session
-        self._model = model
-        self._calibration = Calibration()
-        self._bodies: dict[str, bytes] = {}
-
-    def prepare(self, plans: Sequence[RequestPlan]) -> None:
-        """Make the bodies of these requests."""
-        for plan in plans:
-            self._bodies[plan.seed] = self._body(plan)
-
-    def _body(self, plan: RequestPlan) -> bytes:
-        options = self.options
-        return make_body(
-            plan, options.shapes, self._calibration, self._model, extensions=options.extensions, temperature=options.temperature
-        )
-
-    async def send(self, plan: RequestPlan, record: Record) -> None:
-        """Send a prepared request."""
-        await stream_chat(self._session, self.options.url, self._bodies[plan.seed], record)
-
-    async def probe(self, plan: RequestPlan) -> Record:
-        """Send one request outside the measurement. Raises: BenchError if it fails."""
-        record = new_record(plan, 0.0)
-        await stream_chat(self._session, self.options.url, self._body(plan), record)
-        if record.error is not None:
-            raise BenchError(f"a {plan.group} request before the measurement failed: {record.error}")
-        return record
-
-    async def calibrate(self) -> None:
-        """Learn how many tokens a word has, if the server says how many tokens a prompt had; else a word counts as one."""
-        measured = []
-        for words in _CALIBRATION_TOKENS:
-            plan = RequestPlan(
-                index=0, seed=f"calibration/{words}", group="calibration", media=(), num_input_tokens=words, max_tokens=1
-            )
-            measured.append((words, (await self.probe(plan)).num_prompt_tokens))
-        (short, short_tokens), (long, long_tokens) = measured
-        if short_tokens and long_tokens:
-            self._calibration = calibrate((short, short_tokens), (long, long_tokens))
-
-    async def warm_up(self, plans: Sequence[RequestPlan]) -> None:
-        """One after the other. Raises: BenchError if one fails."""
-        for plan in plans:
-            await self.probe(plan)
-
-
-def _warmup_plans(options: Options, plans: Sequence[RequestPlan]) -> list[RequestPlan]:
-    """``num_warmup`` of each group, with content of their own and short answers."""
-    first = {plan.group: plan for plan in reversed(plans)}
-    return [
-        msgspec.structs.replace(plan, seed=f"warmup/{plan.seed}/{number}", max_tokens=min(4, plan.max_tokens))
-        for plan in first.values()
-        for number in range(options.num_warmup)
-    ]
-
-
-async def _measure(target: _Target, plans: Sequence[RequestPlan], console: Console) -> list[Record]:
+async def _measure(target: Target, plans: Sequence[RequestPlan], console: Console) -> list[Record]:
     target.prepare(plans)
     with _progress(console, len(plans)) as notice, _quiet_collector():
         if target.options.rate is None and target.options.trace is None:
@@ -180,7 +146,16 @@ async def _measure(target: _Target, plans: Sequence[RequestPlan], console: Conso
         return await run_open_loop(plans, target.send, notice)
 
 
-async def _measure_stall(target: _Target, fresh: Sequence[RequestPlan], console: Console) -> StallRun:
+async def _measure_chat(targets: Sequence[Target], plans: Sequence[RequestPlan], console: Console) -> list[Record]:
+    options = targets[0].options
+    conversations = make_conversations(plans, options.num_turns, targets[0].message)
+    with _progress(console, len(plans) * len(targets)) as notice, _quiet_collector():
+        if len(targets) == 2:
+            return await run_alternated(conversations, targets[0].ask, targets[1].ask, notice)
+        return await run_chat(conversations, options.concurrency, targets[0].ask, notice)
+
+
+async def _measure_stall(target: Target, fresh: Sequence[RequestPlan], console: Console) -> StallRun:
     options = target.options
     texts = [
         msgspec.structs.replace(plan, group=STREAM_GROUP, index=len(fresh) + plan.index)

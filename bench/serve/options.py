@@ -12,13 +12,14 @@ from ..output import JSON_HELP
 from .slo import Slo
 from .workload import Lengths, MediaShapes, Modality, parse_modalities
 
-Scenario = Literal["steady", "mixed", "stall"]
-SCENARIOS: tuple[Scenario, ...] = ("steady", "mixed", "stall")
+Scenario = Literal["steady", "mixed", "stall", "chat"]
+SCENARIOS: tuple[Scenario, ...] = ("steady", "mixed", "stall", "chat")
 
-_DEFAULT_MODALITY = {"steady": "text", "mixed": "text,image", "stall": "image"}
-_DEFAULT_MAX_TOKENS = {"steady": 64, "mixed": 64, "stall": 1024}
-_DEFAULT_NUM_REQUESTS = 64
-_DEFAULT_CONCURRENCY = 4
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_DEFAULT_MODALITY = {"steady": "text", "mixed": "text,image", "stall": "image", "chat": "image"}
+_DEFAULT_MAX_TOKENS = {"steady": 64, "mixed": 64, "stall": 1024, "chat": 32}
+_DEFAULT_NUM_REQUESTS = {"steady": 64, "mixed": 64, "chat": 8}
+_DEFAULT_CONCURRENCY = {"steady": 4, "mixed": 4, "stall": 4, "chat": 1}
 
 ValueT = TypeVar("ValueT")
 
@@ -48,6 +49,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     phase_s: float
     fresh_interval_s: float
     fresh_max_tokens: int
+    num_turns: int
+    compare_caches: str | None  # the checkpoint of the runs to compare, "" for the demo model
     slo: Slo | None
     out: Path | None
     json: Path | None
@@ -92,15 +95,19 @@ def parse_options(argv: Sequence[str]) -> Options:
             parser.error("the stall scenario has --streams and --fresh-interval instead of --rate, --concurrency and --trace")
         if len(modalities) != 1 or "text" in modalities:
             parser.error("the stall scenario takes one --modality for the fresh requests: image, video or audio")
+    if scenario == "chat" and (given.trace or given.rate is not None):
+        parser.error("the chat scenario has --concurrency: conversations at a time, each turn after the one before")
+    if given.compare_caches is not None and (scenario != "chat" or given.url is not None or given.concurrency is not None):
+        parser.error("--compare-caches starts servers of its own, for the chat scenario, and holds one conversation at a time")
     low, high = given.input_tokens or (64, 64)
     num_requests = given.num_requests
-    if num_requests is None and not given.trace and scenario != "stall":
-        num_requests = _DEFAULT_NUM_REQUESTS
+    if num_requests is None and not given.trace:
+        num_requests = _DEFAULT_NUM_REQUESTS.get(scenario)
     tbt_s = math.inf if given.slo_tbt is None else given.slo_tbt
     if given.slo_ttft is None and given.slo_tbt is not None:
         parser.error("--slo-tbt needs --slo-ttft")
     return Options(
-        url=given.url.rstrip("/").removesuffix("/v1"),
+        url=(given.url or _DEFAULT_URL).rstrip("/").removesuffix("/v1"),
         api_key=given.api_key,
         model=given.model,
         scenario=scenario,
@@ -108,7 +115,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         num_requests=num_requests,
         seed=given.seed,
         rate=given.rate,
-        concurrency=given.concurrency or _DEFAULT_CONCURRENCY,
+        concurrency=given.concurrency or _DEFAULT_CONCURRENCY[scenario],
         trace=given.trace,
         lengths=Lengths(input_low=low, input_high=high, max_tokens=given.max_tokens or _DEFAULT_MAX_TOKENS[scenario]),
         own_input=given.input_tokens is not None,
@@ -129,6 +136,8 @@ def parse_options(argv: Sequence[str]) -> Options:
         phase_s=given.phase,
         fresh_interval_s=given.fresh_interval,
         fresh_max_tokens=given.fresh_max_tokens,
+        num_turns=given.turns,
+        compare_caches=given.compare_caches,
         slo=None if given.slo_ttft is None else Slo(given.slo_ttft, tbt_s),
         out=given.out,
         json=given.json,
@@ -143,18 +152,19 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 when every request went well, 1 when one failed or no server is there, 2 for a bad command line.",
     )
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="base URL of the server (%(default)s)")
+    add("--url", help=f"base URL of the server ({_DEFAULT_URL})")
     add("--model", default="", help="default: the first that the server offers")
     add("--api-key", default="", help="sent as a bearer token")
     add(
         "--scenario",
         choices=SCENARIOS,
         default="steady",
-        help="steady: requests all alike; mixed: one modality each, by weight; stall: text streams alone, then with fresh media",
+        help="steady: requests all alike; mixed: one modality each, by weight; stall: text streams alone, then with fresh media; "
+        "chat: conversations about a medium, each turn with all before it",
     )
     add(
         "--modality",
-        help="e.g. text,image; weighted for mixed: text:3,image:1. Default: text (steady), text,image (mixed), image (stall)",
+        help="e.g. text,image; weighted for mixed: text:3,image:1. Default: text (steady), text,image (mixed), image (stall, chat)",
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
@@ -163,17 +173,18 @@ def _make_parser() -> argparse.ArgumentParser:
         help="requests per second, Poisson; inf: all at once; with --trace: its mean rate",
     )
     load.add_argument(
-        "--concurrency", type=_number("concurrency", int, least=1), help=f"requests at a time (default: {_DEFAULT_CONCURRENCY})"
+        "--concurrency", type=_number("concurrency", int, least=1), help="requests at a time (default: 4); chat: conversations (1)"
     )
     add("--trace", type=Path, metavar="FILE", help="arrivals and lengths of a Mooncake .jsonl or Azure .csv trace")
     add(
         "--num-requests",
         type=_number("number", int, least=1),
-        help=f"default: {_DEFAULT_NUM_REQUESTS}, or the whole trace; stall: fresh requests",
+        help="default: 64, or the whole trace; stall: fresh requests; chat: conversations (8)",
     )
     add("--seed", type=_number("seed", int, least=0), default=0)
     _add_content(add)
     _add_stall(add)
+    _add_chat(add)
     _add_report(add)
     return parser
 
@@ -181,7 +192,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _add_content(add: Callable[..., object]) -> None:
     """Options for the contents of the requests."""
     add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
-    add("--max-tokens", type=_number("tokens", int, least=1), help="tokens per answer (64; stall: 1024)")
+    add("--max-tokens", type=_number("tokens", int, least=1), help="tokens per answer (64; stall: 1024; chat: 32)")
     add("--temperature", type=_number("temperature", float, least=0), default=0.0)
     add("--image-size", type=image_size, default=(336, 336), metavar="WxH")
     add("--image-format", choices=("png", "jpeg"), default="png")
@@ -205,6 +216,18 @@ def _add_stall(add: Callable[..., object]) -> None:
         type=_number("tokens", int, least=1),
         default=16,
         help="stall: answer of a fresh request (%(default)s)",
+    )
+
+
+def _add_chat(add: Callable[..., object]) -> None:
+    add("--turns", type=_number("turns", int, least=1), default=5, help="chat: questions of a conversation (%(default)s)")
+    add(
+        "--compare-caches",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="chat: start two runs of mmrt, with the caches and without, for the checkpoint DIR or the demo model; hold each "
+        "conversation with both, one after the other; report the ratio of medians",
     )
 
 

@@ -26,6 +26,7 @@ class Record(msgspec.Struct, kw_only=True):
     end_s: float = 0.0
     num_prompt_tokens: int | None = None  # as the server says
     num_completion_tokens: int | None = None  # as the server says
+    num_cached_tokens: int | None = None  # of the prompt, as the server says; None where it says nothing
     finish_reason: str | None = None
     error: str | None = None
     cut: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ..environment import Environment
+from .chat import WITHOUT_CACHES
 from .record import Record
 from .slo import Slo, attainment
 from .stall import StallRun, times_alone, times_under_way, times_with_fresh
@@ -66,6 +67,21 @@ class StallSummary(msgspec.Struct, frozen=True, kw_only=True):
     with_fresh_s: float
 
 
+class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of all conversations. ``ttft_to_first``: median TTFT over that of the first turn. ``without_caches`` and
+    ``ttft_to_without``: TTFT of the same turn in the run without caches, of a comparison."""
+
+    turn: int
+    num_requests: int
+    num_prompt_tokens: float  # mean
+    num_cached_tokens: float | None  # mean; None where the server does not say
+    num_hits: int  # requests with any
+    ttft: Distribution | None
+    ttft_to_first: float | None
+    without_caches: Distribution | None = None
+    ttft_to_without: float | None = None
+
+
 class SloSummary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     tbt_s: float | None
@@ -86,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, int]
     lag: Distribution | None
     stall: StallSummary | None = None
+    chat: list[TurnSummary] | None = None
     slo: SloSummary | None = None
 
 
@@ -173,6 +190,42 @@ def summarise_stall(run: StallRun) -> StallSummary:
         alone_s=run.alone[1] - run.alone[0],
         with_fresh_s=run.with_fresh[1] - run.with_fresh[0],
     )
+
+
+def summarise_chat(records: Sequence[Record]) -> list[TurnSummary]:
+    """The turns in order."""
+    good: dict[str, list[Record]] = {}
+    for record in records:
+        if record.is_success:
+            good.setdefault(record.group, []).append(record)
+    names = sorted(name for name in good if not name.endswith(WITHOUT_CACHES))
+    turns: list[TurnSummary] = []
+    for number, name in enumerate(names, 1):
+        mine = good[name]
+        cached = [record.num_cached_tokens for record in mine if record.num_cached_tokens is not None]
+        ttft, without = _ttft(mine), _ttft(good.get(name + WITHOUT_CACHES, ()))
+        turns.append(
+            TurnSummary(
+                turn=number,
+                num_requests=len(mine),
+                num_prompt_tokens=sum(record.num_prompt_tokens or 0 for record in mine) / len(mine),
+                num_cached_tokens=sum(cached) / len(cached) if cached else None,
+                num_hits=sum(count > 0 for count in cached),
+                ttft=ttft,
+                ttft_to_first=_median_ratio(ttft, turns[0].ttft if turns else ttft),
+                without_caches=without,
+                ttft_to_without=_median_ratio(ttft, without),
+            )
+        )
+    return turns
+
+
+def _ttft(records: Iterable[Record]) -> Distribution | None:
+    return distribution(record.ttft_s for record in records if record.ttft_s is not None)
+
+
+def _median_ratio(value: Distribution | None, base: Distribution | None) -> float | None:
+    return value.p50 / base.p50 if value and base and base.p50 > 0 else None
 
 
 def _p99_ratio(value: Distribution | None, base: Distribution | None) -> float | None:

@@ -18,6 +18,9 @@ from .traces import TraceRow
 Modality = Literal["text", "image", "video", "audio"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
 
+Message = dict[str, object]
+"""One of a chat, as the API has it."""
+
 WORDS = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you were"
     " her all she there would their we him been has when who will more no if out so said what up its about into than them can only"
@@ -164,20 +167,30 @@ def make_body(
     extensions: bool = True,
     temperature: float = 0.0,
 ) -> bytes:
-    """The JSON body of a streaming chat completion. ``extensions`` adds ignore_eos and continuous_usage_stats.
+    """The JSON body of a streaming chat completion of one message. Raises: ValueError for media sizes that cannot be made."""
+    message = make_message(plan, shapes, calibration)
+    return encode_body([message], plan.max_tokens, model, extensions=extensions, temperature=temperature)
 
-    Raises: ValueError for media sizes that cannot be made.
-    """
+
+def make_message(plan: RequestPlan, shapes: MediaShapes, calibration: Calibration) -> Message:
+    """The user's message: media, then text. Raises: ValueError for media sizes that cannot be made."""
     prompt = make_prompt(plan.seed, calibration.num_words(plan.num_input_tokens))
     content: object = prompt
     if plan.media:
         parts = [_part(name, media_seed(plan, number), shapes) for number, name in enumerate(plan.media)]
         content = [*parts, {"type": "text", "text": prompt}]
+    return {"role": "user", "content": content}
+
+
+def encode_body(
+    messages: Sequence[Message], max_tokens: int, model: str, *, extensions: bool = True, temperature: float = 0.0
+) -> bytes:
+    """The JSON body of a streaming chat completion. ``extensions`` adds ignore_eos and continuous_usage_stats."""
     stream_options: dict[str, bool] = {"include_usage": True}
     body: dict[str, object] = {
         "model": model,
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": plan.max_tokens,
+        "messages": messages,
+        "max_tokens": max_tokens,
         "temperature": temperature,
         "stream": True,
         "stream_options": stream_options,

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrt.bench.serve.chat import WITHOUT_CACHES
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.report import (
     count_failures,
     distribution,
     duration_of,
     percentile,
+    summarise_chat,
     summarise_group,
     summarise_groups,
     summarise_slo,
@@ -120,3 +122,20 @@ def test_a_stall_is_counted_in_the_phase_where_it_ends() -> None:
 def test_a_stall_run_without_tokens_has_no_ratio() -> None:
     summary = summarise_stall(StallRun([record(group=STREAM_GROUP)], [], (0.0, 1.0), (1.0, 2.0)))
     assert summary.p99_ratio is None and summary.alone is None and summary.fresh_ttft is None
+
+
+def test_turns_are_compared_with_the_first_and_with_those_without_caches() -> None:
+    def turn(number: int, ttft_s: float, suffix: str = "", **fields: Any) -> Record:
+        return record(5.0 + ttft_s, sent_s=5.0, group=f"turn {number}{suffix}", **fields)
+
+    records = [
+        *(turn(1, ttft_s, num_prompt_tokens=100, num_cached_tokens=0) for ttft_s in (0.9, 1.0, 3.0)),
+        *(turn(2, ttft_s, num_prompt_tokens=200, num_cached_tokens=cached) for ttft_s, cached in ((0.1, 96), (0.2, 0), (0.3, 96))),
+        *(turn(2, ttft_s, WITHOUT_CACHES, num_prompt_tokens=200) for ttft_s in (1.0, 2.0, 3.0)),
+        turn(2, 50.0, error="HTTP 500", num_cached_tokens=9),
+    ]
+    first, second = summarise_chat(records)
+    assert (first.turn, first.num_requests, first.num_hits, first.ttft_to_first, first.without_caches) == (1, 3, 0, 1.0, None)
+    assert (second.num_requests, second.num_prompt_tokens, second.num_cached_tokens, second.num_hits) == (3, 200, 64, 2)
+    assert second.ttft_to_first == pytest.approx(0.2) and second.ttft_to_without == pytest.approx(0.1)
+    assert second.without_caches is not None and second.without_caches.p50 == pytest.approx(2.0)

@@ -1,6 +1,7 @@
 """The command against a real server: scenarios, load shapes, files, exit statuses."""
 
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from aiohttp import web
 from mmrt.bench.serve.command import main
 from mmrt.bench.serve.options import parse_options
 from mmrt.bench.serve.record import Record
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.bench.conftest import chunk
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 StartServer = Callable[[Script], str]
@@ -74,6 +78,84 @@ def test_stall_has_both_phases_and_a_picture(url: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+class Rememberer:
+    """A script that answers with words of its own, and says how many tokens of a prompt it has seen as the beginning of another."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[dict[str, Any]]] = []
+
+    async def __call__(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        messages = body["messages"]
+        known = max((len(earlier) for earlier in self.asked if messages[: len(earlier)] == earlier), default=0)
+        self.asked.append(messages)
+        await response.write(chunk("an answer", 1))
+        await response.write(chunk(f" to {len(messages)}", 2, "length"))
+        num_tokens = 10 * len(messages) if body["max_tokens"] > 1 else len(messages[0]["content"])  # when it is calibrated
+        usage = {"prompt_tokens": num_tokens, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 10 * known}}
+        await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
+
+
+def test_a_chat_sends_each_turn_with_all_before_it(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Rememberer()
+    status, report = bench(
+        start_server(server), tmp_path, "--scenario", "chat", "--turns", "3", "--num-requests", "2", "--warmup", "0",
+        "--image-size", "32x32", "--no-extensions",
+    )  # fmt: skip
+    assert status == 0 and report["failures"] == {}
+    assert [group["group"] for group in report["groups"]] == ["all", "turn 1", "turn 2", "turn 3"]
+    for chat in (server.asked[-6:-3], server.asked[-3:]):
+        first, second, third = chat
+        assert [part["type"] for part in first[0]["content"]] == ["image_url", "text"]
+        assert second[:2] == [first[0], {"role": "assistant", "content": "an answer to 1"}] and isinstance(second[2]["content"], str)
+        assert third[:4] == [*second, {"role": "assistant", "content": "an answer to 3"}]
+    assert server.asked[-6][0] != server.asked[-3][0], "each conversation has a picture of its own"
+    turns = report["chat"]
+    assert [turn["num_prompt_tokens"] for turn in turns] == [10, 30, 50]
+    assert [turn["num_cached_tokens"] for turn in turns] == [0, 10, 30] and [turn["num_hits"] for turn in turns] == [0, 2, 2]
+    assert turns[0]["ttft_to_first"] == 1 and turns[2]["ttft"]["count"] == 2 and turns[2]["without_caches"] is None
+    assert "cached" in capsys.readouterr().out
+
+
+def test_a_chat_with_a_server_that_says_nothing_of_caches(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--scenario", "chat", "--turns", "2", "--num-requests", "4", "--concurrency", "2", "--max-tokens", "2")
+    status, report = bench(url, tmp_path, *arguments, "--modality", "text")
+    assert status == 0 and [turn["num_cached_tokens"] for turn in report["chat"]] == [None, None]
+    assert report["groups"][0]["num_requests"] == 8 and "not said" in capsys.readouterr().out
+
+
+def test_a_turn_that_fails_ends_its_conversation(start_server: StartServer, honest: Script, tmp_path: Path) -> None:
+    async def fails_at_the_second(response: web.StreamResponse, body: dict[str, Any]) -> None:
+        if len(body["messages"]) < 3:
+            await honest(response, body)
+
+    arguments = ("--scenario", "chat", "--turns", "4", "--num-requests", "2", "--max-tokens", "2", "--modality", "text")
+    status, report = bench(start_server(fails_at_the_second), tmp_path, *arguments)
+    assert status == 1 and report["failures"] == {"the stream ended without [DONE]": 2}
+    assert [turn["turn"] for turn in report["chat"]] == [1]
+
+
+def test_caches_are_compared_in_runs_of_its_own(tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "null", "null")
+    target = tmp_path / "report.json"
+    status = main([
+        "--scenario", "chat", "--compare-caches", str(tmp_path / "null"), "--modality", "text", "--num-requests", "2", "--turns", "2",
+        "--max-tokens", "2", "--json", str(target),
+    ])  # fmt: skip
+    report = json.loads(target.read_text())
+    assert status == 0 and [group["num_requests"] for group in report["groups"]] == [8, 2, 2, 2, 2]
+    first, second = report["chat"]
+    assert (first["num_hits"], second["num_hits"]) == (0, 2) and 0 < second["num_cached_tokens"] < second["num_prompt_tokens"]
+    assert second["without_caches"]["count"] == 2 and second["ttft_to_without"] > 0
+    assert not [*RunDirectory.default_path().parent.glob(f"bench-{os.getpid()}*")]
+
+
+def test_a_missing_checkpoint_is_no_run_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--scenario", "chat", "--compare-caches", str(tmp_path / "absent")]) == 1
+    assert "absent" in capsys.readouterr().err and not [*RunDirectory.default_path().parent.glob(f"bench-{os.getpid()}*")]
+
+
 def test_failures_are_reported_and_end_in_status_1(
     start_server: StartServer, honest: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +207,10 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
         (["--scenario", "stall", "--rate", "2"], "--fresh-interval"),
         (["--trace", "x", "--concurrency", "2"], "--concurrency"),
         (["--slo-tbt", "1"], "--slo-ttft"),
+        (["--scenario", "chat", "--rate", "2"], "conversations at a time"),
+        (["--scenario", "chat", "--turns", "0"], "at least 1"),
+        (["--compare-caches"], "servers of its own"),
+        (["--scenario", "chat", "--compare-caches", "--url", "http://x"], "servers of its own"),
         (["--max-tokens", "many"], "not a number"),
     ],
 )
