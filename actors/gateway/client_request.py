@@ -83,6 +83,7 @@ class ClientRequest:
         self.spec = spec
         self.stage = RequestStage.SUBMITTED
         self.num_prompt_tokens: int | None = None
+        self.num_cached_tokens = 0  # of the prompt
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
@@ -175,7 +176,7 @@ class ClientRequest:
             case Granted():
                 self._on_granted(message.runs, now_s)
             case Prepared():
-                self._on_prepared(message.num_prompt_tokens, now_s)
+                self._on_prepared(message, now_s)
             case Failed():
                 self._on_failed(message, now_s)
             case Unknown() if self.stage is RequestStage.SUBMITTED:
@@ -225,8 +226,9 @@ class ClientRequest:
             return False
         return True
 
-    def _on_prepared(self, num_prompt_tokens: int, now_s: float) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
+    def _on_prepared(self, prepared: Prepared, now_s: float) -> None:
+        self.num_prompt_tokens = prepared.num_prompt_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, prepared.num_cached_tokens)  # an older one may come later
         if self.granted_s is None:  # without media there is nothing to fill
             self.granted_s = now_s
         self.stage = RequestStage.STREAMING

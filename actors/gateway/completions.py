@@ -25,7 +25,7 @@ from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
-from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event
+from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event, final_usage
 from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_text
 
 log = logging.getLogger(__name__)
@@ -281,8 +281,7 @@ class Completions:
         body = completion.whole(
             "".join(parts),
             request.finish,
-            request.prompt_tokens(),
-            request.num_tokens,
+            final_usage(request.prompt_tokens(), request.num_cached_tokens, request.num_tokens),
             ids if request.spec.return_token_ids else None,
         )
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
@@ -354,7 +353,7 @@ class Completions:
             elif request.finish is not None:
                 prompt_tokens = request.prompt_tokens()
                 frames += chunks.finish(request.finish, request.take_ids(), prompt_tokens, request.num_tokens)
-                frames += chunks.usage(prompt_tokens, request.num_tokens) + DONE
+                frames += chunks.usage(final_usage(prompt_tokens, request.num_cached_tokens, request.num_tokens)) + DONE
             elif not frames and now_s - stream.written_s >= self._server.keep_alive_s:
                 frames = KEEP_ALIVE
             if frames:

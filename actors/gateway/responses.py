@@ -15,13 +15,18 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     """``completion_tokens`` counts the end-of-sequence token, as vLLM does."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def final_usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """``cached_tokens``: of the prompt, those whose KV pages were in the prefix cache."""
+    return {**usage(prompt_tokens, completion_tokens), "prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 def error_body(error: RequestError) -> bytes:
@@ -69,12 +74,12 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(self, text: str, finish: FinishReason, prompt_tokens: int, completion_tokens: int, token_ids: list[int] | None) -> bytes:
+    def whole(self, text: str, finish: FinishReason, usage: dict[str, Any], token_ids: list[int] | None) -> bytes:
         """The body of an answer that is not streamed."""
         choice = {"index": 0, **self.answer.choice(text), "logprobs": None, "finish_reason": finish}
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        return _encode(self._object(self.answer.object, [choice], {"usage": usage(prompt_tokens, completion_tokens)}))
+        return _encode(self._object(self.answer.object, [choice], {"usage": usage}))
 
     def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -113,11 +118,11 @@ class ChunkEncoder:
     def finish(self, reason: FinishReason, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
         return self._choice + self._answer.nothing + self._tail(_encode(reason), ids, prompt_tokens, completion_tokens)
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+    def usage(self, usage: dict[str, Any]) -> bytes:
         """The usage chunk, empty unless usage was asked for."""
         if not self._include_usage:
             return b""
-        return self._head + b'],"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def _tail(self, finish: bytes, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
         tail = b',"logprobs":null,"finish_reason":' + finish + (b',"token_ids":' + _encode(ids) if self._token_ids else b"") + b"}]"

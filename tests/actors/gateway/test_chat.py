@@ -41,6 +41,32 @@ def test_an_answer(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize("cached", [0, 48])
+def test_usage_says_how_many_prompt_tokens_were_cached(stage: Any, is_chat: bool, cached: int) -> None:
+    """The controller says it when it gives pages, some time after it has said that the request fits."""
+
+    async def script(play: Any) -> None:
+        play.prepare(77)
+        play.prepare(77, cached)
+        play.prepare(77)  # an answer that was late
+        await play.grant()  # text takes another way, and would overtake them
+        play.text("a b", "stop")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        create = scene.client.chat.completions.create if is_chat else scene.client.completions.create
+        asked = {"messages": user()} if is_chat else {"prompt": "hi"}
+        answer = await create(model="tiny", **asked)
+        assert (answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (77, cached)
+        stream = await create(model="tiny", stream=True, stream_options={"include_usage": True}, **asked)
+        chunks = [chunk async for chunk in stream]
+        usage = chunks[-1].usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (77, 2, cached)
+
+    stage.run(test)
+
+
 def test_openai_s_client_sends_what_changes_nothing(stage: Any) -> None:
     async def test(scene: Any) -> None:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "original"}}
