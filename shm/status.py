@@ -232,10 +232,13 @@ class ActorStatus:
 
 
 class PoolUse(msgspec.Struct, frozen=True):
-    """Pages of one pool, and the number of them granted or held."""
+    """Pages of one pool. ``used``: granted or held. ``cached``: with contents that the cache knows. ``evictable``: of these, those that
+    nobody else holds; they are not used."""
 
     pages: int = 0
     used: int = 0
+    cached: int = 0
+    evictable: int = 0
 
 
 class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,8 +256,11 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     evicted_total: int = 0
     quarantined_total: int = 0
     prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0  # those of the prompts that were found in the cache
+    looked_up_tokens_total: int = 0  # those of the prompts that were looked up in the prefix cache
+    cached_tokens_total: int = 0  # those of them that were found there
     generated_tokens_total: int = 0
+    media_queries_total: int = 0  # segments of media looked up in the embedding cache
+    media_hits_total: int = 0
     overruled_total: int = 0  # rounds in which the scheduling policy failed, and another planned in its place
     illegal_choices_total: int = 0  # of the scheduling policy, dropped
     encode_budget: int = 0

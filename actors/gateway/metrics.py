@@ -32,8 +32,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "mmrt_admission_rejections": ("vllm:admission_rejections",),
     "mmrt_num_requests_running": ("vllm:num_requests_running",),
     "mmrt_num_requests_waiting": ("vllm:num_requests_waiting",),
+    "mmrt_prefix_cache_queries": ("vllm:prefix_cache_queries",),
+    "mmrt_prefix_cache_hits": ("vllm:prefix_cache_hits",),
     "mmrt_kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 }
+
+_POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolUse], int]], ...] = (
+    ("mmrt_pool_pages", "Pages of a pool.", lambda pool: pool.pages),
+    ("mmrt_pool_pages_used", "Pages in use.", lambda pool: pool.used),
+    ("mmrt_pool_pages_cached", "Pages with contents that a cache knows, in use or not.", lambda pool: pool.cached),
+    ("mmrt_pool_pages_evictable", "Pages that a cache alone holds; they are not in use.", lambda pool: pool.evictable),
+)
 
 
 class Metrics:
@@ -127,13 +136,13 @@ class _StatsCollector(Collector):
         yield CounterMetricFamily(
             "mmrt_policy_illegal_choices", "Choices of the scheduling policy dropped.", stats.illegal_choices_total
         )
-        pages = GaugeMetricFamily("mmrt_pool_pages", "Pages of a pool.", labels=["pool"])
-        used = GaugeMetricFamily("mmrt_pool_pages_used", "Pages in use.", labels=["pool"])
-        for name, pool in stats.pools.items():
-            pages.add_metric([name], pool.pages)
-            used.add_metric([name], pool.used)
-        yield pages
-        yield used
+        queries, hits = "Prompt tokens looked up in the prefix cache.", "Prompt tokens whose KV pages were in the prefix cache."
+        yield CounterMetricFamily("mmrt_prefix_cache_queries", queries, stats.looked_up_tokens_total)
+        yield CounterMetricFamily("mmrt_prefix_cache_hits", hits, stats.cached_tokens_total)
+        queries, hits = "Segments of media looked up in the embedding cache.", "Segments whose embedding pages were there."
+        yield CounterMetricFamily("mmrt_media_cache_queries", queries, stats.media_queries_total)
+        yield CounterMetricFamily("mmrt_media_cache_hits", hits, stats.media_hits_total)
+        yield from _pool_pages(stats)
         broken = GaugeMetricFamily("mmrt_actor_broken", "1 for an actor that the run does without for now.", labels=["actor"])
         for name in self._actors:
             broken.add_metric([name], name in stats.broken)
@@ -141,6 +150,14 @@ class _StatsCollector(Collector):
         kv = stats.pools.get("kv", PoolUse())
         share = kv.used / kv.pages if kv.pages else 0.0
         yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
+
+
+def _pool_pages(stats: StatsSnapshot) -> Iterator[Metric]:
+    for name, help, count in _POOL_GAUGES:
+        family = GaugeMetricFamily(name, help, labels=["pool"])
+        for pool, use in stats.pools.items():
+            family.add_metric([pool], count(use))
+        yield family
 
 
 class _Renamer(Collector):

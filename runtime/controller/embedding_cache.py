@@ -46,10 +46,10 @@ def cached_pages(state: ControllerState, request: Request, place: Place) -> list
 def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]]) -> None:
     """Give keys to the pages of segments whose encode plan is done and cleared: no process writes them any more."""
     for request, place in encoded:
-        state.totals.media_queries += 1
+        keys = page_keys(state, request, place)
+        state.totals.media_queries += bool(keys)
         segment = request.record.segment(place)
         if not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
-            keys = page_keys(state, request, place)
             state.name_pages("embedding", zip(segment.embedding.pages, keys, strict=False))
 
 

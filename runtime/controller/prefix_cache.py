@@ -76,6 +76,7 @@ def note_hits(state: ControllerState, request: Request) -> None:
     is_first = request.record.num_cached_tokens is None
     if is_first:
         request.record.num_cached_tokens = request.prefilled[0]
+        state.totals.looked_up_tokens += request.lengths[0]
         state.totals.cached_tokens += request.prefilled[0]
     if is_first and request.prefilled[0]:
         state.ask(request.key, request.gateway_generation)

@@ -80,7 +80,8 @@ class Totals:
     overruled: int = 0  # rounds in which the policy was overruled (``policy_calls``)
     illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompts, found by first grants
+    looked_up_tokens: int = 0  # of the prompts, looked up in the cache by first grants
+    cached_tokens: int = 0  # of these, found there
     generated_tokens: int = 0
     media_queries: int = 0  # segments that were encoded or taken from the cache
     media_hits: int = 0  # of them, those taken

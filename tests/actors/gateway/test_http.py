@@ -21,7 +21,7 @@ from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.messages import RequestSpec, Sampling
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS
-from mmrt.shm.status import ActorState, StatsSnapshot
+from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -602,6 +602,25 @@ def test_metrics(stage: Any) -> None:
         text = (await scene.http.get("/metrics")).text
         assert f"vllm:num_requests_running{{{name}}} 0.0" in text
         assert "mmrt_policy_overruled_total 2.0" in text and "mmrt_policy_illegal_choices_total 3.0" in text
+
+    stage.run(test)
+
+
+def test_metrics_of_the_caches(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        totals = {"looked_up_tokens_total": 640, "cached_tokens_total": 160, "media_queries_total": 8, "media_hits_total": 2}
+        pools = {"kv": PoolUse(pages=100, used=40, cached=30, evictable=20), "embedding": PoolUse(10, 0, 9, 9)}
+        scene.stats.publish(StatsSnapshot(pools=pools, **totals))
+        text = (await scene.http.get("/metrics")).text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        name = 'model_name="tiny"'
+        assert samples["mmrt_prefix_cache_queries_total"] == samples[f"vllm:prefix_cache_queries_total{{{name}}}"] == "640.0"
+        assert samples["mmrt_prefix_cache_hits_total"] == samples[f"vllm:prefix_cache_hits_total{{{name}}}"] == "160.0"
+        assert samples["mmrt_media_cache_queries_total"] == "8.0" and samples["mmrt_media_cache_hits_total"] == "2.0"
+        assert samples['mmrt_pool_pages_cached{pool="kv"}'] == "30.0"
+        assert samples['mmrt_pool_pages_evictable{pool="kv"}'] == "20.0"
+        assert samples['mmrt_pool_pages_evictable{pool="embedding"}'] == "9.0"
+        assert samples[f"vllm:kv_cache_usage_perc{{{name}}}"] == "0.4", "what may be evicted is not used"
 
     stage.run(test)
 
