@@ -13,6 +13,7 @@ from ..runtime.observe.inspect_report import ItemReport, RequestReport, RunView
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, run_path
+from .terminal import print_columns
 
 _SHOWN_RANGES = 12  # of pages
 _SHOWN_ID = 17  # enough to be told apart, and to be asked for
@@ -79,22 +80,16 @@ def _print_table(view: RunView) -> None:
     if not view.requests:
         print("no requests")
         return
-    rows = [_HEADINGS, *map(_cells, view.requests)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in _LEFT else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print_columns([_HEADINGS, *map(_cells, view.requests)], _LEFT)
 
 
 def _shared(view: RunView) -> str:
     pools = ", ".join(f"{name} {used}/{pages}" for name, (used, pages) in view.pools.items())
+    cached = ", ".join(f"{name} {count}" for name, count in view.cached_pages.items())
     return (
         f"{view.waiting} waiting, {view.preparing} preparing, {view.running} running; epoch {view.epoch}; budgets: prefill"
         f" {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows; {view.tbt_ms:.1f} ms between tokens\n"
-        f"pages used: {pools}"
+        f"pages used: {pools}; cached: {cached or 'none'}"
     )
 
 
@@ -140,6 +135,8 @@ def _print_request(request: RequestReport, view: RunView) -> None:
         budgets = f"prefill {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows per plan"
         lines.append(f"  budgets      {budgets}; {view.tbt_ms:.1f} ms between tokens")
     lines.append(f"  tokens       {request.committed_tokens} committed of {request.max_new_tokens}, {request.sent_tokens} sent")
+    if request.cached_tokens:
+        lines.append(f"  cache        {request.cached_tokens} tokens of the prompt were in pages of earlier requests")
     for name, member in zip(("conditional", "companion"), request.members, strict=False):
         lines.append(
             f"  {name:<12} {member.prompt_tokens} prompt tokens, {member.ready_tokens} ready, {member.prefilled_tokens} prefilled;"

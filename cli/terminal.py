@@ -1,11 +1,11 @@
-"""Output of ``mmrt up`` and ``mmrt logs``: prefixed lines, coloured where a terminal shows them.
+"""Output of ``mmrt up`` and ``mmrt logs``: prefixed lines, coloured where a terminal shows them. Plain columns of other commands.
 
 Runs in the supervisor too, so neither rich nor threads here.
 """
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from ..runtime.environment import Environment
@@ -15,6 +15,14 @@ _COLOURS = dict(zip(STAGES, (36, 33, 32, 35, 34, 96, 92, 95), strict=False))
 _WIDTH = max(map(len, STAGES))
 _QUIET = ("stopping", "stopped")
 _PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be overwritten
+
+
+def print_columns(rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
+    """Print cells below each other, headings first: the columns ``left`` to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        print("  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)).rstrip())
 
 
 class Palette:

@@ -6,7 +6,7 @@ The records are made where effects are performed, so the pure machine knows noth
 import time
 from collections.abc import Sequence
 
-from ...runtime.bus.messages import POOLS, Filled, PlanDone, ToController
+from ...runtime.bus.messages import POOLS, Filled, PlanDone, Prepared, ToController
 from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Refused, Submitted
 from ...runtime.controller.request import Request
@@ -43,8 +43,9 @@ class ControllerFlight:
     def effect(self, effect: Effect) -> None:
         """Record an effect that was performed."""
         if isinstance(effect, Send):
-            return
-        if isinstance(effect, WritePlan):
+            if isinstance(effect.message, Prepared) and effect.message.num_cached_tokens:
+                self._flight.event(Kind.CACHED, effect.message.key, effect.message.num_cached_tokens)
+        elif isinstance(effect, WritePlan):
             self._issued(effect)
         elif isinstance(effect, WriteJournal):
             self._journaled(effect)
@@ -54,8 +55,9 @@ class ControllerFlight:
                 self._row(effect, request)
 
     def unsent(self, actor: InstanceId) -> None:
-        """Record that a message to this actor was not sent."""
-        self._flight.event(Kind.UNSENT, 0, self._actors.index(actor))
+        """Record that a message to this actor was not sent. The command line is none, and may have left."""
+        if actor in self._actors:
+            self._flight.event(Kind.UNSENT, 0, self._actors.index(actor))
 
     def tick(self, began_ns: int, num_effects: int) -> None:
         """Record the end of a tick, effects included."""

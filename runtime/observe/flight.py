@@ -54,6 +54,7 @@ class Kind(enum.IntEnum):
     BUDGETS = 52  # a prefill tokens, b encode rows, c ns between tokens as measured
     TICK = 53  # slice. a effects
     UNSENT = 54  # a message did not leave: receiver absent, or its queue full. a index of the actor
+    CACHED = 55  # KV pages of a prompt's beginning were found in the cache. key request key, a prompt tokens in them
 
     # gateway
     RECEIVED = 60  # a request was sent to the controller. key request key, a and b its id, c bytes of media

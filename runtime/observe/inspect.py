@@ -99,6 +99,7 @@ def _run_view(stats: StatsSnapshot, requests: list[RequestReport]) -> RunView:
         encode_budget_rows=stats.encode_budget,
         tbt_ms=1000 * stats.tbt_s,
         pools={name: (use.used, use.pages) for name, use in stats.pools.items()},
+        cached_pages={name: use.cached for name, use in stats.pools.items() if use.cached},
         requests=requests,
     )
 
@@ -143,6 +144,7 @@ class _Builder:
             phase=row.phase.name.lower() if row is not None else "",
             end=row.end.name.lower() if row is not None and row.end else "",
             committed_tokens=row.committed if row is not None else 0,
+            cached_tokens=row.record.num_cached_tokens or 0 if row is not None and row.record is not None else span.num_cached_tokens,
             sent_tokens=span.num_sent,
             max_new_tokens=spec.max_new_tokens if spec is not None else 0,
             in_running_set=row is not None and row.phase == Phase.DECODE and not row.end,

@@ -78,6 +78,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     end: str = ""
     committed_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, in pages found in the cache
     sent_tokens: int = 0
     max_new_tokens: int = 0
     in_running_set: bool = False
@@ -101,4 +102,5 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     encode_budget_rows: int
     tbt_ms: float
     pools: dict[str, tuple[int, int]]  # used, pages
+    cached_pages: dict[str, int] = {}  # with contents that the cache knows, by pool; those that no request holds are not used
     requests: list[RequestReport]

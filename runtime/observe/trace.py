@@ -215,7 +215,13 @@ def _actor(index: int, actors: Sequence[str]) -> str:
 def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
     """Return a request and its stages, nested, with instant events; the order gives the nesting at equal times."""
     id, end_ns = f"{span.key:#x}", max(span.end_ns or taken_ns, span.begin_ns)
-    args = {"row": span.row, "prompt_tokens": span.num_prompt_tokens, "tokens_sent": span.num_sent, "status": span.status}
+    args = {
+        "row": span.row,
+        "prompt_tokens": span.num_prompt_tokens,
+        "cached_tokens": span.num_cached_tokens,
+        "tokens_sent": span.num_sent,
+        "status": span.status,
+    }
     inner: list[Event] = []
     for stage in span.stages:
         begin_ns = min(stage.begin_ns, end_ns)

@@ -53,8 +53,9 @@ class RequestSpan:
     gateway_generation: int = 0  # 0: not recorded
     num_items: int = -1  # -1: not recorded
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, in pages found in the cache
     stages: list[Stage] = field(default_factory=list)
-    marks: list[tuple[str, int]] = field(default_factory=list)  # (event, time): first text, preempted, failed
+    marks: list[tuple[str, int]] = field(default_factory=list)  # (event, time): cached tokens, first text, preempted, failed
     num_sent: int = 0  # tokens
     status: int = 0
     end_ns: int = 0  # 0: it lives
@@ -108,6 +109,7 @@ _OF_REQUESTS = frozenset(
         Kind.ROW,
         Kind.FILLED,
         Kind.PREPARED,
+        Kind.CACHED,
         Kind.PHASE,
         Kind.FAILED,
         Kind.ENDED,
@@ -136,6 +138,10 @@ def _apply(span: RequestSpan, record: FlightRecord) -> None:
         case Kind.PREPARED:
             span.num_prompt_tokens = record.a
             span.enter("prefilling", now_ns)
+        case Kind.CACHED:
+            if not span.num_cached_tokens:  # it is said again with every answer to the gateway
+                span.marks.append((f"{record.a} tokens cached", now_ns))
+            span.num_cached_tokens = record.a
         case Kind.PHASE:
             _phase(span, record.c, now_ns)
         case Kind.FAILED:

@@ -97,6 +97,21 @@ def test_stages_of_a_request() -> None:
     assert (span.num_sent, span.num_prompt_tokens, span.end_ns) == (5, 2000, 1110 * MS)
 
 
+def test_cached_tokens_are_marked_once() -> None:
+    """The controller repeats itself in answers to the gateway's questions."""
+    tape = Tape()
+    a_video_request(tape)
+    for at in (1012, 1060, 1100):
+        tape.add("controller", Kind.CACHED, at, 0, 77, 512)
+    (span,) = request_spans(merge(tape.recording(2000).recorders)).values()
+    assert span.num_cached_tokens == 512
+    assert [what for what, _ in span.marks] == ["512 tokens cached", "first text"]
+    trace = make_trace(tape.recording(2000))
+    check_trace(trace)
+    (begin,) = [event for event in trace["traceEvents"] if event["ph"] == "b" and event["name"] == REQUEST_ID]
+    assert begin["args"]["cached_tokens"] == 512
+
+
 def test_a_preempted_request_is_prefilled_again() -> None:
     tape = Tape()
     tape.add("controller", Kind.SUBMITTED, 1, 0, 5, 10, 0)
