@@ -21,6 +21,7 @@ COMMANDS = (
     "logs",
     "trace",
     "inspect",
+    "cache",
     "replay",
     "ask",
     "model",

@@ -213,7 +213,22 @@ class Unknown(Wire, frozen=True):
     key: int
 
 
-ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown
+class ClearedPool(Record, frozen=True):
+    """Pages of a pool whose contents the cache has forgotten, and pages that it keeps since requests hold them."""
+
+    pool: PoolName
+    num_forgotten: int
+    num_held: int
+
+
+class Cleared(Wire, frozen=True):
+    """Answer to ClearCaches."""
+
+    epoch: int
+    pools: list[ClearedPool]
+
+
+ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown | Cleared
 
 
 # to controller
@@ -321,7 +336,11 @@ class Query(Wire, frozen=True):
     key: int
 
 
-ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query
+class ClearCaches(Wire, frozen=True):
+    """The command line, which is no actor: forget the contents of all pages that no request holds. Sent again until Cleared."""
+
+
+ToController = Hello | PlanDone | Dropped | SequenceEnded | Submit | Filled | Cancel | Delivered | Query | ClearCaches
 
 
 # records in rings

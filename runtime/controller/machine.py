@@ -11,6 +11,8 @@ from ...schema.outage import Outage
 from ...schema.rows import Phase
 from ..bus.messages import (
     Cancel,
+    ClearCaches,
+    Cleared,
     Delivered,
     Dropped,
     Filled,
@@ -97,6 +99,8 @@ class Controller:
         note_last_words(state, last_words, last_ids)
         if isinstance(message, Hello):
             self._hello(actor, generation, message)
+        elif isinstance(message, ClearCaches):
+            state.emit(Send(actor, generation, Cleared(state.epoch, state.clear_caches())))
         elif generation == state.actors.get(actor):
             self._from_active(actor, generation, message, now)
         return self._take_effects()
@@ -129,7 +133,7 @@ class Controller:
                 on_dropped(state, message.row, message.row_generation, message.ticket)
         elif isinstance(message, SequenceEnded):
             pass  # a hint: tick looks at the rows
-        elif stage_of(actor) == "gateway" and not isinstance(message, Hello):
+        elif stage_of(actor) == "gateway" and not isinstance(message, Hello | ClearCaches):
             self._from_gateway(generation, message, now)
 
     def _from_gateway(self, generation: int, message: Submit | Filled | Cancel | Delivered | Query, now: float) -> None:

@@ -126,6 +126,13 @@ class PageLedger:
         self.share(CACHE, (page,))
         return True
 
+    def forget_idle(self) -> PageRun:
+        """Free all idle pages of the cache. Each gets a generation that it never had, as if it had been allocated."""
+        pages = [self._evict() for _ in range(self.cache.num_idle)]
+        for page in pages:
+            self.generations[page] += 1
+        return PageRun(pages, [self.generations[page] for page in pages])
+
     def use(self, user: User, pages: Iterable[int]) -> None:
         """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
         used = self._used.setdefault(user, set())
@@ -191,9 +198,10 @@ class PageLedger:
             assert (page in free) == (not owners[page] and not users[page]), f"page {page} is free and held, or lost"
             assert self.cache.is_idle(page) == self._is_held_by_the_cache_alone(page), f"page {page} is idle and held, or lost"
 
-    def _evict(self) -> None:
+    def _evict(self) -> int:
         page = self.cache.evict()
         self.retire(CACHE, (page,))
+        return page
 
     def _is_held_by_the_cache_alone(self, page: int) -> bool:
         return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.key_of(page) is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
-from ..bus.messages import POOLS, PageRun, PoolName, Run, ToActor, encode
+from ..bus.messages import POOLS, ClearedPool, PageRun, PoolName, Run, ToActor, encode
 from ..bus.plans import Plan
 from ..stage_table import STAGES, InstanceId, stage_of
 from .effects import (
@@ -83,7 +83,7 @@ class Totals:
     looked_up_tokens: int = 0  # of the prompts, looked up in the cache by first grants
     cached_tokens: int = 0  # of these, found there
     generated_tokens: int = 0
-    media_queries: int = 0  # segments that were encoded or taken from the cache
+    media_queries: int = 0  # segments with known content that were encoded or taken from the cache
     media_hits: int = 0  # of them, those taken
 
 
@@ -289,6 +289,18 @@ class ControllerState:
             pages = [page for page, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
             self.emit(SetPageKeys(pool, run, [key for _, key in new]))
+
+    def clear_caches(self) -> list[ClearedPool]:
+        """Forget analyses of media, and the contents of pages that the cache alone holds. The pages get new generations, so later
+        controllers find no keys of theirs either."""
+        cleared = []
+        for pool, ledger in self.pools.items():
+            run = ledger.forget_idle()
+            if run.pages:
+                self.emit(SetPageGenerations(pool, run))
+            cleared.append(ClearedPool(pool, len(run.pages), len(ledger.cache)))
+        self.known_media = KnownMedia()
+        return cleared
 
     # -------------------------------------------------------------------------------------------------------- plans
 

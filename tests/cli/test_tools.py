@@ -34,6 +34,8 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["trace", "--run", "../x"], 2, "'../x' is not a name"),
         (["inspect"], 1, "no run is up in {tmp}/run"),
         (["inspect", "chatcmpl-1"], 1, "no run is up in {tmp}/run"),
+        (["cache", "show"], 1, "no run is up in {tmp}/run"),
+        (["cache", "clear"], 1, "no run is up in {tmp}/run"),
         (["replay"], 2, "give one of PLAN, --last ACTOR, --capture ACTOR"),
         (["replay", "x", "--last", "video"], 2, "give one of PLAN, --last ACTOR, --capture ACTOR"),
         (["replay", "--capture", "decode"], 2, "'decode' does no plans; video, encoder, prefill do"),

@@ -16,10 +16,12 @@ from mmrt.actors.controller.io import ControllerIO
 from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
 from mmrt.actors.controller.serve import Serving, active_generations
+from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
-from mmrt.runtime.controller.effects import ClearPages, Effect, Send, WriteState
+from mmrt.runtime.controller.effects import ClearPages, Effect, Send, SetPageGenerations, WriteState
+from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.stage_table import ACTORS
@@ -190,6 +192,44 @@ def test_a_request_that_cannot_be_journaled_is_refused(run: RunDirectory) -> Non
         await gateway.say(m.Submit(1, 6, DEFINITION))
         assert (await gateway.wait_for(m.Prepared)).key == 6
         assert epoch.serving.failure is None
+
+    in_loop(body)
+
+
+def test_the_command_line_clears_the_caches(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what no row holds; and a later controller does not find it either."""
+    keys = [bytes([number]) * 16 for number in range(3)]
+
+    async def body(stack: ExitStack) -> None:
+        with closing(Epoch(run, 1)) as epoch:
+            state = epoch.controller.state
+            for row, pool in ((0, "kv"), (1, "kv"), (0, "embedding")):
+                granted = state.pools[pool].allocate(Owner("row", row), 1)
+                assert granted is not None
+                state.emit(SetPageGenerations(pool, granted))
+                state.name_pages(pool, [(granted.pages[0], keys[row])])
+                if row == 0:
+                    state.pools[pool].retire(Owner("row", row))
+            state.known_media.learn_large((b"", b"content"))
+            epoch.serving._perform(epoch.controller._take_effects())
+            assert sum(len(pool.read_keys()) for pool in epoch.io.pools.values()) == 3
+            cleared = await asyncio.to_thread(clear_caches, run.path)
+            assert [(pool.pool, pool.num_forgotten, pool.num_held) for pool in cleared.pools if pool.num_forgotten] == [
+                ("embedding", 1, 0),
+                ("kv", 1, 1),
+            ]
+            assert [pool.cache.num_idle for pool in state.pools.values()] == [0, 0, 0, 0]
+            assert sum(map(len, [pool.read_keys() for pool in epoch.io.pools.values()])) == 1, "the page of row 1"
+            assert not state.known_media.find((b"", b"content")).is_large
+            again = await asyncio.to_thread(clear_caches, run.path)
+            assert [pool.num_forgotten for pool in again.pools] == [0, 0, 0, 0]
+            assert epoch.serving.failure is None
+        after = stack.enter_context(closing(Epoch(run, 2)))
+        assert after.controller.state.pools["embedding"].cache.find(keys[0]) is None
+        gone = Peer(run, "cache")  # leaves without waiting for its answer
+        await gone.say(m.ClearCaches())
+        gone.close()
+        assert (await asyncio.to_thread(clear_caches, run.path)).epoch == 2 and after.serving.failure is None
 
     in_loop(body)
 

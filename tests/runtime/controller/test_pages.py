@@ -113,6 +113,16 @@ class Ledgers(RuleBasedStateMachine):
             self.ledger.retire(Owner("row", 9))
 
     @rule()
+    def forget_idle(self) -> None:
+        before = list(self.ledger.generations)
+        run = self.ledger.forget_idle()
+        assert run.pages == self.idle and run.generations == [before[page] + 1 for page in run.pages]
+        assert all(self.ledger.generations[page] == generation for page, generation in zip(run.pages, run.generations, strict=True))
+        for page in self.idle:
+            del self.keys[page]
+        self.idle = []
+
+    @rule()
     def restore(self) -> None:
         """A new controller knows owners, users and keys, and takes the pages of the highest generations for the most useful ones."""
         self.ledger = PageLedger.restore(NUM_PAGES, self.ledger.generations, self.owned, self.used, self.keys)
