@@ -19,6 +19,7 @@ from .requests import ChaosRequest
 from .verdict import End, Outcome, Reference
 
 _RETRY_S = 0.05
+_CACHED_SHARE = 0.3  # of requests, which may find what others of them have left in the caches; the rest computes everything
 # The client does not wrap the transport's errors in mid-stream, and its transport depends on its version.
 _TransportError: type[Exception] = next(
     vars(sys.modules[base.__module__])["HTTPError"] for base in openai.DefaultAsyncHttpxClient.__mro__ if base.__name__ == "AsyncClient"
@@ -152,7 +153,8 @@ class Load:
 
     async def _exchange(self, request: ChaosRequest, answer: "_Answer", leave_after: int | None) -> None:
         assert self._client is not None
-        body = {"model": self._model, **request.body}
+        salt = "storm" if self._random.random() < _CACHED_SHARE else f"{self._random.getrandbits(64):x}"
+        body = {"model": self._model, "cache_salt": salt, **request.body}
         if not request.is_whole:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         known = {key: body.pop(key) for key in ("model", "messages", "stream", "stream_options") if key in body}

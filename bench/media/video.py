@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from ...runtime.config import ModelSection, RuntimeConfig, ServerSection
+from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.supervisor.processes import cpu_seconds
 from ..environment import Environment, read_environment
 from ..output import JSON_HELP, Tell, progress, run_bench
@@ -93,7 +93,9 @@ def measure(console: Console, options: argparse.Namespace) -> VideoBench:
         clip = make_clips(directory, ["h264"], options.seconds, options.height, options.height * 16 // 9 // 2 * 2, tell)["h264"]
         with own_run() as run:
             tell("starting a run")
-            run.up(RuntimeConfig(model=ModelSection(path=str(checkpoint), dtype=options.dtype), server=ServerSection(port=0)))
+            model = ModelSection(path=str(checkpoint), dtype=options.dtype)
+            memory = MemorySection(prefix_cache=False, embedding_cache=False)  # the same clip is asked about again and again
+            run.up(RuntimeConfig(model=model, memory=memory, server=ServerSection(port=0)))
             answers = uvloop.run(_ask_again_and_again(run, clip, _limits(options), options.rounds, tell))
         alone = {stage: _alone(stage, checkpoint, clip, options, tell) for stage in STAGES}
     if options.plot is not None:
