@@ -4,13 +4,15 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 ``plan_results`` applies the plans' results.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice
 from typing import TypedDict
 
 from ..bus.media_work import estimated_work
 from ..bus.messages import PoolName
 from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
+from ..stage_table import InstanceId, stage_of
 from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -98,9 +100,17 @@ def make_view(state: ControllerState) -> View:
         num_embedding_pages=state.limits.num_embedding_pages,
         num_free_embedding_pages=state.pools["embedding"].num_free,
         last=state.steering.last,
+        num_turns=_num_turns(state.limits.actors),
         large_in_flight=any(inflight.plan.is_large for inflight in state.plans.values()),
         last_streamed=state.steering.last_streamed,
     )
+
+
+@cache
+def _num_turns(actors: Sequence[InstanceId]) -> int:
+    """Return how many plans of encoder and prefill the larger of both stages can do at once."""
+    stages = [stage_of(actor) for actor in actors]
+    return max(stages.count("encoder"), stages.count("prefill"))
 
 
 def _keep_view(state: ControllerState, request: Request) -> RequestView:

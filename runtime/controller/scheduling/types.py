@@ -138,7 +138,8 @@ Device = Literal["encode", "prefill"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The policy's input. ``requests`` are in rank order. Credits: how many more plans each actor may be sent. ``large_in_flight``:
+    """The policy's input. ``requests`` are in rank order. Credits: how many more plans the actors of a stage may be sent together.
+    ``num_turns``: how many plans of encoder and prefill may be in flight at once where these stages take turns. ``large_in_flight``:
     video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
@@ -154,6 +155,7 @@ class View:
     num_embedding_pages: int = 0
     num_free_embedding_pages: int = 0
     last: Device = "prefill"
+    num_turns: int = 1
     large_in_flight: bool = False
     last_streamed: bool = False
 

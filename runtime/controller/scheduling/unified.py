@@ -29,10 +29,11 @@ class Unified:
         """Plan one round: video work within its credit, at most one encode batch and one prefill batch."""
         analyse, preprocess = plan_video(view)
         takes_turns = limits.exclusive and view.num_decoding > 0
-        is_taken = takes_turns and view.encode_in_flight + view.prefill_in_flight > 0
+        num_free = view.num_turns - view.encode_in_flight - view.prefill_in_flight
+        is_taken = takes_turns and num_free <= 0
         encode = _encode_batch(view, limits) if view.encoder_credit > 0 and not is_taken else ()
         prefill = _prefill_batch(view, limits) if view.prefill_credit > 0 and not is_taken else ()
-        if takes_turns and encode and prefill:
+        if takes_turns and num_free == 1 and encode and prefill:
             encode, prefill = (encode, ()) if view.last == "prefill" else ((), prefill)
         return StepPlan(analyse, preprocess, encode, prefill), memory
 

@@ -948,6 +948,16 @@ def test_plans_go_to_the_least_busy_of_a_stage() -> None:
     assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1", "prefill.2"]
 
 
+def test_a_second_prefill_works_while_tokens_are_generated() -> None:
+    driver = several("E+2P+D", num_rows=8, prefill_budget=6)
+    driver.submit(text(max_new=50), 1)
+    driver.done("prefill")
+    assert driver.state.num_decoding == 1 and driver.state.limits.exclusive
+    for key in (2, 3, 4):
+        driver.submit(text(), key)
+    assert places(driver, "prefill") == ["prefill", "prefill.1"]
+
+
 def test_a_result_of_another_than_the_plans_actor_changes_nothing() -> None:
     driver = several("E+2P+D", num_rows=8)
     driver.submit(text())

@@ -103,6 +103,7 @@ def views(draw: st.DrawFn) -> View:
         encode_in_flight=draw(st.integers(0, 1)),
         prefill_in_flight=draw(st.integers(0, 1)),
         num_decoding=draw(st.integers(0, 2)),
+        num_turns=draw(st.integers(1, 3)),
         num_patch_pages=8,
         num_free_patch_pages=draw(small),
         num_embedding_pages=8,
@@ -143,9 +144,8 @@ def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: i
     # credit and exclusion
     assert not (step.encode and not view.encoder_credit) and not (step.prefill and not view.prefill_credit)
     if exclusive and view.num_decoding:
-        assert not (step.encode and step.prefill)
-        if view.encode_in_flight or view.prefill_in_flight:
-            assert not step.encode and not step.prefill
+        num_new = bool(step.encode) + bool(step.prefill)
+        assert not num_new or view.encode_in_flight + view.prefill_in_flight + num_new <= view.num_turns
     for choices in (step.encode, step.prefill):
         keys = {choice.key for choice in choices}
         assert len(keys) == 1 or not any(by_key[key].alone for key in keys), "a suspect shares a plan"
@@ -200,6 +200,15 @@ def test_encode_and_prefill_take_turns_beside_decode() -> None:
     assert plan(both, num_decoding=1, last="encode").prefill and not plan(both, num_decoding=1, last="encode").encode
     assert not plan(both, num_decoding=1, encode_in_flight=1)
     assert plan(both, num_decoding=1, encode_in_flight=1, exclusive=False).prefill
+
+
+def test_with_several_actors_as_many_plans_run_beside_decode_as_the_larger_stage_has() -> None:
+    both = request(1, ready=10, decoded=1)
+    step = plan(both, num_decoding=1, num_turns=2)
+    assert step.encode and step.prefill
+    step = plan(both, num_decoding=1, num_turns=2, prefill_in_flight=1)
+    assert step.encode and not step.prefill, "the last turn was prefill's"
+    assert not plan(both, num_decoding=1, num_turns=2, prefill_in_flight=1, encode_in_flight=1)
 
 
 def test_an_older_request_short_of_pages_keeps_younger_ones_from_them() -> None:
