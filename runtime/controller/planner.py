@@ -85,7 +85,11 @@ def make_view(state: ControllerState) -> View:
     rows.sort(key=BY_RANK)
     take_shared(state, rows)
     views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
-    in_flight = [inflight.plan.STAGE for inflight in state.plans.values() if state.now - inflight.begun_s < STUCK_S]
+    in_flight = [
+        inflight.plan.STAGE
+        for inflight in state.plans.values()
+        if state.now - inflight.begun_s < STUCK_S and inflight.actor not in state.outages
+    ]
     return View(
         requests=tuple(views),
         now=state.now,
@@ -167,7 +171,7 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
     """Evict pages of later rows if the first row with KV pages has waited too long for patch or embedding pages."""
     for seen in view.requests:
         request = state.requests[seen.key]
-        if not seen.segments or request.plans or not seen.has_kv:
+        if not seen.segments or not seen.has_kv or any(state.plans[plan_id].actor not in state.outages for plan_id in request.plans):
             continue
         segment = seen.segments[0]
         pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"

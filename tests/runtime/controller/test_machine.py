@@ -981,3 +981,16 @@ def test_while_one_of_a_stage_is_broken_the_other_serves() -> None:
     assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1"], "the last is of the request that failed"
     driver.machine.set_outages([Outage("prefill.1", "it crashes"), Outage("prefill", "it, too")])
     assert {failed.key for failed in sent(driver.tick(), m.Failed) if isinstance(failed, m.Failed)} >= {1, 3, 4}
+
+
+def test_a_broken_prefill_does_not_hold_up_the_other_while_tokens_are_generated() -> None:
+    driver = several("E+2P+D", num_rows=8, prefill_budget=6)
+    driver.submit(text(max_new=50), 1)
+    driver.done("prefill")
+    for key in (2, 3):
+        driver.submit(text(), key)
+    assert places(driver, "prefill") == ["prefill", "prefill.1"], "all turns"
+    driver.machine.set_outages([Outage("prefill", "it crashes", driver.now + 50)])
+    driver.tick(0.1)
+    driver.submit(text(), 4)
+    assert places(driver, "prefill") == ["prefill", "prefill.1", "prefill.1"]
