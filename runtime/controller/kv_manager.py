@@ -259,11 +259,11 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 
 def admit_to_decode(state: ControllerState) -> None:
-    """Hand fully prefilled rows to decode once no plan names them. Membership is recorded before the phase."""
+    """Hand fully prefilled rows to decode once no plan writes their KV pages. Membership is recorded before the phase."""
     for request in state.touched():
         if request.phase != Phase.PREPARE or not request.has_kv:
             continue
-        if request.plans or not request.counts_known or not request.is_prefilled:
+        if request.prefill_plan is not None or not request.counts_known or not request.is_prefilled:
             continue
         request.record.member = True
         request.window = None  # time spent outside decode does not count as time between tokens

@@ -2,12 +2,13 @@
 
 The supervisor reports the actors that it has given up for now (``shm/outages.py``); without a supervisor, an actor absent for long
 counts as broken. No request waits for one: a request that still needs a stage whose actors are all broken is refused, or ends, with
-status 503, and so does one with a plan at a broken actor. Requests that do not need it go on: text without ``video`` and ``encoder``,
-and decoding without ``prefill``.
+status 503. While another actor of the stage serves, it gets what the broken one was to encode, into other pages; a request whose
+prefill plan lies at a broken actor ends, since that plan may still write into the row's KV pages. Requests that do not need the stage
+go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
@@ -15,6 +16,7 @@ from ..bus.messages import RequestSpec
 from ..errors import RequestError
 from ..stage_table import STAGES, stage_of
 from .lifecycle import fail
+from .poison import give_back
 from .request import Request
 from .scheduling.types import SegmentStage
 from .state import ControllerState
@@ -27,19 +29,38 @@ _UNKNOWN_RETRY_S = 30  # if the time of the next try is unknown
 def check_served(state: ControllerState, spec: RequestSpec) -> None:
     """Refuse a request that needs a broken actor. Raises RequestError."""
     if state.outages and (outage := _outage_of(state, _needed_by_new(spec))):
-        raise unavailable(outage, state.now)
+        raise _unavailable(outage, state.now)
 
 
 def fail_stranded(state: ControllerState) -> None:
-    """End the requests that cannot go on, in any phase."""
+    """End the requests that cannot go on, in any phase, and plan work of broken actors again that others can do."""
     if not state.outages:
         return
     for request in list(state.requests.values()):
-        if request.failure is None and (outage := _outage_of(state, needed_stages(request), request)):
-            fail(state, request, unavailable(outage, state.now))
+        if request.failure is not None:
+            continue
+        needed = needed_stages(request)
+        if outage := _outage_of(state, needed):
+            fail(state, request, _unavailable(outage, state.now))
+        else:
+            _leave_broken(state, request, needed)
 
 
-def unavailable(outage: Outage, now: float) -> RequestError:
+def _leave_broken(state: ControllerState, request: Request, needed: frozenset[str]) -> None:
+    """Take back the request's work from broken actors, for the others of their stages; fail it where that is impossible."""
+    for plan_id, plan in request.plans.items():
+        outage = state.outages.get(state.plans[plan_id].actor)
+        if outage is None or plan.STAGE not in needed or not request.awaits(plan):
+            continue
+        if plan.WRITES is None:
+            message = f"{outage.actor} is broken: {outage.reason}; the stage has another, which serves"
+            fail(state, request, RequestError(message, status=503, type="overloaded_error", retry_after_s=1))
+            return
+        give_back(state, request, plan)
+        state.save(request)
+
+
+def _unavailable(outage: Outage, now: float) -> RequestError:
     """Return a 503 error with the time to the next probe as Retry-After."""
     wait_s = outage.next_probe_s - now + 1 if outage.next_probe_s else _UNKNOWN_RETRY_S
     rest = "; requests without media are served" if stage_of(outage.actor) in MEDIA_STAGES else ""
@@ -79,12 +100,11 @@ def _needed_by_new(spec: RequestSpec) -> frozenset[str]:
     return frozenset(needed)
 
 
-def _outage_of(state: ControllerState, needed: Iterable[str], request: Request | None = None) -> Outage | None:
-    """Return an outage that leaves a needed stage, or a plan of the request, without an actor."""
-    for actor, outage in state.outages.items():
-        if request is not None and any(state.plans[plan_id].actor == actor for plan_id in request.plans):
-            return outage
-        stage = stage_of(actor)
-        if stage in needed and all(other in state.outages for other in state.limits.actors if stage_of(other) == stage):
-            return outage
+def _outage_of(state: ControllerState, needed: Container[str]) -> Outage | None:
+    """Return an outage that leaves a needed stage without an actor: of its actors', that of the earliest probe."""
+    for stage in map(stage_of, state.outages):
+        if stage in needed:
+            actors = [actor for actor in state.limits.actors if stage_of(actor) == stage]
+            if all(actor in state.outages for actor in actors):
+                return min((state.outages[actor] for actor in actors), key=lambda outage: outage.next_probe_s or math.inf)
     return None

@@ -39,6 +39,8 @@ def blame(state: ControllerState, inflight: InflightPlan, live: list[Request], r
 
 def _charge(request: Request, inflight: InflightPlan, result: ItemError | Died, is_alone: bool) -> RequestError | None:
     """Count this against the request. Returns the error to fail it with, None while it may try again."""
+    if isinstance(result, ItemError) and not request.awaits(inflight.plan):
+        return None  # another plan does this work, or has done it
     if isinstance(result, ItemError) and is_alone:
         if result.status < 500:
             media = inflight.plan.media

@@ -243,6 +243,12 @@ class Request:
         targets = plan.targets(self.key_in_table)
         return [(place, segment) for place, segment in self.record.segments() if segment.target in targets] if targets else []
 
+    def awaits(self, plan: Plan) -> bool:
+        """Return whether this plan in flight does work that the request needs, and no other plan does."""
+        if isinstance(plan, Analyse):
+            return self.record.items[plan.item].shape is None
+        return isinstance(plan, Prefill) or bool(self.segments_of(plan))
+
     @property
     def targets(self) -> Lengths:
         return prefill_targets(self.lengths, self.committed)

@@ -23,9 +23,10 @@ from mmrt.runtime.controller.effects import (
     WriteState,
 )
 from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress
-from mmrt.runtime.controller.lifecycle import preempt
+from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
+from mmrt.runtime.controller.request import Request
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
@@ -973,14 +974,71 @@ def test_while_one_of_a_stage_is_broken_the_other_serves() -> None:
     assert places(driver, "prefill") == ["prefill", "prefill.1"]
     driver.machine.set_outages([Outage("prefill.1", "it crashes", driver.now + 5)])
     (failed,) = sent(driver.tick(), m.Failed)
-    assert (
-        isinstance(failed, m.Failed) and (failed.key, failed.status) == (2, 503) and "prefill.1 is broken: it crashes" in failed.message
-    )
+    assert isinstance(failed, m.Failed) and (failed.key, failed.status, failed.retry_after_s) == (2, 503, 1)
+    assert failed.message == "prefill.1 is broken: it crashes; the stage has another, which serves"
     for key in (3, 4):
         assert not sent(driver.submit(text(), key), m.Failed)
     assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1"], "the last is of the request that failed"
-    driver.machine.set_outages([Outage("prefill.1", "it crashes"), Outage("prefill", "it, too")])
-    assert {failed.key for failed in sent(driver.tick(), m.Failed) if isinstance(failed, m.Failed)} >= {1, 3, 4}
+    driver.machine.set_outages([Outage("prefill.1", "it crashes"), Outage("prefill", "it hangs", driver.now + 4.5)])
+    all_broken = [failed for failed in sent(driver.tick(), m.Failed) if isinstance(failed, m.Failed)]
+    assert {failed.key for failed in all_broken} == {1, 3, 4}
+    assert {(failed.message, failed.retry_after_s) for failed in all_broken} == {("prefill is broken: it hangs", 6)}, (
+        "the earliest probe"
+    )
+
+
+def encoding(driver: Driver) -> Request:
+    """A request whose image is at the first encoder."""
+    driver.submit(image())
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    driver.done("video", m.Analysed(SHAPE))
+    driver.done("video")
+    assert places(driver, "encoder") == ["encoder"]
+    return driver.state.requests[KEY]
+
+
+def test_another_encoder_gets_the_work_of_a_broken_one() -> None:
+    driver = several("2E+P+D", num_rows=8)
+    request = encoding(driver)
+    _, first = driver.plan("encoder")
+    driver.machine.set_outages([Outage("encoder", "it crashes", driver.now + 50)])
+    assert not sent(driver.tick(), m.Failed)
+    _, second = driver.plan("encoder.1")
+    assert isinstance(first, p.Encode) and isinstance(second, p.Encode) and first.parts[0].source == second.parts[0].source
+    assert not set(first.parts[0].target.pages) & set(second.parts[0].target.pages), "the broken one may yet write its pages"
+    driver.done("encoder.1")
+    while places(driver, "prefill"):
+        driver.done("prefill")
+    assert request.phase == Phase.DECODE and driver.state.pools["patch"].num_used and driver.state.pools["embedding"].num_used
+    driver.machine.set_outages([])
+    driver.done("encoder")
+    assert not driver.state.plans and not driver.state.pools["patch"].num_used and not driver.state.pools["embedding"].num_used
+
+
+def test_an_error_in_work_that_another_encoder_has_done_fails_nobody() -> None:
+    driver = several("2E+P+D", num_rows=8)
+    encoding(driver)
+    driver.machine.set_outages([Outage("encoder", "it crashes", driver.now + 5)])
+    driver.tick()
+    driver.machine.set_outages([])
+    assert not sent(driver.done("encoder", m.ItemError(500, "out of memory")), m.Failed)
+    assert not sent(driver.done("encoder.1"), m.Failed)
+    assert places(driver, "prefill")
+
+
+def test_a_stream_goes_on_whose_stale_plan_is_at_an_actor_that_breaks() -> None:
+    driver = several("2E+P+D", num_rows=8)
+    request = encoding(driver)
+    reset_media(driver.state, request, consumed_too=False)
+    driver.state.save(request)
+    driver.tick()
+    driver.done("video")
+    driver.done("encoder.1")
+    while places(driver, "prefill"):
+        driver.done("prefill")
+    assert request.phase == Phase.DECODE and places(driver, "encoder") == ["encoder"]
+    driver.machine.set_outages([Outage("encoder", "it hangs", driver.now + 5)])
+    assert not sent(driver.tick(), m.Failed), "decode has all that it needs"
 
 
 def test_a_broken_prefill_does_not_hold_up_the_other_while_tokens_are_generated() -> None:
