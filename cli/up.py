@@ -127,6 +127,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
     if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
         reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
+    if "*" in plan.config.server.allow_origins and not plan.config.server.api_key:
+        reporter.message("every web page that is open in a browser can use this server: it has no API key (server.api_key)")
     if (foreign := foreign_parent()) is not None and plan.environment.run_dir is None:
         reporter.message(f"{foreign} is not a directory of this user, so the run directory is {plan.path}")
     listeners = open_listeners(plan.config.server.host, plan.port)

@@ -34,6 +34,7 @@ MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 Size = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -61,6 +62,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 8000  # 0 picks a free one
     api_key: str = ""
+    allow_origins: tuple[Origin, ...] = ()  # of web pages that may use the server (CORS); "*" allows any
     allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
     max_body_mib: Size = 64
     keep_alive_s: Seconds = 10.0
@@ -299,8 +301,11 @@ def _explain(message: str, data: dict[str, Any]) -> str:
     reason, path = found.groups()
     path = path.removesuffix("[...]")
     value: Any = data
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+    for key in re.findall(r"[^.\[\]]+", path):
+        if isinstance(value, list):
+            value = value[int(key)]
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
     if reason.startswith("Invalid enum value"):
         reason = f"expected one of {', '.join(map(repr, _choices(path)))}"
     return f"{path} = {_show(value)}: {reason[:1].lower()}{reason[1:]}"

@@ -21,6 +21,7 @@ from ...runtime.stage_table import stage_of
 from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
+from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 from .responses import error_body
@@ -35,8 +36,10 @@ DEFAULT_RETRY_S = 1
 def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool]) -> web.Application:
     """Build the application with all routes. While ``is_ending``, each answer says that its connection closes, and closes it."""
     names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
+    origins = AllowedOrigins(server.allow_origins)
+    authenticate = _authenticate(server.api_key, names, origins)
     app = web.Application(
-        middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), _authenticate(server.api_key, names)],
+        middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), origins.preflight, authenticate],
         client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
@@ -52,8 +55,9 @@ def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable
         add(path, handler)
         add(f"{path}/", handler)
 
-    async def on_prepare(_: web.Request, response: web.StreamResponse) -> None:
+    async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
+        origins.mark(request, response)
         if is_ending():
             response.headers["Connection"] = "close"
             response.force_close()
@@ -207,11 +211,12 @@ def _is_open(request: web.Request) -> bool:
     return request.path.removesuffix("/") in OPEN_ROUTES
 
 
-def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
+def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins) -> Middleware:
     """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, except /health and /ready.
 
     Without a key clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
-    POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.)
+    POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.) Origins that are
+    allowed may.
     """
     expected = f"bearer {api_key}".encode()
 
@@ -223,8 +228,10 @@ def _authenticate(api_key: str, names: frozenset[str]) -> Middleware:
             if not hmac.compare_digest(given, expected):
                 raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
         origin = request.headers.get("Origin")
-        if origin is not None and not api_key and not _is_own(origin.lower(), request.host.lower(), names):
+        is_foreign = origin is not None and not _is_own(origin.lower(), request.host.lower(), names) and not origins.allow(origin)
+        if origin is not None and is_foreign and not api_key:
             message = f"web pages of another origin ({origin[:100]!r}) may not use this server: it has no API key (server.api_key)"
+            message += ", and server.allow_origins does not name it"
             raise RequestError(message, status=403, type="permission_error")
         return await handler(request)
 

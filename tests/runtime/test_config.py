@@ -60,6 +60,8 @@ def test_any_text_survives_toml(text: str) -> None:
             "actors.layout = \"PD\": 'PD' has no encoder (E)",
         ),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
+        ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
+        ('[server]\nallow_origins = ["https://app.example/"]', 'server.allow_origins[0] = "https://app.example/": expected'),
         ("server = 3", "server = 3: expected a table [server]"),
         ("[supervisor]\nbackoff_s = 9", "supervisor.backoff_max_s = 5.0 is less than supervisor.backoff_s = 9.0"),
         ("[server]\nport = ", "not valid TOML: Invalid value"),
