@@ -1,19 +1,29 @@
 """Media of equal content and salt: each is analysed, decoded and encoded once, whoever needs it and when."""
 
 import random
+import tempfile
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
-from mmrt.runtime.controller.known_media import KnownMedia, KnownMedium
+from mmrt.runtime.bus.plans import Place
+from mmrt.runtime.controller import embedding_cache, media_sharing, planner
+from mmrt.runtime.controller.embedding_cache import page_keys
+from mmrt.runtime.controller.known_media import KnownMedia, KnownMedium, MediaKey, media_key
 from mmrt.runtime.controller.lifecycle import reset_media
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.request import Request
+from mmrt.runtime.controller.scheduling.types import SegmentChoice
+from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.tests.runtime.controller.test_machine import IMAGE, SHAPE, Driver
 from mmrt.tests.runtime.controller.test_recovery import remains
+from mmrt.tests.runtime.controller.test_recovery_world import live_through
 
 ROOM = dict(num_rows=16, num_kv_pages=200, num_media_pages=64, num_patch_pages=64, num_embedding_pages=64, num_plan_slots=32)
 ASKED = ("video", "encoder", "prefill")
@@ -249,3 +259,38 @@ def test_known_media_are_bounded_and_the_oldest_go() -> None:
         assert known.find(key) != KnownMedium()
         held = [found for n in range(300) if (found := known._media.get((b"", b"%d" % n))) is not None]
         assert sum(medium.num_segments for medium in held) == known._num_segments <= 40, number
+
+
+# bugs that the recovery world must find
+
+
+def without_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(spec: m.RequestSpec, item: int) -> MediaKey | None:
+        found = media_key(spec, item)
+        return found and (b"", found[1])
+
+    monkeypatch.setattr(media_sharing, "media_key", key)
+
+
+def without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
+        return page_keys(state, request, (place[0], 0))
+
+    monkeypatch.setattr(embedding_cache, "page_keys", keys)
+
+
+def keyed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    def issue(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
+        issue_encode(state, choices, now)
+        embedding_cache.keep_encoded(state, [(state.requests[choice.key], (choice.item, choice.segment)) for choice in choices])
+
+    issue_encode = planner._issue_encode
+    monkeypatch.setattr(planner, "_issue_encode", issue)
+
+
+@pytest.mark.parametrize("bug", [without_salt, without_segments, keyed_too_early])
+def test_the_world_finds_bugs(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-") as place, pytest.raises(AssertionError, match="foreign|which has a key"):
+        for seed in range(40):
+            live_through(seed, Path(place))
