@@ -12,6 +12,7 @@ from ..bus.messages import PageRun
 from ..bus.plans import Place
 from .guidance import num_pages
 from .page_cache import KEY_BYTES
+from .page_keys import root_key
 from .request import Request, SegmentRecord
 from .scheduling.legality import may_take
 from .scheduling.types import SegmentStage
@@ -28,7 +29,7 @@ def page_keys(state: ControllerState, request: Request, place: Place) -> list[by
         item, segment = place
         if (key := request.media_key(item)) is not None:
             salt, content = key
-            stem = blake2b(content, digest_size=KEY_BYTES, key=blake2b(salt, digest_size=KEY_BYTES, key=state.secret).digest())
+            stem = blake2b(content, digest_size=KEY_BYTES, key=root_key(state.secret, salt))
             for page in range(num_pages(request.record.shape_of(*place).num_tokens, state.limits.embedding_page_tokens)):
                 digest = stem.copy()
                 digest.update(_PLACE.pack(segment, page))

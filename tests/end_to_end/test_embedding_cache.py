@@ -31,11 +31,11 @@ def own(launch: Callable[..., Server]) -> Server:
 
 
 class Asked:
-    """One answer: its request's id, and its token ids."""
+    """One answer to a tenant: its request's id, and its token ids."""
 
-    def __init__(self, server: Server, content: Any, **options: Any) -> None:
+    def __init__(self, server: Server, content: Any, salt: str = "a tenant", **more: Any) -> None:
         self.ids: list[int] = []
-        for chunk in server.stream(content, **options):
+        for chunk in server.stream(content, extra_body={"cache_salt": salt, **more}):
             self.request = chunk.id
             self.ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
 
@@ -100,7 +100,7 @@ def test_a_known_video_with_its_sound_track(own: Server, oracle: Oracle) -> None
     media = Media(videos=[(made.frames, 2.0)], audios=[made.samples], use_audio_in_video=True)
     for is_known in (False, True):
         content = [new_words(), made.part, text("What happens?")]
-        asked = Asked(own, content, extra_body=WITH_SOUND)
+        asked = Asked(own, content, **WITH_SOUND)
         assert (work(own, asked) == KNOWN) == is_known
         check(oracle, asked, content, media)
     assert work(own, Asked(own, [new_words(), made.part, text("What happens?")])) != KNOWN, "without its sound it is another medium"
@@ -114,7 +114,7 @@ def test_what_looks_alike_is_not_known(own: Server) -> None:
     assert work(own, Asked(own, [new_words(), {**part, "max_pixels": 20_000}, text("Hm?")])) == NEW
     assert work(own, Asked(own, [new_words(), encoded(pixels, compress_level=1), text("Hm?")])) == NEW
     for expected in (NEW, KNOWN):
-        asked = Asked(own, [new_words(), part, text("Hm?")], extra_body={"cache_salt": "a tenant"})
+        asked = Asked(own, [new_words(), part, text("Hm?")], "another tenant")
         assert work(own, asked) == expected
     assert work(own, Asked(own, [new_words(), part, text("Hm?")])) == KNOWN
 

@@ -292,5 +292,5 @@ def keyed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_world_finds_bugs(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with tempfile.TemporaryDirectory(prefix="mmrt-test-") as place, pytest.raises(AssertionError, match="foreign|which has a key"):
-        for seed in range(40):
+        for seed in range(150):
             live_through(seed, Path(place))
