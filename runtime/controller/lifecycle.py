@@ -136,7 +136,7 @@ def clear_pages(state: ControllerState, request: Request) -> None:
     state.emit(ClearPages(request.row))
     state.pools["kv"].retire(owner(request))
     request.block_tables = ([], [])
-    request.prefilled, request.num_named = [0, 0], [0, 0]
+    request.prefilled, request.num_cached, request.num_named = [0, 0], [0, 0], [0, 0]
 
 
 def send_drops(state: ControllerState, now: float) -> None:

@@ -164,7 +164,7 @@ def _members(request: Request) -> tuple[MemberView, ...]:
     targets = request.targets
     first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
     ready = (first, *targets[1:])
-    return tuple(MemberView(request.prefilled[m], ready[m], targets[m]) for m in range(len(targets)))
+    return tuple(MemberView(request.prefilled[m], ready[m], targets[m], request.num_cached[m]) for m in range(len(targets)))
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:

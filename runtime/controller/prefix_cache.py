@@ -67,7 +67,8 @@ def append_hits(state: ControllerState, request: Request, member: int, pages: li
     state.emit(AppendPages(request.row, member, pages))
     state.emit(SetPrefilled(request.row, member, num_tokens))
     request.block_tables[member].extend(pages)
-    request.prefilled[member], request.num_named[member] = num_tokens, len(pages)
+    request.prefilled[member] = request.num_cached[member] = num_tokens
+    request.num_named[member] = len(pages)
 
 
 def note_hits(state: ControllerState, request: Request) -> None:

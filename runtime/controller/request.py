@@ -179,6 +179,7 @@ class Request:
     prefilled: list[int] = field(default_factory=lambda: [0, 0])
 
     keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
+    num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
     num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of the block tables that have got theirs
 
     committed: int = 0

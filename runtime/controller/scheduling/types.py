@@ -96,11 +96,13 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4)."""
+    """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4). The first ``cached`` were
+    found in the cache."""
 
     next: int
     ready: int
     target: int
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,9 @@ class RequestView:
 
     @property
     def is_partial(self) -> bool:
-        """True if some but not all of it is prefilled."""
+        """True if work on it has begun: some of it is prefilled that was not found in the cache."""
         for member in self.members:
-            if member.next:
+            if member.next > member.cached:
                 return True
         return False
 

@@ -11,6 +11,7 @@ from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import EndCode
 from mmrt.tests.runtime.controller.kv_contents import positions
@@ -195,3 +196,17 @@ def test_the_last_words_of_a_request_that_is_delivered_early_are_named() -> None
     ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in driver.machine.wanted_ids(words, all_of_them=True)]
     effects = driver.machine.on_message("gateway", 1, delivered, driver.now, words, ids)
     assert sum(len(effect.keys) for effect in effects if isinstance(effect, SetPageKeys)) == 21 // 4 - 2
+
+
+def test_a_hit_gives_no_precedence() -> None:
+    """Else requests that begin alike would keep all others waiting for as long as they come."""
+    driver = cached(prefill_budget=8, num_rows=4)
+    ask(driver, text(10), 1)
+    finish(driver, 1)
+    driver.state.actors.pop(InstanceId("prefill"))
+    ask(driver, msgspec.structs.replace(text(10), salt=b"other"), 2)
+    assert hits(ask(driver, text(18), 3)) == [8]
+    driver.state.actors[InstanceId("prefill")] = 1
+    driver.tick()
+    (chunk,) = driver.plan("prefill")[1].chunks
+    assert chunk.row == driver.state.requests[2].row
