@@ -228,19 +228,19 @@ def _next_growth(state: ControllerState, request: Request) -> int:
 
 def _take_from_later(state: ControllerState, request: Request, num_pages: int) -> bool:
     """Preempt until ``num_pages`` are coming, counting pages already being given back. False if that is impossible."""
+    ledger = state.pools["kv"]
     leaving = [r for r in state.requests_in_rows() if r.record.evicting or r.ending or r.is_finished]
-    staying = [r for r in state.live() if not r.record.evicting and not r.is_finished]
-    num_holders = Counter(page for other in staying for page in set(chain(*other.block_tables)))
-    coming = {page for other in leaving for page in chain(*other.block_tables)} - num_holders.keys()
-    missing = num_pages - state.pools["kv"].num_free - len(coming)
+    given_back = Counter(p for r in leaving if not r.record.evicting and not r.ending for p in set(chain(*r.block_tables)))
+    coming = {p for r in leaving for p in chain(*r.block_tables) if ledger.num_rows(p) <= given_back[p]}
+    missing = num_pages - ledger.num_free - len(coming)
     if missing <= 0:
         return True
     holders = [
         Holder(other.key, other.rank, 2 if other.record.items else 0, set(chain(*other.block_tables)))
-        for other in staying
-        if other.has_kv
+        for other in state.live()
+        if other.has_kv and not other.is_finished
     ]
-    victims = choose_victims(holders, request.rank, missing, num_holders)
+    victims = choose_victims(holders, request.rank, missing, ledger.num_rows)
     for key in victims:
         preempt(state, state.requests[key])
     return bool(victims)

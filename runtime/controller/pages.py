@@ -170,6 +170,10 @@ class PageLedger:
     def owned_by(self, owner: Owner) -> frozenset[int]:
         return frozenset(self._owned.get(owner, ()))
 
+    def num_rows(self, page: int) -> int:
+        """Return the number of rows that own the page."""
+        return self._num_owners[page] - (self.cache.key_of(page) is not None)
+
     def is_retired(self, page: int) -> bool:
         """Return True for a page that waits for its last users."""
         return self._num_owners[page] == 0 and self._num_users[page] > 0

@@ -7,7 +7,7 @@ reserves the row that it could have had: rows and pages seldom become free toget
 requests all wait for KV pages would wait for ever.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -142,13 +142,13 @@ class Holder(NamedTuple):
     pages: Collection[int]
 
 
-def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int, num_holders: Mapping[int, int]) -> list[int]:
+def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int, num_holders: Callable[[int], int]) -> list[int]:
     """Choose rows to preempt so that the request of this rank gets ``num_pages`` more; [] if that is impossible.
 
     Only later rows are taken, so the first is never a victim: text first, cached media next, media last, the last of each first.
-    ``num_holders``: of every page; one that several hold becomes free with the last of them.
+    ``num_holders``: of a page; one that several hold becomes free with the last of them.
     """
-    left = dict(num_holders)
+    left: dict[int, int] = {}
     victims: list[int] = []
     later = sorted((holder for holder in holders if holder.rank > rank), key=lambda holder: holder.rank, reverse=True)
     for holder in sorted(later, key=lambda holder: holder.media):
@@ -156,7 +156,7 @@ def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int, num_ho
             break
         victims.append(holder.key)
         for page in holder.pages:
-            left[page] -= 1
+            left[page] = left.get(page, num_holders(page)) - 1
             num_pages -= not left[page]
     return victims if num_pages <= 0 else []
 

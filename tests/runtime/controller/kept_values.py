@@ -21,6 +21,7 @@ def check_kept(state: ControllerState) -> None:
             have = [len(table) for table in request.block_tables]
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
     check_touched(state)
+    check_keys(state)
     for request in state.requests.values():
         assert request.last_heard_s >= state.heard_s
         assert request.failure is not None or request.is_finished or not 0 < request.spec.deadline_s < state.deadline_s
@@ -36,3 +37,14 @@ def check_touched(state: ControllerState) -> None:
         is_ready = request.has_kv and not request.plans and request.counts_known and request.is_prefilled
         to_do = has_ended or is_ready or is_analysed and not record.prepared and request.failure is None
         assert not to_do or id(request) in touched, f"nobody looks at {request}"
+
+
+def check_keys(state: ControllerState) -> None:
+    """A page with a key stands in a block table only in its place: after the same tokens, and before the last one."""
+    cache = state.pools["kv"].cache
+    for request in state.live():
+        for table, keys in zip(request.block_tables, request.keys, strict=False):
+            names = keys.up_to(keys.num_tokens)
+            for index, page in enumerate(table):
+                key = cache.key_of(page)
+                assert key is None or names[index : index + 1] == [key], f"page {page} is the wrong one for {request}"

@@ -350,7 +350,7 @@ def num_gained(all_of_them: list[Holder], chosen: list[Holder]) -> int:
 @settings(deadline=None)
 @given(holders, st.integers(0, 20), st.integers(0, 12))
 def test_victims_are_later_text_first_and_enough_or_none(found: list[Holder], arrival: int, need: int) -> None:
-    victims = choose_victims(found, (arrival,), need, Counter(page for holder in found for page in holder.pages))
+    victims = choose_victims(found, (arrival,), need, Counter(page for holder in found for page in holder.pages).__getitem__)
     chosen = [next(h for h in found if h.key == key) for key in victims]
     assert all(holder.rank > (arrival,) for holder in chosen)
     younger = [holder for holder in found if holder.rank > (arrival,)]
