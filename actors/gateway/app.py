@@ -68,13 +68,13 @@ def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The handlers of the routes. ``unready`` names the actors that are not ready to serve; /ready says 200 if none. ``broken``: actors
-    that the run does without for now, and why."""
+    """The handlers of the routes. ``readiness``: of each actor of the run, whether it serves. ``broken``: actors that the run does
+    without for now, and why."""
 
     completions: Completions
     limits: Limits
     counts: Metrics
-    unready: Callable[[], list[str]]
+    readiness: Callable[[], Mapping[str, bool]]
     broken: Callable[[], Mapping[str, str]]
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -105,11 +105,13 @@ class Endpoints:
         """Readiness: a request for text sent now would be served. The answer names actors that the run does without."""
         if self.completions.is_draining:
             raise _not_ready("the server is shutting down")
-        missing = self.unready()
+        ready = self.readiness()
+        missing = [name for name, serves in ready.items() if not serves]
         if not missing:
             return _json({"status": "ready"})
         broken = self.broken()
-        if all(name in broken and stage_of(name) in MEDIA_STAGES for name in missing):
+        serving = {stage_of(name) for name, serves in ready.items() if serves}
+        if all(stage_of(name) in serving or stage_of(name) in MEDIA_STAGES and name in broken for name in missing):
             return _json({"status": "ready", "degraded": missing})
         raise _not_ready("not ready: " + ", ".join(f"{name} (broken: {broken[name]})" if name in broken else name for name in missing))
 

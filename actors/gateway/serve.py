@@ -112,7 +112,7 @@ class GatewayServer:
             server=actor.config.server,
             fingerprint=f"mmrt-{__version__}",
         )
-        endpoints = Endpoints(self._completions, text.limits, metrics, self._unready, lambda: stats.read().broken)
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._readiness, lambda: stats.read().broken)
         self._runner = Runner(
             build_app(endpoints, actor.config.server, lambda: actor.ending),
             handler_cancellation=True,
@@ -222,8 +222,8 @@ class GatewayServer:
     def _receive(self, message: ToActor) -> None:
         self._registry.on_message(message, time.monotonic())
 
-    def _unready(self) -> list[str]:
-        return [name for name in self._actors.actors if not _is_ready(self._actor, self._actors, name)]
+    def _readiness(self) -> dict[str, bool]:
+        return {name: _is_ready(self._actor, self._actors, name) for name in self._actors.actors}
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:

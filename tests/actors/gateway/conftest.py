@@ -358,8 +358,8 @@ class Stage:
             serving=serves.set,
             watch_ending=lambda loop, on_ending: None,
         )
-        locks = [RoleLock(run, name) for name in ACTORS]
         table = ActorTable.attach(run)
+        locks = [RoleLock(run, name) for name in table.actors]
         for lock in locks:
             assert lock.try_acquire()
             table.writer(lock.actor, 1).set_state(ActorState.ACTIVE)
@@ -395,13 +395,19 @@ class Stage:
 
 
 @pytest.fixture
-def stage(limits: Limits, prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def actors() -> tuple[str, ...]:
+    """Of the run."""
+    return ACTORS
+
+
+@pytest.fixture
+def stage(limits: Limits, prompts: PromptBuilder, actors: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(serving, "TICK_S", 0.01)
     path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
     run = RunDirectory.create(path, {})
     PagePool.create(run, "media", 64, PAGE_BYTES).close()
     Ring.create(run, "deltas", 1 << 20).close()
-    ActorTable.create(run, ACTORS).close()
+    ActorTable.create(run, actors).close()
     stats = ControllerStats.create(run)
     stats.publish(StatsSnapshot(running=3, waiting=2, pools={"kv": PoolUse(8, 2)}))
     stats.close()

@@ -20,7 +20,7 @@ from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.messages import RequestSpec, Sampling
 from mmrt.runtime.errors import RequestError, RunError
-from mmrt.runtime.stage_table import ACTORS
+from mmrt.runtime.stage_table import ACTORS, actors_of
 from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -501,6 +501,25 @@ def test_readiness_without_what_is_broken(stage: Any) -> None:
         assert answer.status_code == 503 and answer.headers["Retry-After"]
         message = "not ready: video (broken: exit status 1), prefill (broken: exit status 2)"
         assert answer.json()["error"]["message"] == message
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("actors", [actors_of("2E+2P+D")])
+def test_readiness_while_another_of_the_stage_serves(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        locks = {lock.actor: lock for lock in scene.locks}
+        for name in ("prefill.1", "encoder"):  # they restart, and are not broken
+            locks[name].release()
+        answer = await scene.http.get("/ready")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ready", "degraded": ["encoder", "prefill.1"]})
+        locks["encoder.1"].release()
+        scene.stats.publish(StatsSnapshot(broken={"encoder.1": "exit status 1"}))
+        answer = await scene.http.get("/ready")
+        assert answer.status_code == 503, "the other restarts"
+        assert answer.json()["error"]["message"] == "not ready: encoder, encoder.1 (broken: exit status 1), prefill.1"
+        scene.stats.publish(StatsSnapshot(broken={"encoder": "exit status 1", "encoder.1": "exit status 1"}))
+        assert (await scene.http.get("/ready")).json()["degraded"] == ["encoder", "encoder.1", "prefill.1"]
 
     stage.run(test)
 
