@@ -15,8 +15,7 @@ from .versioned import VersionedBlob
 
 NAME = "outages"  # without the run id: a memory that makes its segments anew leaves it alone
 _KIND = "outages"
-_MAX_BYTES = 8192
-_MAX_REASON = 300
+_MAX_BYTES = 16384  # every actor of the largest run may be broken
 
 
 class OutageTable:
@@ -52,8 +51,7 @@ class OutageTable:
 
     def publish(self, outages: tuple[Outage, ...]) -> None:
         """Replace them. Supervisor only."""
-        shortened = tuple(msgspec.structs.replace(outage, reason=outage.reason[:_MAX_REASON]) for outage in outages)
-        self._blob.write(1, msgspec.msgpack.encode(shortened))
+        self._blob.write(1, msgspec.msgpack.encode([outage.shortened() for outage in outages]))
 
     def read(self) -> tuple[Outage, ...]:
         """The last that were published; none before the first."""

@@ -1,17 +1,19 @@
 """How the controller learns what is broken: from the supervisor's table, and without a supervisor by absence."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from mmrt.actors.controller.outage_watch import OutageWatch
-from mmrt.runtime.stage_table import ACTORS, replaceable
+from mmrt.runtime.stage_table import ACTORS, MAX_INSTANCES, actors_of, replaceable
 from mmrt.schema.outage import Outage
 from mmrt.shm.errors import MissingError
 from mmrt.shm.outages import OutageTable
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ControllerStats, StatsSnapshot
 
 
 @pytest.fixture
@@ -36,6 +38,18 @@ def test_what_the_supervisor_says(run: RunDirectory) -> None:
     assert watch.changed(0.0) == () and OutageTable.attach(run).read() == ()
     for part in (watch, late, table):
         part.close()
+
+
+def test_every_actor_of_the_largest_run_may_be_broken_for_a_long_reason(run: RunDirectory) -> None:
+    actors = actors_of(f"{MAX_INSTANCES}E+{MAX_INSTANCES}P+D")
+    with closing(OutageTable.create(run)) as table, closing(ControllerStats.create(run)) as stats:
+        table.publish(tuple(Outage(actor, "a" + "模型目录" * 75, 1e9) for actor in actors))
+        found = table.read()
+        assert [outage.actor for outage in found] == list(actors)
+        assert {outage.reason for outage in found} == {"a" + ("模型目录" * 75)[:99]}, "no half of a character"
+        broken = {outage.actor: outage.reason for outage in found}
+        stats.publish(StatsSnapshot(broken=broken))
+        assert stats.read().broken == broken
 
 
 def test_without_a_supervisor_who_is_absent_for_long_is_broken(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
