@@ -5,23 +5,24 @@ request; counters for pools, queues and budgets; arrows from plan to plan of a r
 CLOCK_MONOTONIC.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..bus.messages import POOLS
 from ..bus.plans import PlanKind
 from ..process.exit_status import describe_exit
-from ..stage_table import MAX_INSTANCES, STAGES, SUPERVISOR, InstanceId, number_of, stage_of
+from ..stage_table import SUPERVISOR
 from .dumps import Recording
 from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
 
 Event = dict[str, Any]
+Pids = Mapping[str, int]
+"""The numbers of the actors' tracks, in the order of the actors' numbers in records; the supervisor's is the last."""
 
 _REQUESTS_PID = 1
 _STEPS_TID = 1
 _ASIDE_TID = 2
-_PIDS = {stage: _REQUESTS_PID + 1 + MAX_INSTANCES * place for place, stage in enumerate((*STAGES, SUPERVISOR))}  # of the first actor
 # The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
@@ -36,13 +37,13 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
     records = merge(recording.recorders)
     since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
     requests, plans = request_spans(records), plan_spans(records)
-    actors = facts.actors
-    events = list(_slices(records, plans, requests, actors))
+    pids = _number_tracks(recording)
+    events = list(_slices(records, plans, requests, pids))
     tracks = {event["args"]["plan"]: event["tid"] for event in events if "plan" in event.get("args", {})}
-    events += _plan_tracks(plans, facts.taken_ns)
-    events += _generations(records, facts.taken_ns, actors)
-    events += _counters(records)
-    events += _flows(records, plans, requests, tracks)
+    events += _plan_tracks(plans, facts.taken_ns, pids)
+    events += _generations(records, facts.taken_ns, pids)
+    events += _counters(records, pids)
+    events += _flows(records, plans, requests, tracks, pids)
     recent = [event for event in events if event["_end"] >= since_ns]
     for span in requests.values():
         if (span.end_ns or facts.taken_ns) >= since_ns:
@@ -51,7 +52,7 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
         del event["_end"]
     recent.sort(key=lambda event: event["ts"])  # stable: each track keeps its order
     return {
-        "traceEvents": [*_names(actors), *recent],
+        "traceEvents": [*_names(pids), *recent],
         "displayTimeUnit": "ms",
         "otherData": {
             "run": facts.run_id,
@@ -68,14 +69,21 @@ def num_requests(trace: dict[str, Any]) -> int:
     return len({event["id"] for event in trace["traceEvents"] if event.get("cat") == "request"})
 
 
-def _pid(actor: str) -> int:
-    """Return the number of an actor's track, or of the supervisor's."""
-    name = InstanceId(actor)
-    return _PIDS[stage_of(name)] + number_of(name)
+def _number_tracks(recording: Recording) -> Pids:
+    """Number the tracks by the recording's own actors, which need not be those of this build."""
+    names = dict.fromkeys((*recording.facts.actors, *recording.recorders))
+    names.pop(SUPERVISOR, None)
+    return {name: pid for pid, name in enumerate((*names, SUPERVISOR), _REQUESTS_PID + 1)}
 
 
-def _names(actors: Sequence[str]) -> Iterator[Event]:
-    for name, pid in [("requests", _REQUESTS_PID), *((actor, _pid(actor)) for actor in (*actors, SUPERVISOR))]:
+def _actor(index: int, pids: Pids) -> str:
+    """Return the actor with this number in records, "?" if the recording has none."""
+    actors = [*pids][:-1]  # the supervisor has no number
+    return actors[index] if index < len(actors) else "?"
+
+
+def _names(pids: Pids) -> Iterator[Event]:
+    for name, pid in [("requests", _REQUESTS_PID), *pids.items()]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
         for tid, name in (_STEPS_TID, "steps"), (_ASIDE_TID, "steps at the same time"):
@@ -98,7 +106,7 @@ def _pair(name: str, begin_ns: int, end_ns: int, pid: int, category: str, id: st
 
 
 def _slices(
-    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], actors: Sequence[str]
+    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], pids: Pids
 ) -> Iterator[Event]:
     """Yield the work of processes as slices. A process that does two plans at once has a second track for what overlaps."""
     ends_ns: dict[int, int] = {}  # of the first track, by process
@@ -107,17 +115,17 @@ def _slices(
         if described is not None:
             name, args = described
             dur = record.duration_ns / 1000
-            pid = _pid(record.actor)
+            pid = pids[record.actor]
             tid = _STEPS_TID if record.time_ns >= ends_ns.get(pid, 0) else _ASIDE_TID
             if tid == _STEPS_TID:
                 ends_ns[pid] = record.end_ns
             yield _event("X", name, record.time_ns, pid, record.end_ns, tid=tid, cat="step", dur=dur, args=args)
         elif record.kind is Kind.UNSENT:
-            name = f"a message to {_actor(record.a, actors)} did not leave"
-            yield _event("i", name, record.time_ns, _pid(record.actor), s="p")
+            name = f"a message to {_actor(record.a, pids)} did not leave"
+            yield _event("i", name, record.time_ns, pids[record.actor], s="p")
         elif record.kind is Kind.EXIT:
             name = f"generation {record.b} ended: {describe_exit(signed(record.c))}"
-            yield _event("i", name, record.time_ns, _pid(_actor(record.a, actors)), s="p", args={"pid": record.key})
+            yield _event("i", name, record.time_ns, pids.get(_actor(record.a, pids), pids[SUPERVISOR]), s="p", args={"pid": record.key})
 
 
 def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[int, RequestSpan]) -> tuple[str, dict[str, Any]] | None:
@@ -146,29 +154,29 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
     return None
 
 
-def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int) -> Iterator[Event]:
+def _plan_tracks(plans: dict[int, PlanSpan], taken_ns: int, pids: Pids) -> Iterator[Event]:
     """Yield, beside the slices, the time of plans in flight and in their actor's queue."""
     for plan in plans.values():
         name, id = PLAN_NAMES[plan.kind], f"{plan.plan_id:#x}"
         if plan.issued_ns:
             end_ns = plan.acknowledged_ns or plan.end_ns or taken_ns
-            yield from _pair(f"{name} in flight", plan.issued_ns, end_ns, _pid("controller"), "plan", id)
+            yield from _pair(f"{name} in flight", plan.issued_ns, end_ns, pids["controller"], "plan", id)
         if plan.begin_ns > plan.arrived_ns > 0:
-            yield from _pair(f"{name} waits", plan.arrived_ns, plan.begin_ns, _pid(plan.actor), "wait", id)
+            yield from _pair(f"{name} waits", plan.arrived_ns, plan.begin_ns, pids[plan.actor], "wait", id)
 
 
-def _generations(records: Sequence[FlightRecord], taken_ns: int, actors: Sequence[str]) -> Iterator[Event]:
+def _generations(records: Sequence[FlightRecord], taken_ns: int, pids: Pids) -> Iterator[Event]:
     """Yield the phases of processes: starting, standby, active."""
     ends: dict[tuple[str, int], int] = {}
     for record in records:
         if record.kind is Kind.STOPPING:
             ends.setdefault((record.actor, record.key), record.time_ns)
         elif record.kind is Kind.EXIT:
-            ends.setdefault((_actor(record.a, actors), record.key), record.time_ns)
+            ends.setdefault((_actor(record.a, pids), record.key), record.time_ns)
     for record in records:
         if record.kind is not Kind.ACTIVE:
             continue
-        pid, id = _pid(record.actor), f"{record.actor}-{record.generation}"
+        pid, id = pids[record.actor], f"{record.actor}-{record.generation}"
         began_ns, standby_ns, active_ns = record.a, record.b or record.time_ns, record.time_ns
         end_ns = max(active_ns, ends.get((record.actor, record.key), taken_ns))
         name = f"generation {record.generation}"
@@ -182,11 +190,11 @@ def _generations(records: Sequence[FlightRecord], taken_ns: int, actors: Sequenc
         yield _event("e", name, end_ns, pid, cat="generation", id=id)
 
 
-def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
+def _counters(records: Sequence[FlightRecord], pids: Pids) -> Iterator[Event]:
     """Yield counters of pools, queues, budgets, and rows per step."""
     rows, queued = -1, dict[str, int]()
     for record in records:
-        pid = _pid(record.actor)
+        pid = pids[record.actor]
         if record.kind is Kind.POOL and record.a < len(POOLS):
             yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b})
         elif record.kind is Kind.QUEUES:
@@ -203,10 +211,6 @@ def _counters(records: Sequence[FlightRecord]) -> Iterator[Event]:
             if queued.get(record.actor) != num_queued:
                 queued[record.actor] = num_queued
                 yield _event("C", "plans queued", record.time_ns, pid, args={"plans": num_queued})
-
-
-def _actor(index: int, actors: Sequence[str]) -> str:
-    return actors[index] if index < len(actors) else SUPERVISOR
 
 
 # ------------------------------------------------------------------------------------------------------------ requests
@@ -234,13 +238,13 @@ def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
 
 
 def _flows(
-    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], tracks: dict[str, int]
+    records: Sequence[FlightRecord], plans: dict[int, PlanSpan], requests: dict[int, RequestSpan], tracks: dict[str, int], pids: Pids
 ) -> Iterator[Event]:
     """Yield arrows to each plan of a request from its last prerequisite, and from its last prefill to decode.
 
     ``tracks``: the track of each plan's slice.
     """
-    steps = [(record.time_ns, record.end_ns) for record in records if record.kind is Kind.STEP]
+    steps = [record for record in records if record.kind is Kind.STEP]
     by_request: dict[int, list[PlanSpan]] = {}
     for plan in plans.values():
         for key in plan.requests if plan.begin_ns else ():
@@ -258,16 +262,16 @@ def _flows(
         prefills = [plan for plan in mine if plan.kind == PlanKind.PREFILL]
         decoding = [stage.begin_ns for stage in requests[key].stages if stage.name == "decoding"] if key in requests else []
         if prefills and decoding:
-            first = next((begin_ns for begin_ns, _ in steps if begin_ns >= decoding[-1]), None)
-            if first is not None and prefills[-1].end_ns <= first:
-                arrows.append((prefills[-1], "step", first, "decode", _STEPS_TID))
+            first = next((step for step in steps if step.time_ns >= decoding[-1]), None)
+            if first is not None and prefills[-1].end_ns <= first.time_ns:
+                arrows.append((prefills[-1], "step", first.time_ns, first.actor, _STEPS_TID))
         for source, name, begin_ns, actor, tid in arrows:
             number += 1
             shared = {"cat": "flow", "id": number}
             start_ns = max(source.begin_ns, source.end_ns - 1)  # inside its slice
-            yield _event("s", name, start_ns, _pid(source.actor), source.end_ns, tid=track(source), **shared)
+            yield _event("s", name, start_ns, pids[source.actor], source.end_ns, tid=track(source), **shared)
             # With its start or not at all.
-            yield _event("f", name, begin_ns, _pid(actor), source.end_ns, tid=tid, bp="e", **shared)
+            yield _event("f", name, begin_ns, pids[actor], source.end_ns, tid=tid, bp="e", **shared)
 
 
 def _source(plan: PlanSpan, mine: Sequence[PlanSpan]) -> PlanSpan | None:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -159,6 +160,27 @@ def test_a_trace_of_a_video_request() -> None:
     assert [event["args"]["requests"] for event in slices(events, "encode")] == [[REQUEST_ID]] * 2
     assert len(slices(events, "step")) == 5
     assert trace["otherData"]["wall_clock_of_ts_0_s"] == pytest.approx(1e9 - 2)
+
+
+def test_tracks_are_those_of_the_recordings_actors() -> None:
+    """It may be of a build with other stages, or be damaged."""
+    tape = Tape()
+    tape.add("talker.1", Kind.ACTIVE, 1, 0, 99, 0, 0)
+    tape.add("memory", Kind.UNSENT, 2, 0, 0, 2)
+    tape.add("memory", Kind.UNSENT, 3, 0, 0, 7)
+    tape.add("supervisor", Kind.EXIT, 4, 0, 99, 2, 1)
+    tape.add("supervisor", Kind.EXIT, 5, 0, 98, 7, 1)
+    recording = tape.recording(9)
+    facts = msgspec.structs.replace(recording.facts, actors=("memory", "talker", "talker.1"))
+    trace = make_trace(Recording(facts, recording.recorders))
+    events = check_trace(trace)
+    names = {event["args"]["name"]: event["pid"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert names == {"requests": 1, "memory": 2, "talker": 3, "talker.1": 4, "supervisor": 5}
+    assert [event["name"] for event in events if event["ph"] == "i"][:2] == [
+        "a message to talker.1 did not leave",
+        "a message to ? did not leave",
+    ]
+    assert [event["pid"] for event in events if "ended" in event["name"]] == [4, 5]
 
 
 def test_two_plans_at_once_lie_on_two_tracks() -> None:
