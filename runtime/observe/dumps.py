@@ -161,9 +161,9 @@ class BlackBox:
         self._flight: FlightWriter | None = None
         self._actors: tuple[str, ...] = ()
 
-    def ended(self, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
-        """Record the end of a process with these generations of actors, the last the one that it is named after; ``reason`` is "" if
-        the end was expected. Returns the saved file. Raises OSError."""
+    def ended(self, process: str, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
+        """Record the end of a process with these generations of actors; ``reason`` is "" if the end was expected. Returns the saved
+        file, which is named after the process. Raises OSError."""
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
@@ -173,4 +173,4 @@ class BlackBox:
         for actor, generation in generations.items():
             index = self._actors.index(actor) if actor in self._actors else len(self._actors)
             self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
-        return save_crash(self._run, self._directory, [*generations][-1], reason) if reason else None
+        return save_crash(self._run, self._directory, process, reason) if reason else None

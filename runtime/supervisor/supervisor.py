@@ -277,7 +277,7 @@ class Supervisor:
             self.say(reason)
         generations = {actor.name: instance.generation} | {role: its.generation for role, its in words.items()}
         try:
-            saved = self._black_box.ended(generations, instance.process.pid, instance.process.exit_status, reason)
+            saved = self._black_box.ended(actor.name, generations, instance.process.pid, instance.process.exit_status, reason)
         except OSError as error:
             self.say(f"cannot save the flight recorders in {self._setup.log_directory}: {error.strerror}")
             return

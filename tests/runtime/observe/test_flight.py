@@ -175,16 +175,16 @@ def test_the_last_one_out_speaks_before_the_directory_goes(place: Path) -> None:
 
 def test_the_black_box(run: RunDirectory, tmp_path: Path) -> None:
     box = BlackBox(run, tmp_path)
-    assert box.ended({"decode": 1}, 10, 1, "it failed") is None  # before memory has made the recorders
+    assert box.ended("decode", {"decode": 1}, 10, 1, "it failed") is None  # before memory has made the recorders
     for name in (*ACTORS, SUPERVISOR):
         FlightRecorder.create(run, name)
-    assert box.ended({"decode": 1}, 10, 0, "") is None
-    saved = box.ended({"encoder": 3, "prefill": 2}, 11, -9, "prefill ended with SIGKILL")
+    assert box.ended("decode", {"decode": 1}, 10, 0, "") is None
+    saved = box.ended("prefill", {"prefill": 2, "encoder": 3}, 11, -9, "prefill ended with SIGKILL")
     assert saved is not None and saved.stem.endswith("-prefill")
     exits = [record for record in merge(Recording.load(saved).recorders) if record.kind is Kind.EXIT]
     assert [(record.key, record.a, record.b, signed(record.c)) for record in exits] == [
         (10, 6, 1, 0),
-        (11, 4, 3, -9),
         (11, 5, 2, -9),
+        (11, 4, 3, -9),
     ]
     assert np.all([record.actor == "supervisor" for record in exits])
