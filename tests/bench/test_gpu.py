@@ -371,8 +371,7 @@ def test_not_chosen():
     raise AssertionError
 
 def test_dies():
-    if "SURVIVE" not in os.environ:
-        os.kill(os.getpid(), 11)
+    os.kill(os.getpid(), 11)
 
 @pytest.fixture
 def broken():
@@ -384,42 +383,32 @@ def test_broken_behind_its_end(broken):
 """
 
 
-def device_test_rows(tmp_path: Path, environment: dict[str, str]) -> list[Row]:
+def test_tests_on_the_device_are_rows_and_go_on_behind_one_that_takes_the_process_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_some.py").write_text(TESTS)
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow"]\naddopts = ["-n", "4"]\n')
     script = "import sys; from pathlib import Path; from mmrt.bench.gpu import device_tests as tests; "
     script += "tests.ROOT = Path.cwd(); tests.SUITES['suite'] = ('-m', 'not slow', 'tests'); sys.exit(tests.main(sys.argv[1:]))"
     (tmp_path / "run.py").write_text(script)
-    previous = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        return run_section("suite", [sys.executable, "run.py"], tmp_path / "rows", environment, time.monotonic() + 120)
-    finally:
-        os.chdir(previous)
-
-
-def test_tests_on_the_device_are_rows(tmp_path: Path) -> None:
-    rows = {row.case.rpartition("::")[2]: row for row in device_test_rows(tmp_path, {"SURVIVE": "1"})}
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = run_section("suite", [sys.executable, "run.py"], tmp_path / "rows", environment, time.monotonic() + 120)
+    rows = {row.case.rpartition("::")[2]: row for row in found}
     assert {case: row.failed for case, row in rows.items()} == {
         "test_right": False,
         "test_some[3]": True,
         "test_some[4]": False,
         "test_later": False,
-        "test_dies": False,
+        "test_dies": True,
         "test_broken_behind_its_end": True,
     }
     assert rows["test_some[3]"].note.startswith("AssertionError: not four")
+    assert rows["test_dies"].note == "the process ended with signal 11"
     assert rows["test_broken_behind_its_end"].note == "OSError: disk full"
-    first, *others = works.condense("suite", list(rows.values()))
-    assert (first.case, first.note, len(others)) == ("3 tests passed", "1 skipped", 2)
-
-
-def test_tests_go_on_behind_one_that_takes_the_process_with_it(tmp_path: Path) -> None:
-    rows = {row.case.rpartition("::")[2]: row for row in device_test_rows(tmp_path, {})}
-    assert rows["test_dies"].failed and rows["test_dies"].note == "the process ended with signal 11"
-    assert len(rows) == 6 and rows["test_broken_behind_its_end"].failed
+    first, *others = works.condense("suite", found)
+    assert (first.case, first.note, len(others)) == ("2 tests passed", "1 skipped", 3)
 
 
 def test_the_suites_name_what_is_there() -> None:
@@ -510,19 +499,14 @@ def test_the_clock_gives_the_time_of_one_launch(in_graph: bool) -> None:
     assert timed.time_us == pytest.approx(2000) and timed.first_s >= 0
 
 
-def without_cuda(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, cwd=path)
-
-
-def test_without_a_device_it_says_so(tmp_path: Path) -> None:
-    for part in ("works", "speed", "serve"):
-        done = without_cuda("-m", "mmrt.bench.gpu", part, "--out", str(tmp_path / "out"))
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "error: this bench needs a CUDA device, and torch sees none\n"
-        assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("part", ["works", "speed", "serve"])
+def test_without_a_device_it_says_so(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main([part, "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr() == ("", "error: this bench needs a CUDA device, and torch sees none\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> None:
@@ -530,11 +514,17 @@ def test_a_source_tree_with_torch_triton_and_numpy_is_enough(tmp_path: Path) -> 
     (tmp_path / "mmrt").symlink_to(ROOT)
     for absent in ("msgspec", "rich", "typer", "zmq", "transformers", "safetensors", "matplotlib", "aiohttp", "uvloop", "av", "PIL"):
         (tmp_path / f"{absent}.py").write_text(f"raise ModuleNotFoundError({absent!r})\n")
-    assert without_cuda("-m", "mmrt.bench.gpu", "works", path=tmp_path).returncode == 1
-    script = "import importlib, mmrt.bench.gpu.__main__ as command; from mmrt.bench.gpu.section import MODULES; "
-    script += "[importlib.import_module(f'mmrt.bench.gpu.{m}') for m in MODULES.values()]; print(command.__file__)"
-    done = without_cuda("-c", script, path=tmp_path)
-    assert done.stderr == "" and done.stdout.startswith(str(tmp_path / "mmrt"))
+    script = "import importlib, runpy, sys, mmrt.bench.gpu as gpu; from mmrt.bench.gpu.section import MODULES; print(gpu.__file__); "
+    script += "[importlib.import_module(f'mmrt.bench.gpu.{m}') for m in MODULES.values()]; "
+    script += "sys.argv[1:] = ['works']; runpy.run_module('mmrt.bench.gpu', run_name='__main__')"
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: this bench needs a CUDA device, and torch sees none\n")
+    assert done.stdout.startswith(str(tmp_path / "mmrt"))
 
 
 @pytest.mark.parametrize(("absent", "failed"), [("msgspec", False), ("mmrt.models.nothing", True)])

@@ -1,6 +1,5 @@
 """Real runs of ``mmrt up`` on tiny checkpoints and on the demo model, an openai client for each, and transformers as the oracle."""
 
-import json
 import os
 import secrets
 import shutil
@@ -12,16 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 import mmrt
+from mmrt.cli.status import read_report
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
 
 MMRT = [sys.executable, "-m", "mmrt.cli.main"]
+_LOOK_S = 0.05
 
 
 class Server:
@@ -51,9 +53,8 @@ class Server:
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def status(self) -> dict[str, Any]:
-        done = self.mmrt("status", "--json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
+        """What ``mmrt status --json`` prints, without a process for each look."""
+        found: dict[str, Any] = msgspec.to_builtins(read_report(self.run_path))
         return found
 
     def pid(self, actor: str) -> int:
@@ -66,6 +67,7 @@ class Server:
         deadline = time.monotonic() + timeout_s
         while not condition(status := self.status()):
             assert time.monotonic() < deadline, f"{what} did not come true: {status}"
+            time.sleep(_LOOK_S)
         return status
 
     def wait_until_empty(self) -> None:

@@ -99,7 +99,7 @@ def test_all_in_turn_under_load(own: Server) -> None:
     with Streams(own, 2) as streams:
         done = own.mmrt("restart", "--all")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == restart_order()
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == restart_order(ACTORS)
     assert streams.errors == [] and streams.ids == [expected] * 2
     after = processes(own)
     assert not [name for name in ACTORS if after[name][0] == before[name][0]]

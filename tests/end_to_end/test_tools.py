@@ -89,14 +89,13 @@ def test_stages_of_one_video_work_at_once(server: Server, traced: tuple[dict[str
 
 
 def test_arrows_lead_a_video_through_its_stages(traced: tuple[dict[str, str], list[Event]]) -> None:
-    ids, events = traced
-    names = {event["pid"]: event["name"] for event in events if event["ph"] == "X"}
-    assert names
+    _, events = traced
+    pids = {event["name"]: event["pid"] for event in events if event["ph"] == "X"}
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     begins = {event["id"]: event for event in events if event["ph"] == "s"}
     hops = {(begins[number]["pid"], ends[number]["pid"]) for number in ends}
-    video_pid, encoder_pid, prefill_pid, decode_pid = 5, 6, 7, 8
-    assert {(video_pid, video_pid), (video_pid, encoder_pid), (encoder_pid, prefill_pid), (prefill_pid, decode_pid)} <= hops
+    decoder, encoder, prefill, decode = (pids[work] for work in ("preprocess", "encode", "prefill", "step"))
+    assert {(decoder, decoder), (decoder, encoder), (encoder, prefill), (prefill, decode)} <= hops
 
 
 def test_pools_queues_and_generations_are_in_the_trace(traced: tuple[dict[str, str], list[Event]]) -> None:
