@@ -1,5 +1,7 @@
 """Prompts that begin as earlier ones did: their KV pages are found again, and the tokens stay transformers' argmax."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -26,14 +28,17 @@ def own(launch: Callable[..., Server]) -> Server:
 
 
 class Answer:
-    """An answer to a request that is alone, and how many tokens of its prompt were found in the cache."""
+    """An answer to a request that is alone, and how many tokens of its prompt were found in the cache, as its usage says."""
 
     def __init__(self, server: Server, content: Any, **options: Any) -> None:
-        before = wait_for_stats(server, lambda stats: not any(pool.used for pool in stats.pools.values()))
+        wait_for_stats(server, lambda stats: not any(pool.used for pool in stats.pools.values()))
+        self.text, self.ids = "", list[int]()
         extra = {"cache_salt": "shared", **options.pop("extra_body", {})}
-        self.text, self.ids = server.chat(content, **options, extra_body=extra)
-        after = wait_for_stats(server, lambda stats: stats.finished_total > before.finished_total)
-        self.num_cached = after.cached_tokens_total - before.cached_tokens_total
+        for chunk in server.stream(content, **options, extra_body=extra, stream_options={"include_usage": True}):
+            for choice in chunk.choices:
+                self.text += choice.delta.content or ""
+                self.ids += getattr(choice, "token_ids", None) or []
+        self.num_cached = int(chunk.usage.prompt_tokens_details.cached_tokens)
 
 
 def wait_for_stats(server: Server, condition: Callable[[StatsSnapshot], bool]) -> StatsSnapshot:
@@ -140,6 +145,24 @@ def test_a_killed_controller_forgets_nothing(own: Server, oracle: Oracle) -> Non
     second = Answer(own, content)
     inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, text("And this?")]}], Media(images=[pixels]))
     assert second.ids == first.ids and second.num_cached == whole_pages(inputs["input_ids"].shape[1] - 1)
+
+
+@pytest.mark.parametrize("victim", ["controller", "prefill", "decode"])
+def test_a_kill_while_a_prompt_from_the_cache_is_answered(own: Server, victim: str) -> None:
+    """Most pages of the row belong to the cache; of the others what was written is kept or written again."""
+    prompt = [{"role": "user", "content": f"{victim}: {LONG}"}]
+    options: dict[str, Any] = {"max_tokens": 300, "extra_body": {"cache_salt": "shared", "ignore_eos": True}}
+    _, expected = own.chat(prompt, **options)
+    pid = own.pid(victim)
+    stream = own.stream(prompt, **options)
+    ids: list[int] = []
+    for chunk in stream:
+        if not ids and pid:
+            os.kill(pid, signal.SIGKILL)
+            pid = 0
+        ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
+    assert ids == expected
+    own.wait_until_empty()
 
 
 def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None:
