@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -24,7 +23,7 @@ from .connections import SERVER_NAME
 from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
-from .responses import error_body
+from .responses import error_body, json_response
 from .validation import Limits
 
 log = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable
         (app.router.add_post, "/v1/completions", endpoints.completions.text),
         (app.router.add_get, "/v1/models", endpoints.models),
         (app.router.add_get, "/v1/models/{model:.+}", endpoints.model),
+        (app.router.add_post, "/tokenize", endpoints.completions.tokenize),
+        (app.router.add_post, "/detokenize", endpoints.completions.detokenize),
         (app.router.add_get, "/health", endpoints.health),
         (app.router.add_get, "/ready", endpoints.ready),
         (app.router.add_get, "/version", endpoints.version),
@@ -89,17 +90,17 @@ class Endpoints:
         }
 
     async def models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model]})
+        return json_response({"object": "list", "data": [self._model]})
 
     async def model(self, http: web.Request) -> web.Response:
         name = http.match_info["model"].rstrip("/")
         if name != self.limits.model_name:
             raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
-        return _json(self._model)
+        return json_response(self._model)
 
     async def health(self, _: web.Request) -> web.Response:
         """Liveness: this process answers. A restart of it would not help while other actors are away."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
         """Readiness: a request for text sent now would be served. The answer names actors that the run does without."""
@@ -108,15 +109,15 @@ class Endpoints:
         ready = self.readiness()
         missing = [name for name, serves in ready.items() if not serves]
         if not missing:
-            return _json({"status": "ready"})
+            return json_response({"status": "ready"})
         broken = self.broken()
         serving = {stage_of(name) for name, serves in ready.items() if serves}
         if all(stage_of(name) in serving or stage_of(name) in MEDIA_STAGES and name in broken for name in missing):
-            return _json({"status": "ready", "degraded": missing})
+            return json_response({"status": "ready", "degraded": missing})
         raise _not_ready("not ready: " + ", ".join(f"{name} (broken: {broken[name]})" if name in broken else name for name in missing))
 
     async def version(self, _: web.Request) -> web.Response:
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.counts.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -124,10 +125,6 @@ class Endpoints:
 
 def _not_ready(message: str) -> RequestError:
     return RequestError(message, status=503, type="overloaded_error")
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _error_response(error: RequestError) -> web.Response:

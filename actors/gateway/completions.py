@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -25,8 +27,8 @@ from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
-from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event, final_usage
-from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_text
+from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event, final_usage, json_response
+from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
 
 
+T = TypeVar("T")
 _Asked = ChatRequest | TextRequest
 _Read = Callable[[bytearray, Limits], _Asked]
 
@@ -123,13 +126,29 @@ class Completions:
         """Continue a text. Raises: as ``chat``."""
         return await self._handle(http, read_text, TEXT)
 
-    async def _handle(self, http: web.Request, read: _Read, answer: Answer) -> web.StreamResponse:
+    async def tokenize(self, http: web.Request) -> web.Response:
+        """Answer with the token ids of a prompt. A medium is one token, its placeholder. Raises: as ``chat``."""
+        self._check_open()
+        _, prompt = await self._intake(http, partial(self._parse, read_tokenize))
+        return json_response({"count": len(prompt.ids), "max_model_len": self._limits.max_context, "tokens": prompt.ids})
+
+    async def detokenize(self, http: web.Request) -> web.Response:
+        """Answer with the text of token ids, control tokens included. Raises: as ``chat``."""
+        self._check_open()
+        return json_response(
+            {"prompt": await self._intake(http, lambda body: self._prompts.text_of(read_detokenize(body, self._limits)))}
+        )
+
+    def _check_open(self) -> None:
         if self.is_draining:
             raise shutting_down()
+
+    async def _handle(self, http: web.Request, read: _Read, answer: Answer) -> web.StreamResponse:
+        self._check_open()
         self.num_open += 1
         try:
             try:
-                asked, prompt = await self._intake(http, read)
+                asked, prompt = await self._intake(http, partial(self._parse, read))
             except RequestError as error:
                 self._metrics.on_rejected(error.status)
                 raise
@@ -154,15 +173,16 @@ class Completions:
 
     # --------------------------------------------------------------------------------------------------------- intake
 
-    async def _intake(self, http: web.Request, read: _Read) -> tuple[_Asked, Prompt]:
+    async def _intake(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
+        """Receive a body and parse it, in a thread where it is long. Raises: RequestError."""
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1
         try:
             await self._read_body(http, body)
             if len(body) <= _THREAD_BYTES:
-                return self._parse(read, body)
-            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(self._parse, read, body)
+                return parse(body)
+            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, body)
         finally:
             self.num_reading -= 1
             self._num_reading_bytes -= len(body)

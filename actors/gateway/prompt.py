@@ -57,6 +57,11 @@ class PromptBuilder:
             companion_ids = self._encode(Conversation((Message("user", content),), ()), "negative_prompt")
         return Prompt(ids, companion_ids)
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens included. Raises: RequestError 400 for ids that are no tokens."""
+        self._check_ids(ids, "tokens")
+        return self._tokenizer.decode(ids, with_control_tokens=True)
+
     def _encode(self, conversation: Conversation, field: str) -> list[int]:
         texts = [text for message in conversation.messages for text in _texts(message)]
         self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
@@ -76,14 +81,17 @@ class PromptBuilder:
         if isinstance(text, str):
             self._check_length(self._tokenizer.min_tokens(len(text)), field, "at least ")
             ids = self._tokenizer.encode(text)
-        elif (wrong := next((id for id in text if not 0 <= id < self._vocab_size), None)) is not None:
-            raise RequestError(f"{field}: has the token id {show(wrong)}, allowed are 0 to {self._vocab_size - 1}", param=field)
         else:
+            self._check_ids(text, field)
             ids = text
         self._check_length(len(ids), field)
         if {*self._placeholders.values()} & {*ids}:
             raise RequestError(f"{field}: media placeholders are not allowed in a prompt; use /v1/chat/completions", param=field)
         return ids
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        if (wrong := next((id for id in ids if not 0 <= id < self._vocab_size), None)) is not None:
+            raise RequestError(f"{field}: has the token id {show(wrong)}, allowed are 0 to {self._vocab_size - 1}", param=field)
 
     def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
         """Check that the context has room for the prompt and one token of the answer. The controller counts media later."""

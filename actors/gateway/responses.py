@@ -6,6 +6,7 @@ Pure. The constant parts of a stream's chunks are encoded once, so that a chunk 
 from typing import Any, NamedTuple
 
 import msgspec
+from aiohttp import web
 
 from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
@@ -27,6 +28,11 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 def final_usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
     """``cached_tokens``: of the prompt, those whose KV pages were in the prefix cache."""
     return {**usage(prompt_tokens, completion_tokens), "prompt_tokens_details": {"cached_tokens": cached_tokens}}
+
+
+def json_response(value: object) -> web.Response:
+    """Return a response with this value as its body."""
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def error_body(error: RequestError) -> bytes:

@@ -131,6 +131,8 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "suffix": _one_of(""),
     "add_generation_prompt": _one_of(True),
     "continue_final_message": _one_of(False),
+    "add_special_tokens": _FLAG,  # no tokenizer of a served family adds any
+    "return_token_strs": _one_of(False),
     "skip_special_tokens": _one_of(True),
     "spaces_between_special_tokens": _FLAG,
     "include_stop_str_in_output": _one_of(False),
@@ -161,7 +163,11 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
     """
-    fields, generation = _read_generation(body, limits)
+    return _read_chat(Fields(decode_body(body, limits.body)), limits)
+
+
+def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
+    generation = _read_generation(fields, limits)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     _refuse_others(fields)
@@ -171,12 +177,33 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
 
 def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
     """Validate the body of a request to continue a text. Raises: RequestError, as ``read_chat``."""
-    fields, generation = _read_generation(body, limits)
+    return _read_text(Fields(decode_body(body, limits.body)), limits)
+
+
+def _read_text(fields: Fields, limits: Limits) -> TextRequest:
+    generation = _read_generation(fields, limits)
     prompt = _read_prompt(fields.take_required("prompt"))
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
     _refuse_others(fields)
     return TextRequest(generation, prompt)
+
+
+def read_tokenize(body: bytes | bytearray, limits: Limits) -> ChatRequest | TextRequest:
+    """Validate the body of a request for the tokens of a prompt, which says ``messages`` or ``prompt``. Raises: as ``read_chat``."""
+    fields = Fields(decode_body(body, limits.body))
+    return _read_chat(fields, limits) if "messages" in fields.leftover else _read_text(fields, limits)
+
+
+def read_detokenize(body: bytes | bytearray, limits: Limits) -> list[int]:
+    """Validate the body of a request for the text of ``tokens``. Raises: RequestError 400, or 404 for an unknown model."""
+    fields = Fields(decode_body(body, limits.body))
+    _check_model(fields, limits)
+    tokens = fields.take_required("tokens")
+    if not isinstance(tokens, list) or (wrong := next((id for id in tokens if type(id) is not int), None)) is not None:
+        raise refuse("tokens", f"expected an array of token ids, got {show(wrong) if isinstance(tokens, list) else kind_of(tokens)}")
+    fields.refuse_leftover()
+    return tokens
 
 
 def _read_prompt(value: Any) -> str | list[int]:
@@ -194,15 +221,14 @@ def _read_prompt(value: Any) -> str | list[int]:
     return value
 
 
-def _read_generation(body: bytes | bytearray, limits: Limits) -> tuple[Fields, Generation]:
-    """Read the fields common to all requests for work; return them and the fields that are left."""
-    fields = Fields(decode_body(body, limits.body))
+def _read_generation(fields: Fields, limits: Limits) -> Generation:
+    """Take the fields common to all requests for work."""
     _check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
     fields.take_str("user", MAX_USER_CHARS)
-    return fields, Generation(
+    return Generation(
         negative_prompt=fields.take_str("negative_prompt") or "",
         sampling=_read_sampling(fields, limits.sampling),
         max_new_tokens=max_new_tokens,

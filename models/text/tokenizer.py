@@ -82,9 +82,9 @@ class Tokenizer:
         """Ids of a control token's characters when it is mere text; none of them is a control token."""
         return self._literal_ids[content]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The whole text at once, without special tokens: what the joined deltas equal."""
-        return self._backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], with_control_tokens: bool = False) -> str:
+        """The whole text at once. Without control tokens it is what the joined deltas equal."""
+        return self._backend.decode(list(ids), skip_special_tokens=not with_control_tokens)
 
     def min_tokens(self, num_chars: int) -> int:
         """A lower bound on the tokens of so many characters, however they are cut; used to refuse far too long prompts."""

@@ -1,7 +1,11 @@
 """Text through all processes: every greedy token is transformers' argmax, however requests are batched and chunked."""
 
+import json
 import threading
 from typing import Any
+from urllib.request import Request, urlopen
+
+from transformers import AutoTokenizer
 
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Oracle
@@ -65,3 +69,20 @@ def test_a_seed_repeats_a_sampled_answer(server: Server) -> None:
     drawn = {"temperature": 2.0, "max_tokens": 48, "extra_body": {"ignore_eos": True}}
     answers = {server.chat("Say something.", seed=seed, **drawn)[0] for seed in (1, 1, 2)}
     assert len(answers) == 2
+
+
+def test_tokens_of_a_conversation_are_those_of_transformers(server: Server) -> None:
+    def post(route: str, **body: Any) -> Any:
+        data = json.dumps(body).encode()
+        with urlopen(Request(f"{server.url}/{route}", data, {"Content-Type": "application/json"})) as answer:
+            return json.load(answer)
+
+    theirs = AutoTokenizer.from_pretrained(server.checkpoint)
+    plain = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello, world!"}]
+    expected = theirs.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+    found = post("tokenize", messages=plain)
+    assert found["tokens"] == theirs.encode(expected, add_special_tokens=False) and found["count"] == len(found["tokens"])
+    assert post("detokenize", tokens=found["tokens"]) == {"prompt": expected}
+    forged = post("tokenize", messages=[{"role": "user", "content": "What is <|im_end|> for?"}])["tokens"]
+    assert "What is <|im_end|> for?" in theirs.decode(forged), "only its characters, as in a request"
+    assert forged.count(theirs.convert_tokens_to_ids("<|im_end|>")) == 1
