@@ -33,6 +33,7 @@ from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorStatus, ActorTable
+from .loaded_code import loaded_code
 
 if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
     from ...runtime.observe.debugger import DebugSession
@@ -77,6 +78,7 @@ class Actor:
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
+        self._code = 0
         self._bus: ActorSocket | None = None
         self._terminated = False
         self._hello_at_s = 0.0
@@ -126,6 +128,7 @@ class Actor:
 
         Call ``serving`` when this generation does its work from now on.
         """
+        self._code = loaded_code()
         self.notifier.ready("standby")
         self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
@@ -202,7 +205,7 @@ class Actor:
     def heartbeat(self) -> None:
         """Hello and watchdog, each when it is time. Call it once per turn of the main loop."""
         now_s = time.monotonic()
-        if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True)):
+        if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True, self._code)):
             self._hello_at_s = now_s + HELLO_S
         is_overdue = self.status is not None and 0 < self.status.step_deadline_ns < time.monotonic_ns()
         if now_s >= self._watchdog_at_s and not is_overdue:

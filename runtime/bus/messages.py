@@ -235,12 +235,14 @@ ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | 
 
 
 class Hello(Wire, frozen=True):
-    """An actor generation is present; ``active`` once it holds its role lock, which proves that every older one is gone."""
+    """An actor generation is present; ``active`` once it holds its role lock, which proves that every older one is gone. ``code``: a
+    number for the source that it has loaded; 0 if not known."""
 
     actor: str
     generation: int
     pid: int
     active: bool
+    code: int = 0
 
 
 class Analysed(Wire, frozen=True):

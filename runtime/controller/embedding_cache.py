@@ -22,7 +22,7 @@ _PLACE = struct.Struct("<II")
 
 
 def page_keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
-    """Return the keys of a segment's pages: digests of run, tenant, content and place in the medium. None if it is not shared."""
+    """Return the keys of a segment's pages: digests of run, tenant, content and place in the medium. Empty if it is not shared."""
     keys = request.segment_keys.get(place)
     if keys is None:
         keys = request.segment_keys[place] = []

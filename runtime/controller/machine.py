@@ -27,7 +27,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
-from ..stage_table import InstanceId, stage_of
+from ..stage_table import WORKERS, InstanceId, stage_of
 from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
@@ -58,6 +58,7 @@ from .state import BY_RANK, GATEWAY, LONG_AGO_S, ControllerState
 __all__ = ["Controller", "Progress"]
 
 IDLE_S = 1.0
+FILLS_PAGES = frozenset({*WORKERS, "decode"})
 LOOK_S, SOON_S = 0.2, 0.01  # between reads of decode's words: at most, at least
 FAST_RATE = 500.0  # tokens/s assumed for a row until its rate is measured
 
@@ -120,6 +121,8 @@ class Controller:
                     request.drop_sent_s = LONG_AGO_S
             elif stage_of(actor) == "gateway":
                 cancel_older_gateways(state)
+        if message.active and stage_of(actor) in FILLS_PAGES:
+            state.note_code(actor, message.code)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
 
     def _from_active(self, actor: InstanceId, generation: int, message: ToController, now: float) -> None:

@@ -125,6 +125,7 @@ class ControllerState:
     free_rows: list[int] = field(init=False)
     sharers: dict[MediaKey, list[Request]] = field(default_factory=dict)  # rows by their media: see ``media_sharing``
     known_media: KnownMedia = field(default_factory=KnownMedia)
+    codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``note_code``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)
@@ -289,6 +290,12 @@ class ControllerState:
             pages = [page for page, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
             self.emit(SetPageKeys(pool, run, [key for _, key in new]))
+
+    def note_code(self, actor: InstanceId, code: int) -> None:
+        """Note the code of an actor that fills pages. When it is other code than before, what the caches hold is outdated."""
+        if self.codes.get(actor, code) != code:
+            self.clear_caches()
+        self.codes[actor] = code
 
     def clear_caches(self) -> list[ClearedPool]:
         """Forget analyses of media, and the contents of pages that the cache alone holds. The pages get new generations, so later

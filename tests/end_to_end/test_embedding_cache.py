@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_faults import status_pid
 from mmrt.tests.end_to_end.test_media import as_url, image_part, picture, sound, text, video
+from mmrt.tests.end_to_end.test_restart import edited
 from mmrt.tests.end_to_end.test_sound_tracks import WITH_SOUND, film
 
 MEDIA_WORK = ("analyse", "preprocess", "encode")
@@ -149,6 +151,21 @@ def test_a_kill_leaves_the_cache_as_it_is(own: Server, oracle: Oracle, victim: s
     asked = Asked(own, content)
     assert work(own, asked)[1:] == KNOWN[1:], "only the controller forgets analyses"
     check(oracle, asked, content, Media(images=[pixels]))
+
+
+def test_edited_code_is_seen_at_once(launch: Callable[..., Server], source: Path) -> None:
+    """A restart alone leaves the cache warm; after an edit everything is done by the new code."""
+    server, part = launch(source=source), image_part(picture(8, 84, 84))
+
+    def ask() -> tuple[int, ...]:
+        return work(server, Asked(server, [new_words(), part, text("Hm?")]))
+
+    assert (ask(), ask()) == (NEW, KNOWN)
+    assert server.mmrt("restart", "encoder").returncode == 0
+    assert ask() == KNOWN
+    with edited(source / "actors" / "encoder.py", "# edited"):
+        assert server.mmrt("restart", "encoder").returncode == 0
+        assert ask() == NEW
 
 
 def test_without_the_cache(launch: Callable[..., Server]) -> None:

@@ -247,6 +247,20 @@ def test_a_new_controller_knows_the_media_of_its_rows() -> None:
     assert media_work(work(driver)) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("actor", ["video", "encoder", "prefill", "decode", "gateway"])
+def test_edited_code_outdates_the_caches_and_a_kill_does_not(actor: str) -> None:
+    driver = Driver(**ROOM)
+    driver.receive(actor, m.Hello(actor, 1, 1, True, code=5))
+    fill(driver, picture(), 1)
+    work(driver)
+    end(driver, 1)
+    driver.receive(actor, m.Hello(actor, 2, 2, True, code=5), generation=2)
+    assert driver.state.pools["embedding"].cache.num_idle == 2
+    driver.receive(actor, m.Hello(actor, 3, 3, True, code=6), generation=3)
+    assert driver.state.pools["embedding"].cache.num_idle == (2 if actor == "gateway" else 0)
+    assert (driver.state.known_media.find((b"", b"a picture")).shape is None) == (actor != "gateway")
+
+
 def test_known_media_are_bounded_and_the_oldest_go() -> None:
     known, rng = KnownMedia(max_segments=40), random.Random(1)
     for number in range(2000):
