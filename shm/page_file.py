@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
-from .pool import KEY_BYTES
+from ..schema.page_key import KEY_BYTES
 
 HEADER_BYTES = 4096
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema.page_key import KEY_BYTES
 from .errors import StalePage
 from .fence import fence
 from .run_directory import RunDirectory
@@ -20,8 +21,6 @@ from .segment import PAGE_BYTES, Field, Layout, Segment
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-KEY_BYTES = 16
 
 _KIND = "pool"
 

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from ...schema.page_key import KEY_BYTES
 from ..bus.messages import PageRun
 from ..bus.plans import Place
 from .guidance import num_pages
-from .page_cache import KEY_BYTES
 from .page_keys import root_key
 from .request import Request, SegmentRecord
 from .scheduling.legality import may_take

@@ -12,7 +12,7 @@ Allocation gives a page another generation, so eviction writes nothing, and a ne
 from collections import OrderedDict
 from collections.abc import Iterable
 
-KEY_BYTES = 16
+from ...schema.page_key import KEY_BYTES
 
 
 class PageCache:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from ...schema.media import MediaSpan
-from .page_cache import KEY_BYTES
+from ...schema.page_key import KEY_BYTES
 
 Positions = Callable[[int, Sequence[MediaSpan]], tuple[bytes, int]]
 """M-RoPE positions of an expanded prompt of so many tokens: int64 [num_tokens, 3] as bytes, and the delta. Token i behind the prompt
