@@ -84,7 +84,7 @@ class Replay:
         stage, config = STAGES[stage_of(header.actor)], capture.config
         path = model_path or Path(header.model_path)
         model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
-        torch.set_num_threads(config.actor(header.actor).threads)
+        torch.set_num_threads(config.actor(header.actor).threads or 1)  # 0: recorded before threads were planned
         base = Path(tempfile.mkdtemp(prefix="mmrt-replay-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:
             run = RunDirectory.create(base / "run", {})

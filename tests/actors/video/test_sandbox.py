@@ -18,6 +18,7 @@ from mmrt.actors.video import worker
 from mmrt.runtime.bus.messages import MediaItem, PageRun
 from mmrt.runtime.bus.plans import Analyse
 from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.process.processors import Processors, plan_threads
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.media.conftest import encode_video
@@ -248,7 +249,7 @@ class Actor:
     """As much of an actor as ``main`` uses before it serves."""
 
     name = "video"
-    config = RuntimeConfig()
+    config = plan_threads(RuntimeConfig(), Processors(1, 1))
     model = None
 
     def __init__(self, run: RunDirectory, follows_a_death: bool) -> None:
