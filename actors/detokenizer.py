@@ -88,7 +88,7 @@ class _Text:
         self.finish: FinishReason | None = None
         self.is_out = False  # the last delta is in the ring
         self._decoder = IncrementalDecoder(tokenizer)
-        self._matcher = StopMatcher(request.stop) if request.stop else None
+        self._matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
         self._hidden = frozenset() if request.ignore_eos else tokenizer.eos_ids
 
     def extend(self, ids: list[int], end: int) -> None:

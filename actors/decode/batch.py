@@ -38,6 +38,7 @@ class Batch:
         self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
         self.max_new_N = np.array([spec.max_new_tokens for spec in specs], dtype=np.int64)
         self.ignore_eos_N = np.array([spec.ignore_eos for spec in specs], dtype=bool)
+        self.stops = [(number, np.array(spec.stop_token_ids)) for number, spec in enumerate(specs) if spec.stop_token_ids]
         self.length_N = np.array([d.num_prompt_tokens for d in specs], dtype=np.int64) + self.count_N
         self.input_N = self._inputs(table, members, 0)
         self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in specs])
@@ -99,6 +100,8 @@ class Batch:
         """[N] EndCodes: how each member ends with its token, NONE where it goes on."""
         is_last_N = self.count_N + 1 >= self.max_new_N
         stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
+        for number, ids in self.stops:
+            stops_N[number] |= (ids == tokens_N[number]).any()
         return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
 
     def advance(self, tokens_N: Ints) -> None:

@@ -234,8 +234,10 @@ class RunningSet:
 
     def _end_of(self, row: int, spec: SequenceSpec, count: int) -> EndCode:
         """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""
-        if count and not spec.ignore_eos and int(self._table.ids[row, count - 1]) in self._eos:
-            return EndCode.STOP
+        if count:
+            last = int(self._table.ids[row, count - 1])
+            if last in spec.stop_token_ids or last in self._eos and not spec.ignore_eos:
+                return EndCode.STOP
         return EndCode.LENGTH if count >= spec.max_new_tokens else EndCode.NONE
 
     def _current_batch(self) -> Batch:

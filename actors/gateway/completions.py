@@ -262,6 +262,8 @@ class Completions:
             deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
             return_token_ids=generation.return_token_ids,
+            stop_token_ids=generation.stop_token_ids,
+            include_stop=generation.include_stop,
             salt=tenant_salt(generation.cache_salt, self._server.api_key),
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)

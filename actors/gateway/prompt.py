@@ -44,6 +44,7 @@ class PromptBuilder:
             RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long; or if a text
                 has placeholders of media, or ids that are no tokens.
         """
+        self._check_ids(request.generation.stop_token_ids, "stop_token_ids")
         negative_prompt = request.generation.negative_prompt
         is_guided = request.generation.sampling.guidance_scale != 1.0
         if isinstance(request, TextRequest):

@@ -26,6 +26,7 @@ GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
 MAX_GUIDANCE_SCALE = 20.0
 MAX_PENALTY = 2.0
 MAX_STOPS = 16
+MAX_STOP_TOKENS = 128
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
@@ -62,6 +63,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool
     negative_prompt: str
     cache_salt: str | None = None
+    stop_token_ids: list[int] = []
+    include_stop: bool = False
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -125,7 +128,6 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "logprobs": _one_of(False),
     "top_logprobs": _number(0),
     "min_tokens": _number(0),
-    "stop_token_ids": _NOTHING,
     "bad_words": _NOTHING,
     "echo": _one_of(False),
     "suffix": _one_of(""),
@@ -135,7 +137,6 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "return_token_strs": _one_of(False),
     "skip_special_tokens": _one_of(True),
     "spaces_between_special_tokens": _FLAG,
-    "include_stop_str_in_output": _one_of(False),
     "chat_template_kwargs": _THINKING,
     "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh"),
     "verbosity": _one_of("low", "medium", "high"),
@@ -199,11 +200,17 @@ def read_detokenize(body: bytes | bytearray, limits: Limits) -> list[int]:
     """Validate the body of a request for the text of ``tokens``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
     _check_model(fields, limits)
-    tokens = fields.take_required("tokens")
-    if not isinstance(tokens, list) or (wrong := next((id for id in tokens if type(id) is not int), None)) is not None:
-        raise refuse("tokens", f"expected an array of token ids, got {show(wrong) if isinstance(tokens, list) else kind_of(tokens)}")
+    tokens = _read_ids(fields.take_required("tokens"), "tokens")
     fields.refuse_leftover()
     return tokens
+
+
+def _read_ids(value: Any, path: str) -> list[int]:
+    if not isinstance(value, list):
+        raise refuse(path, f"expected an array of token ids, got {kind_of(value)}")
+    if (wrong := next((id for id in value if type(id) is not int), None)) is not None:
+        raise refuse(path, f"expected token ids, got {show(wrong)}")
+    return value
 
 
 def _read_prompt(value: Any) -> str | list[int]:
@@ -216,9 +223,7 @@ def _read_prompt(value: Any) -> str | list[int]:
         raise refuse("prompt", f"expected a string or an array of token ids, got {kind_of(value)}")
     if not value:
         raise refuse("prompt", "is empty")
-    if isinstance(value, list) and (wrong := next((id for id in value if type(id) is not int), None)) is not None:
-        raise refuse("prompt", f"expected token ids, got {show(wrong)}")
-    return value
+    return _read_ids(value, "prompt") if isinstance(value, list) else value
 
 
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
@@ -240,6 +245,8 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         cache_salt=_read_cache_salt(fields),
+        stop_token_ids=_read_stop_token_ids(fields),
+        include_stop=fields.take_bool("include_stop_str_in_output"),
     )
 
 
@@ -319,6 +326,14 @@ def _read_cache_salt(fields: Fields) -> str | None:
     if salt is not None and not 1 <= (num_bytes := len(salt.encode())) <= MAX_SALT_BYTES:
         raise refuse("cache_salt", f"{show(salt)} has {num_bytes} bytes in UTF-8, allowed are 1 to {MAX_SALT_BYTES}")
     return salt
+
+
+def _read_stop_token_ids(fields: Fields) -> list[int]:
+    value = fields.take("stop_token_ids")
+    ids = [] if value is None else _read_ids(value, "stop_token_ids")
+    if len(ids) > MAX_STOP_TOKENS:
+        raise refuse("stop_token_ids", f"has {len(ids)} entries, the limit is {MAX_STOP_TOKENS}")
+    return ids
 
 
 def _read_stop(fields: Fields) -> list[str]:

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Cuts a stream of text before the first stop string that is completed in it.
+    """Cuts a stream of text before, or behind, the first stop string that is completed in it.
 
     The result depends on the text alone, not on how it was cut into pieces: the stop string whose last character comes first wins,
     and of those that end together the longest. Text that may be the beginning of a stop string is held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        """``include_stop``: the stop string is part of the text."""
         if not all(stops):
             raise ValueError("a stop string is empty")
         self._stops = tuple(stops)
+        self._include_stop = include_stop
         self._held = ""
         self.stopped = False
 
@@ -26,7 +28,8 @@ class StopMatcher:
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)[1]]
+            end, start = min(found)
+            return text[: end if self._include_stop else start]
         shown = len(text) - self._num_held(text)
         self._held = text[shown:]
         return text[:shown]

@@ -80,6 +80,8 @@ class RequestSpec(Record, frozen=True):
     companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
     return_token_ids: bool = False
     salt: bytes = b""
+    stop_token_ids: list[int] = []  # end the answer, besides the model's own
+    include_stop: bool = False  # the stop string that ends the answer is part of it
 
 
 PoolName = Literal["media", "patch", "embedding", "kv"]
@@ -111,6 +113,8 @@ class SequenceSpec(Record, frozen=True):
     gateway_generation: int
     return_token_ids: bool = False
     deadline_s: float = 0.0  # monotonic; 0 is none
+    stop_token_ids: list[int] = []
+    include_stop: bool = False
 
 
 # to any actor

@@ -196,6 +196,8 @@ def prepare(state: ControllerState, request: Request) -> None:
                 gateway_generation=request.gateway_generation,
                 return_token_ids=spec.return_token_ids,
                 deadline_s=spec.deadline_s,
+                stop_token_ids=spec.stop_token_ids,
+                include_stop=spec.include_stop,
             )
         )
         _fits("the request's description", len(encoded), limits.max_spec_bytes)

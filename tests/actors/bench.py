@@ -115,6 +115,7 @@ class Bench:
         spans: Sequence[MediaSpan] = (),
         ignore_eos: bool = True,
         deadline_s: float = 0.0,
+        stop_token_ids: Sequence[int] = (),
     ) -> Row:
         """A prepared row without pages."""
         generation = self.table.begin(row)
@@ -132,6 +133,7 @@ class Bench:
             ignore_eos=ignore_eos,
             gateway_generation=1,
             deadline_s=deadline_s,
+            stop_token_ids=list(stop_token_ids),
         )
         self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)

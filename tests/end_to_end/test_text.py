@@ -71,6 +71,18 @@ def test_a_seed_repeats_a_sampled_answer(server: Server) -> None:
     assert len(answers) == 2
 
 
+def test_stops_of_a_request(server: Server) -> None:
+    text, ids = server.chat("Tell me.", extra_body={"ignore_eos": True})
+    at = next(at for at in range(6, len(ids)) if ids[at] not in ids[:at])
+    stopped, own = server.chat("Tell me.", extra_body={"ignore_eos": True, "stop_token_ids": [ids[at], 5]})
+    assert own == ids[: at + 1] and text.startswith(stopped)
+    stop = text[10:13]
+    end = text.index(stop)
+    assert server.chat("Tell me.", stop=stop, extra_body={"ignore_eos": True})[0] == text[:end]
+    included = server.chat("Tell me.", stop=stop, extra_body={"ignore_eos": True, "include_stop_str_in_output": True})
+    assert included[0] == text[: end + len(stop)]
+
+
 def test_tokens_of_a_conversation_are_those_of_transformers(server: Server) -> None:
     def post(route: str, **body: Any) -> Any:
         data = json.dumps(body).encode()

@@ -196,6 +196,20 @@ def test_an_end_of_sequence_id_ends_unless_it_is_ignored(counting: Bench, ignore
     assert [outcome.ended for outcome in outcomes if outcome.ended] == [[(*row.place, code)]]
 
 
+@both_ways
+def test_a_requests_own_stop_tokens_end_it_alone(counting: Bench) -> None:
+    rows = [counting.place([4], row=0, max_new_tokens=9, stop_token_ids=[77, 8, 7]), counting.place([4], row=1, max_new_tokens=9)]
+    for row in rows:
+        counting.grant_all(row)
+        counting.to_decode(row)
+    while counting.running.rows:
+        counting.running.step()
+    assert [counting.committed(row) for row in rows] == [[5, 6, 7], [*range(5, 14)]]
+    assert [counting.end(row) for row in rows] == [EndCode.STOP, EndCode.LENGTH]
+    counting.running.add(*rows[0].place)
+    assert counting.running.rows == [], "nor does a new generation of decode go on"
+
+
 @pytest.mark.parametrize("by_length", [True, False])
 def test_a_row_whose_last_id_was_committed_but_not_its_end(counting: Bench, by_length: bool) -> None:
     """decode was killed between the two words: the next generation must append nothing."""

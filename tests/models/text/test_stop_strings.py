@@ -31,6 +31,15 @@ def test_equals_the_reference_for_every_cut(text: str, stops: list[str], at: lis
     assert (shown + matcher.flush(), matcher.stopped) == (whole, stopped)
 
 
+@given(text=st.text("abc", max_size=30), stops=STOPS, cut=st.integers(0, 30))
+def test_the_stop_string_can_be_part_of_the_text(text: str, stops: list[str], cut: int) -> None:
+    matcher = StopMatcher(stops, include_stop=True)
+    shown = matcher.push(text[:cut]) + matcher.push(text[cut:]) + matcher.flush()
+    without, stopped = reference(text, stops)
+    assert matcher.stopped == stopped and text.startswith(shown) and shown.startswith(without)
+    assert not stopped or any(shown == without + stop for stop in stops)
+
+
 @given(text=st.text("ab", max_size=20), stops=STOPS)
 def test_holds_back_no_more_than_it_must(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
