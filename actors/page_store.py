@@ -25,6 +25,7 @@ from ..shm.page_file import PageFile
 from ..shm.page_secret import SECRET_BYTES
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
+from .host.loaded_code import loaded_code
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> by
     """Return a digest of what determines the contents of pages, besides what their keys name. Raises: OSError."""
     weights = sorted(model.glob("*.safetensors"))
     facts = {
-        "version": __version__,
+        "version": (__version__, loaded_code()),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights],
         "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
         "media": config.media,

@@ -135,6 +135,16 @@ def test_another_model_sees_other_pages(start: Callable[..., Run], tmp_path: Pat
     other.end()
 
 
+def test_edited_code_sees_other_pages(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    run.name("kv", 0, "a")
+    run.end()
+    monkeypatch.setattr(page_store, "loaded_code", lambda: 7)
+    other = start()
+    assert other.named("kv") == {}
+    other.end()
+
+
 def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = start()
     for page, text in enumerate(("a", "b", "c")):
