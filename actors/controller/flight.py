@@ -68,7 +68,8 @@ class ControllerFlight:
     def counters(self, stats: StatsSnapshot) -> None:
         """Record the use of pools, queues and budgets where it has changed."""
         for index, name in enumerate(POOLS):
-            self._count(Kind.POOL, 0, index, stats.pools[name].used, stats.pools[name].pages)
+            pool = stats.pools[name]
+            self._count(Kind.POOL, pool.evictable, index, pool.used, pool.pages)
         self._count(Kind.QUEUES, stats.plans, stats.waiting, stats.preparing, stats.running)
         self._count(Kind.BUDGETS, 0, stats.prefill_budget, stats.encode_budget, int(1e9 * stats.tbt_s))
 

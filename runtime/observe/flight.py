@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     ISSUED = 47  # a plan was written. key plan id, a index of the actor, b plan kind, c requests
     PLAN_REQUEST = 48  # key request key, a plan id, b ``pack_pair`` of the plan's share for the row
     ACKNOWLEDGED = 49  # a plan's result has come. key plan id
-    POOL = 50  # a index of the pool, b pages used, c pages
+    POOL = 50  # a index of the pool, b pages used, c pages, key pages that the cache alone holds
     QUEUES = 51  # a waiting, b preparing, c running requests, key plans
     BUDGETS = 52  # a prefill tokens, b encode rows, c ns between tokens as measured
     TICK = 53  # slice. a effects

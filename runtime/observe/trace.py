@@ -196,7 +196,7 @@ def _counters(records: Sequence[FlightRecord], pids: Pids) -> Iterator[Event]:
     for record in records:
         pid = pids[record.actor]
         if record.kind is Kind.POOL and record.a < len(POOLS):
-            yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b})
+            yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b, "evictable": record.key})
         elif record.kind is Kind.QUEUES:
             args = {"waiting": record.a, "preparing": record.b, "running": record.c}
             yield _event("C", "requests", record.time_ns, pid, args=args)

@@ -249,7 +249,7 @@ def test_generations_and_their_ends() -> None:
 
 def test_counters() -> None:
     tape = Tape()
-    tape.add("controller", Kind.POOL, 1, 0, 0, 3, 40, 100)
+    tape.add("controller", Kind.POOL, 1, 0, 25, 3, 40, 100)
     tape.add("controller", Kind.POOL, 2, 0, 0, 9, 40, 100)  # a pool of a later version
     tape.add("controller", Kind.QUEUES, 1, 0, 2, 3, 4, 5)
     tape.add("controller", Kind.BUDGETS, 1, 0, 0, 512, 1024, 5000)
@@ -257,7 +257,7 @@ def test_counters() -> None:
     events = check_trace(make_trace(tape.recording(200)))
     counters = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
     assert counters == {
-        "kv pages": {"used": 40},
+        "kv pages": {"used": 40, "evictable": 25},
         "requests": {"waiting": 3, "preparing": 4, "running": 5},
         "plans in flight": {"plans": 2},
         "budgets": {"prefill_tokens": 512, "encode_rows": 1024},
