@@ -46,7 +46,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="KV pages of prompts, and embeddings of media, kept for later requests.")
+    group = typer.Typer(no_args_is_help=True, help="Show or clear what is kept of earlier requests.")
     app.add_typer(group, name="cache")
 
     @group.command()

@@ -172,7 +172,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"dtype          {layout.dtype}{why}, KV cache in {layout.kv_dtype}")
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
-        why = f" ({pool.reason})" if pool.reason else ""
+        why = f" ({pool.reason})" if pool.reason and not pool.on_device else ""
         print(f"{name + ' pool':<14} {pool.num_bytes / 2**20:.0f} MiB{where}: {pool.num_pages} pages of {pool.page_bytes} bytes{why}")
     if plan.config.model.on_cuda and not plan.config.memory.kv_tokens:
         share = plan.config.memory.gpu_memory_utilization

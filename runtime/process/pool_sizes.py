@@ -16,7 +16,8 @@ from .host_room import HostRoom
 
 HOST_SHARE = 0.25  # of free memory after the weights: the rest is for processes, their activations, and whatever else the machine does
 KV_TOKENS = 65536  # least, or all contexts that can run where that is less
-HOST_CONTEXTS = 16  # most, on the host: reserving a GiB costs 0.3 s of the start
+HOST_CONTEXTS = 16  # most, on the host
+QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the weights: reserving a GiB costs 0.3 s of the start
 EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 
@@ -52,7 +53,8 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
         return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
     least = max(min(KV_TOKENS, num_rows * context), context)
     affordable = (left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * memory.kv_page_tokens
-    return embedding, _within(least, affordable, max(least, HOST_CONTEXTS * context), share)
+    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // facts.kv_page_bytes * memory.kv_page_tokens
+    return embedding, _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
 
 
 def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[PoolSize, PoolSize]:
