@@ -1,5 +1,6 @@
 """A number for the code that determines what cached pages hold. Every actor tells it to the controller once it is active."""
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -9,8 +10,13 @@ _DECISIVE = ("actors", "media", "models", "triton_kernels")
 
 def loaded_code() -> int:
     """Return a number for the source that decodes media and computes: another one after an edit. Call it when all is imported."""
-    digest = blake2b(digest_size=7)
+    return int.from_bytes(blake2b("\n".join(_files()).encode(), digest_size=7).digest(), "little")
+
+
+def _files() -> Iterator[str]:
     for file in sorted(file for part in _DECISIVE for file in (_PACKAGE / part).rglob("*.py")):
-        found = file.stat()
-        digest.update(f"{file} {found.st_mtime_ns} {found.st_size}\n".encode())
-    return int.from_bytes(digest.digest(), "little")
+        try:
+            found = file.stat()
+        except FileNotFoundError:  # an editor's lock, or a file that is being replaced
+            continue
+        yield f"{file} {found.st_mtime_ns} {found.st_size}"
