@@ -5,10 +5,9 @@ import select
 import signal
 from pathlib import Path
 
-from ..runtime.stage_table import MAX_INSTANCES, STAGES, instance_id
+from ..runtime.stage_table import ALL_ACTORS
 
 SUPERVISOR, ZYGOTE = "supervisor", "zygote"
-ALL_ACTORS = frozenset(instance_id(name, n) for name, stage in STAGES.items() for n in range(MAX_INSTANCES if stage.letter else 1))
 # The kernel keeps 15 bytes of a name, of which "mmrt-" may be five.
 _SHORT_NAMES = {length: actor for actor in ALL_ACTORS for length in (actor, actor[:10])}
 

@@ -12,7 +12,9 @@ def register(app: "typer.Typer") -> None:
     import typer
 
     @app.command(hidden=True)
-    def actor(name: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}.")]) -> None:
+    def actor(
+        name: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}; encoder.1 is the second encoder.")],
+    ) -> None:
         """Be one actor of the run in $MMRT_RUN_DIR (for systemd and for debugging; `mmrt up` starts all of them)."""
         raise typer.Exit(run(name))
 

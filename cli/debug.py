@@ -23,7 +23,12 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def debug(
         actor: Annotated[
-            str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}.", autocompletion=completed_from(ACTORS))
+            str,
+            typer.Argument(
+                metavar="ACTOR",
+                help=f"One of {', '.join(ACTORS)}; encoder.1 is the second encoder.",
+                autocompletion=completed_from(ACTORS),
+            ),
         ],
         command: Annotated[
             list[str] | None, typer.Option("--command", "-c", metavar="CMD", help="A pdb command to begin with; may be repeated.")

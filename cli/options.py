@@ -9,7 +9,8 @@ import typer
 
 from ..runtime.config import RuntimeConfig, load_config
 from ..runtime.environment import Environment
-from ..runtime.stage_table import STAGES, stage_of
+from ..runtime.errors import ConfigError
+from ..runtime.stage_table import STAGES, parse_instance, stage_of
 from ..shm.run_directory import RunDirectory
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
@@ -25,11 +26,17 @@ def run_path(name: str | None) -> Path:
 
 def check_actor(name: str, others: Sequence[str] = ()) -> None:
     """Raise BadParameter for a name that neither an actor can have nor is in ``others``, with the nearest one."""
-    if name not in others and stage_of(name) not in STAGES:
+    if name in others:
+        return
+    try:
+        parse_instance(name)
+    except ConfigError as error:
+        if stage_of(name) in STAGES:
+            raise typer.BadParameter(str(error)) from None
         actors = (*STAGES, *others)
         near = difflib.get_close_matches(name, actors, n=1)
         meant = f"did you mean {near[0]}? There" if near else "there"
-        raise typer.BadParameter(f"no actor {name!r}; {meant} are {', '.join(actors)}")
+        raise typer.BadParameter(f"no actor {name!r}; {meant} are {', '.join(actors)}") from None
 
 
 def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,13 @@ from ..runtime.bus.messages import Analysed, ItemError, Result
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.observe.capture import SUFFIX, Capture, captures_in
+from ..runtime.observe.dumps import actors_of_run
 from ..runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
 from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import WORKERS, stage_of
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, completed_from, log_directory, run_path
+from .options import RunName, check_actor, completed_from, log_directory, run_path
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
@@ -79,6 +81,7 @@ def register(app: typer.Typer) -> None:
 def _check_actor(actor: str, option: str) -> None:
     if stage_of(actor) not in WORKERS:
         raise typer.BadParameter(f"{actor!r} does no plans; {', '.join(WORKERS)} do", param_hint=option)
+    check_actor(actor)
 
 
 def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
@@ -106,6 +109,7 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     """Order a capture, wait until it is done, and return its place. Raises RunError."""
     if not RunDirectory.is_alive(path):
         raise RunError(f"no run is up in {path} (mmrt up)")
+    _expect_in_run(path, actor)
     before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
     try:
         write_order(path, actor, CaptureOrder(str(directory), count))
@@ -135,6 +139,13 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     for file in new:
         captured = Capture.load(file)
         print(f"{file}: {captured.about}, {_say(captured.header.result)}")
+
+
+def _expect_in_run(path: Path, actor: str) -> None:
+    """Raise RunError if the run has no such actor. Best effort: a run that begins or ends is asked as if it had."""
+    with suppress(ShmError, OSError), RunDirectory.attach(path, timeout_s=0.5) as run:
+        if actor not in (actors := actors_of_run(run)):
+            raise RunError(f"no actor {actor!r} in this run; there are {', '.join(actors)}")
 
 
 def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:

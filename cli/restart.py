@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
         actors: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="ACTOR", help=f"Of {', '.join(ACTORS)}; several at the same time.", autocompletion=completed_from(ACTORS)
+                metavar="ACTOR",
+                help=f"Of {', '.join(ACTORS)}; encoder.1 is the second encoder. Several at the same time.",
+                autocompletion=completed_from(ACTORS),
             ),
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="All of them, one after another.")] = False,

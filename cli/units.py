@@ -11,6 +11,7 @@ from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
 from ..runtime.process.processors import plan_threads, read_processors
 from ..runtime.process.run import model_path
+from ..runtime.stage_table import ALL_ACTORS
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
 from .options import ConfigFile, RunName, configuration, run_path
 
@@ -37,7 +38,7 @@ def register(app: typer.Typer) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (out / name).write_text(text)
-            others = [path.name for path in out.glob(service_name("*")) if path.name not in files]
+            others = sorted(name for name in map(service_name, ALL_ACTORS) if name not in files and (out / name).exists())
         except OSError as error:
             raise RunError(f"cannot write units to {out}: {error.strerror}") from None
         print(f"{len(files)} files in {out.absolute()}. To use them:")

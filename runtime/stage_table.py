@@ -44,6 +44,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         """True if the stage computes with torch. Its threads and niceness can be configured."""
         return self.imports != "base"
 
+    @property
+    def max_count(self) -> int:
+        """How many actors of it a layout can have."""
+        return MAX_INSTANCES if self.letter and self.takes_plans else 1
+
 
 # The order gives the numbers of a run's actors in shared memory.
 # fmt: off
@@ -86,6 +91,8 @@ def parse_instance(text: str) -> InstanceId:
     stage, dot, number = text.partition(".")
     if stage not in STAGES:
         raise ConfigError(f"no actor {text!r}; there are {', '.join(STAGES)}")
+    if dot and STAGES[stage].max_count == 1:
+        raise ConfigError(f"no actor {text!r}: a run has one {stage}")
     if dot and not _NUMBER.fullmatch(number):
         raise ConfigError(f"no actor {text!r}: {number!r} is no number from 1 to {MAX_INSTANCES - 1}")
     return InstanceId(text)
@@ -102,6 +109,7 @@ def number_of(actor: str) -> int:
 
 
 ACTORS = tuple(map(InstanceId, STAGES))  # of a run with one of each
+ALL_ACTORS = frozenset(instance_id(name, number) for name, stage in STAGES.items() for number in range(stage.max_count))  # of any run
 
 
 def workers(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:
@@ -181,8 +189,7 @@ def check_layout(text: str) -> None:
     for stage, count in counts.items():
         if not count:
             raise ConfigError(f"{text!r} has no {stage} ({STAGES[stage].letter})")
-        limit = MAX_INSTANCES if STAGES[stage].takes_plans else 1
-        if count > limit:
+        if count > (limit := STAGES[stage].max_count):
             raise ConfigError(f"{text!r} has {count} of {stage}, a run has at most {limit}")
 
 

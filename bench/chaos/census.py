@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..processes import ALL_ACTORS, SUPERVISOR, ZYGOTE, descendants
+from ...runtime.stage_table import ALL_ACTORS
+from ..processes import SUPERVISOR, ZYGOTE, descendants
 from .run_view import RunView
 
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)

@@ -63,7 +63,8 @@ class Commands:
         for actor in self._run.actors.values():
             if name in actor.spec.roles:
                 return actor
-        raise RunError(f"no actor {name!r}; there are {', '.join(self._run.actors)}")
+        names = [role for actor in self._run.actors.values() for role in actor.spec.roles]
+        raise RunError(f"no actor {name!r}; there are {', '.join(names)}")
 
     async def _restart(self, request: RestartRequest) -> Reply:
         try:

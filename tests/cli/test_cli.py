@@ -140,6 +140,9 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["restart", "decodr"], 2, "no actor 'decodr'; did you mean decode? There are memory"),
         (["debug", "vidoe"], 2, "no actor 'vidoe'; did you mean video? There are memory"),
         (["restart", "x"], 2, "no actor 'x'; there are memory"),
+        (["restart", "encoder.9"], 2, "no actor 'encoder.9': '9' is no number from 1 to 7"),
+        (["logs", "gateway.1"], 2, "no actor 'gateway.1': a run has one gateway"),
+        (["debug", "encodr.1"], 2, "no actor 'encodr.1'; did you mean encoder? There are memory"),
         (["up", "--model", "m.gguf"], 2, "error: model.path = 'm.gguf' is GGUF, which mmrt does not read: give it"),
         (["up", "--model", "bartowski/Qwen-GGUF"], 2, "error: model.path = 'bartowski/Qwen-GGUF' is GGUF, which mmrt does not read"),
         (["up", "--model", "Qwen/Q-3B"], 2, "is not a directory, and mmrt downloads nothing: hf download Qwen/Q-3B --local-dir DIR"),
@@ -244,6 +247,13 @@ def test_units(tmp_path: Path, capsys: Captured) -> None:
     assert names == sorted(["mmrt.target", "mmrt-gateway.socket", *(f"mmrt-{actor}.service" for actor in ACTORS)])
     text = (tmp_path / "units" / "mmrt-decode.service").read_text()
     assert f'Environment="MMRT_RUN_DIR={tmp_path}/run"' in text
+
+
+def test_units_of_another_layout_are_told_and_others_are_not(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("mmrt-prefill.1.service", "mmrt-backup.service", "mmrt-decode.1.service"):
+        (tmp_path / name).touch()
+    assert run(["units", "--out", str(tmp_path)]) == 0
+    assert "(of another layout, and to be removed wherever they are: mmrt-prefill.1.service)" in capsys.readouterr().out
 
 
 def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

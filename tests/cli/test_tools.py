@@ -1,5 +1,6 @@
 """``trace``, ``inspect`` and ``replay`` refuse what they cannot do, in a line that names it, and leave nothing behind."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from mmrt.cli.inspect import find
 from mmrt.cli.main import run
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.observe.inspect_report import RequestReport
+from mmrt.runtime.stage_table import actors_of
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorTable
 
 Captured = pytest.CaptureFixture[str]
 
@@ -39,6 +42,8 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay"], 2, "give one of PLAN, --last ACTOR, --capture ACTOR"),
         (["replay", "x", "--last", "video"], 2, "give one of PLAN, --last ACTOR, --capture ACTOR"),
         (["replay", "--capture", "decode"], 2, "'decode' does no plans; video, encoder, prefill do"),
+        (["replay", "--capture", "encoder.9"], 2, "no actor 'encoder.9': '9' is no number from 1 to 7"),
+        (["replay", "--last", "video.1"], 2, "no actor 'video.1': a run has one video"),
         (["replay", "--last", "gateway"], 2, "'gateway' does no plans; video, encoder, prefill do"),
         (["replay", "--last", "prefill"], 2, "no plan of prefill has been captured in {tmp}/state/mmrt/run/captures"),
         (["replay", "0x1234"], 2, "no captured plan '0x1234'"),
@@ -90,6 +95,13 @@ def test_no_plan_in_time_leaves_no_order(tmp_path: Path, capsys: Captured) -> No
         assert run(["replay", "--capture", "encoder", "--wait", "0.1"]) == 1
         assert "encoder was given no plan within 0.1 s (--wait)" in capsys.readouterr().err
         assert not (tmp_path / "run" / "capture-encoder").exists()
+
+
+def test_an_actor_that_the_run_has_not_is_refused_at_once(tmp_path: Path, capsys: Captured) -> None:
+    with RunDirectory.create(tmp_path / "run", {"config": {}}) as directory, closing(ActorTable.create(directory, actors_of("2E+P+D"))):
+        assert run(["replay", "--capture", "encoder.2"]) == 1
+        assert "no actor 'encoder.2' in this run; there are memory, " in (error := capsys.readouterr().err) and "encoder.1, " in error
+        assert not (tmp_path / "run" / "capture-encoder.2").exists()
 
 
 def report(request_id: str, key: str, stage: str = "decoding") -> RequestReport:

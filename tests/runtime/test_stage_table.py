@@ -14,8 +14,8 @@ from mmrt.runtime.config import RuntimeConfig, actors_section, parse_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import (
     ACTORS,
+    ALL_ACTORS,
     DEFAULT_LAYOUT,
-    MAX_INSTANCES,
     STAGES,
     WORKERS,
     InstanceId,
@@ -178,11 +178,12 @@ def test_other_layouts_are_refused(text: str, message: str) -> None:
     assert message in str(refusal.value)
 
 
-@given(st.sampled_from(ACTORS), st.integers(0, MAX_INSTANCES - 1))
-def test_an_instance_is_known_by_its_name(stage: str, number: int) -> None:
+@given(st.data(), st.sampled_from([*STAGES.values()]))
+def test_an_instance_is_known_by_its_name(data: st.DataObject, record: Stage) -> None:
+    stage, number = record.name, data.draw(st.integers(0, record.max_count - 1))
     instance = instance_id(stage, number)
     assert parse_instance(instance) == instance and (stage_of(instance), number_of(instance)) == (stage, number)
-    assert instance == (f"{stage}.{number}" if number else stage)
+    assert instance == (f"{stage}.{number}" if number else stage) and instance in ALL_ACTORS
 
 
 @given(st.one_of(st.text(), st.from_regex(r"(encoder|decode)\.?[0-9]{0,4}", fullmatch=True)))
@@ -203,6 +204,8 @@ def test_an_instance_has_one_name(text: str) -> None:
         ("encoder.8", "'8' is no number"),
         ("encoder.\u0661", "is no number"),
         ("talker.1", "no actor 'talker.1'; there are memory, controller"),
+        ("decode.1", "no actor 'decode.1': a run has one decode"),
+        ("video.1", "no actor 'video.1': a run has one video"),
     ],
 )
 def test_other_names_of_instances_are_refused(text: str, message: str) -> None:
