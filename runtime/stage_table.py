@@ -109,7 +109,7 @@ def number_of(actor: str) -> int:
 
 
 ACTORS = tuple(map(InstanceId, STAGES))  # of a run with one of each
-ALL_ACTORS = frozenset(instance_id(name, number) for name, stage in STAGES.items() for number in range(stage.max_count))  # of any run
+ALL_ACTORS = tuple(instance_id(name, number) for name, stage in STAGES.items() for number in range(stage.max_count))  # of any run
 
 
 def workers(stages: Mapping[str, Stage] = STAGES) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from ...runtime.stage_table import ACTORS, torch_actors
+from ...runtime.stage_table import DEFAULT_LAYOUT, actors_of, stage_of, torch_actors
 from ..processes import ZYGOTE
 
 Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart"]
@@ -19,7 +19,6 @@ Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill",
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 EVERYBODY = "all"  # the target of a full file system
-TARGETS = (*ACTORS, ZYGOTE)
 
 MEANINGS: dict[Kind, str] = {
     "kill": "SIGKILL",
@@ -75,6 +74,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} {self.cell.kind} {self.cell.target} in phase {self.cell.phase}{also}"
 
 
+def targets_of(layout: str) -> tuple[str, ...]:
+    """The processes of a run that faults hit."""
+    return *actors_of(layout), ZYGOTE
+
+
 def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]) -> list[Cell]:
     """Every cell that makes sense, in a fixed order."""
     found = set()
@@ -87,8 +91,9 @@ def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]
     return sorted(found)
 
 
-def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) -> Fault:
+def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, layout: str = DEFAULT_LAYOUT) -> Fault:
     """The fault of this number; a share of ``pairs`` comes with a second one. Raises: ValueError without cells to choose from."""
+    targets = targets_of(layout)
     if not choice:
         raise ValueError("no kind of fault fits these processes and phases")
     turn, place = divmod(index, len(choice))
@@ -97,12 +102,10 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0) 
     cell = shuffled[place]
     rng = random.Random(f"{seed}:{index}:{cell.phase}")
     shortest_s, longest_s = _LENGTHS_S.get(cell.kind, (0.0, 0.0))
-    others = [target for target in TARGETS if target != cell.target and pairs > 0 and cell.phase != "drain"]
+    others = [target for target in targets if target != cell.target and pairs > 0 and cell.phase != "drain"]
     if cell.kind == "stop" and cell.target == ZYGOTE and cell.phase != "drain":
-        others, pairs = (
-            sorted(torch_actors()),
-            1.0,
-        )  # a hung zygote goes unnoticed until an actor must be forked
+        # A hung zygote goes unnoticed until an actor must be forked.
+        others, pairs = sorted(target for target in targets if stage_of(target) in torch_actors()), 1.0
     second = rng.choice(others) if others and rng.random() < pairs else ""
     return Fault(
         seed=seed,

@@ -9,7 +9,8 @@ import msgspec
 
 from ...runtime.stage_table import DEFAULT_LAYOUT
 from ..own_run import layout_argument
-from .faults import KINDS, MEANINGS, PHASES, TARGETS, Cell, Kind, Phase, cells, parse_name
+from ..processes import ZYGOTE
+from .faults import KINDS, MEANINGS, PHASES, Cell, Kind, Phase, cells, parse_name, targets_of
 
 SOAK_MINUTES = 30.0
 SOAK_INTERVAL_S = 10.0
@@ -54,7 +55,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def filters(self) -> str:
         """The options that ask for the same storm again: with others an index means another fault, or hits another run."""
-        chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, TARGETS), ("phases", self.phases, PHASES))
+        chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, targets_of(self.layout)), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
         words += [f"--layout {self.layout} "] if self.layout != DEFAULT_LAYOUT else []
         words += ["--default-restarts "] if self.has_default_restarts else []
@@ -87,7 +88,14 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
         given.interval_s = SOAK_INTERVAL_S if soak else 0.0
     given.seed = replay[0] if replay else given.seed
     given.kinds = ["kill"] if soak else given.kinds or list(KINDS)
-    given.targets = given.targets or [name for name in TARGETS if not (soak and name == "zygote")]
+    targets = targets_of(given.layout)
+    if given.targets is None:
+        given.targets = [target for target in targets if not (soak and target == ZYGOTE)]
+    else:
+        try:
+            given.targets = _choices(targets)(given.targets)
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"argument --actors: {error}")
     given.phases = [phase for phase in PHASES if phase not in ("idle", "drain")] if soak else given.phases or list(PHASES)
     options = ChaosOptions(**vars(given))
     if replay is None and not options.storm_cells and not options.drain_cells:
@@ -98,7 +106,7 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
 def _parser() -> argparse.ArgumentParser:
     epilog = _EPILOG.format(
         kinds="\n".join(f"  {kind:<8}{meaning}" for kind, meaning in MEANINGS.items()),
-        targets=", ".join(TARGETS),
+        targets=", ".join(targets_of(DEFAULT_LAYOUT)),
         phases=", ".join(PHASES),
     )
     parser = argparse.ArgumentParser(
@@ -112,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--faults", type=_whole(0), metavar="N", help="end after N faults (30, unless --minutes is given)")
     add("--minutes", type=_positive, metavar="M", help="end after M minutes")
     add("--kinds", type=_choices(KINDS), metavar="K,…", help="only these kinds")
-    add("--actors", type=_choices(TARGETS), metavar="A,…", help="only these processes")
+    add("--actors", metavar="A,…", help="only these processes; of several encoders the second is encoder.1")
     add("--phases", type=_choices(PHASES), metavar="P,…", help="only these phases")
     add("--drains", type=_whole(0), metavar="N", help="times that the run is taken down in mid-stream, with a fault in its drain (1)")
     add("--replay", type=_replay, metavar="SEED:INDEX", help="only this fault of this storm, --faults times (1)")
@@ -124,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
-    add("--layout", type=layout_argument, default=DEFAULT_LAYOUT, help="which stages share a process (%(default)s)")
+    add("--layout", type=layout_argument, default=DEFAULT_LAYOUT, help="processes of the model's stages, such as 2E+PD (%(default)s)")
     add("--default-restarts", action="store_true", help="use the default restart limit and backoff; otherwise no actor is given up")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
     add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")

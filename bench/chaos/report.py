@@ -9,8 +9,10 @@ from collections.abc import Iterable
 import msgspec
 from rich.console import Console
 
+from ...runtime.stage_table import ALL_ACTORS
+from ..processes import ZYGOTE
 from .census import Count
-from .faults import EVERYBODY, KINDS, PHASES, TARGETS, Cell
+from .faults import EVERYBODY, KINDS, PHASES, Cell
 from .verdict import Reference
 
 _SHOWN = 20  # problems in the summary; --json has all
@@ -82,7 +84,7 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
     slowest = max((hit.recovery_s for hit in report.hits), default=0.0)
     lines = [
         *coverage(report.hits, KINDS, "kind"),
-        *coverage(report.hits, (*TARGETS, EVERYBODY), "target"),
+        *coverage(report.hits, (*ALL_ACTORS, ZYGOTE, EVERYBODY), "target"),
         f"seed {report.seed}: {len(report.hits)} faults in {report.seconds:.0f} s, {len(cells)} cells of {num_cells};"
         f" slowest recovery {slowest:.1f} s; {report.num_quiet_points} quiet points",
         f"{report.num_requests} requests: {ends or 'none'}; {report.num_excused} ends were excused by a fault",

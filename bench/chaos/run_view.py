@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.controller.request import decode_record
+from ...runtime.stage_table import stage_of
 from ...schema.rows import EndCode, Phase
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
@@ -18,7 +19,7 @@ from ...shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
 from ..processes import ZYGOTE, children, is_gone, what_is
 from .faults import Phase as StormPhase
 
-_STEP_PHASES: dict[str, StormPhase] = {"video": "decoding", "encoder": "encoding", "prefill": "prefill"}
+_STEP_PHASES: dict[str, StormPhase] = {"video": "decoding", "encoder": "encoding", "prefill": "prefill"}  # by stage
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -81,8 +82,9 @@ class RunView:
         """The current phases; "idle" if there are none."""
         found: set[StormPhase] = set()
         now_ns = time.monotonic_ns()
-        for actor, phase in _STEP_PHASES.items():
-            if self._actors.read(actor).step_deadline_ns > now_ns:
+        for actor in self.actors:
+            phase = _STEP_PHASES.get(stage_of(actor))
+            if phase is not None and self._actors.read(actor).step_deadline_ns > now_ns:
                 found.add(phase)
         for row, generation in self._table.rows_in(Phase.DECODE):
             if self._table.end(row, generation) == EndCode.NONE:

@@ -123,7 +123,7 @@ class Storm:
                 if index:
                     await self._up()
                 number = options.replay[2] if options.replay else index
-                await self._drain(fault_at(options.seed, number, options.drain_cells))
+                await self._drain(fault_at(options.seed, number, options.drain_cells, layout=options.layout))
 
     async def _storm(self) -> None:
         options = self._options
@@ -133,7 +133,7 @@ class Storm:
         while (options.num_faults is None or index < options.num_faults) and time.monotonic() < end_s:
             began_s = time.monotonic()
             number = options.replay[2] if options.replay else index
-            await self._fault(fault_at(options.seed, number, options.storm_cells, options.pairs))
+            await self._fault(fault_at(options.seed, number, options.storm_cells, options.pairs, options.layout))
             index += 1
             if index % options.quiet_every == 0:
                 await self._quiet_point()

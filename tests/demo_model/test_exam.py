@@ -186,6 +186,9 @@ def test_restarts_and_a_shared_process_change_no_answer(
     with pytest.raises(SystemExit):
         main(["--restart", "gateway"])
     assert "no such actor, or not one to restart here: gateway" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--layout", "2E+P+D", "--restart", "encoder.1,encoder.2"])
+    assert "not one to restart here: encoder.2; memory, " in capsys.readouterr().err
 
 
 @pytest.mark.slow

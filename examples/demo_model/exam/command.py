@@ -26,11 +26,12 @@ from ....bench.serve.client import BenchError, find_model, open_session
 from ....models.architecture import KvDType
 from ....runtime.config import ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
+from ....runtime.stage_table import DEFAULT_LAYOUT
 from ..training.recipe import load_recipe
 from .cases import ROWS, Case, body_of, select
 from .reference import Reference
 from .report import Answer, Guided, QualityBench, Setting, guided_of_answers, row_of_answers, share, shortcomings, show, show_changes
-from .restarts import RESTARTABLE, restarting
+from .restarts import restartable, restarting
 
 PROGRAM = "python -m mmrt.examples.demo_model.exam"
 HELD_OUT_SEED = 20_000  # training has another
@@ -65,8 +66,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
-    add("--layout", type=layout_argument, help="which stages of the started run share a process")
-    add("--restart", type=_restartable, default=(), metavar="A,B", help="restart these actors of it in turn while it is asked")
+    add("--layout", type=layout_argument, help="processes of the model's stages in the started run, such as 2E+PD")
+    add(
+        "--restart",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="A,B",
+        help="restart these actors of it in turn while it is asked",
+    )
     add("--samples", type=int, default=40, help="questions per task, half of those on media about degraded ones (%(default)s)")
     add("--tasks", type=_names, default=tuple(ROWS), metavar="A,B", help=f"of {', '.join(ROWS)}")
     learned_from = load_recipe().seed
@@ -89,6 +96,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--samples, --max-tokens and --concurrency must be at least 1")
     if options.url and (options.kv_dtype or options.layout or options.restart):
         parser.error("--kv-dtype, --layout and --restart are of a run that is started, not of a server that --url names")
+    options.layout = options.layout or DEFAULT_LAYOUT
+    known = restartable(options.layout)
+    if unknown := [name for name in options.restart if name not in known]:
+        parser.error(f"argument --restart: no such actor, or not one to restart here: {', '.join(unknown)}; {', '.join(known)} are")
     if options.require is None and options.require_combined is not None:
         options.require = 0.0
     if options.require_combined is None:
@@ -96,19 +107,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
+    names = _words(text)
     if unknown := [name for name in names if name not in ROWS]:
         raise argparse.ArgumentTypeError(f"no such task: {', '.join(unknown)}")
-    return names
-
-
-def _restartable(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in RESTARTABLE]:
-        raise argparse.ArgumentTypeError(
-            f"no such actor, or not one to restart here: {', '.join(unknown)}; {', '.join(RESTARTABLE)} are"
-        )
     return names
 
 
@@ -132,7 +138,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
             config = RuntimeConfig(
                 model=ModelSection(path=str(checkpoint), dtype="float32"),
                 memory=MemorySection(kv_dtype=options.kv_dtype or "auto"),
-                actors=ActorsSection(layout=options.layout or "E+P+D"),
+                actors=ActorsSection(layout=options.layout),
                 server=ServerSection(port=0),
             )
             run.up(config)

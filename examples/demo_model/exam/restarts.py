@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ....bench.own_run import OwnRun, OwnRunError
-from ....runtime.stage_table import ACTORS
+from ....runtime.stage_table import actors_of
 
-RESTARTABLE = tuple(name for name in ACTORS if name != "gateway")  # its end would be the connections'
 _PAUSE_S = 0.2
+
+
+def restartable(layout: str) -> tuple[str, ...]:
+    """The actors of a run that the exam can restart: with the gateway the exam's connections would end."""
+    return tuple(name for name in actors_of(layout) if name != "gateway")
 
 
 @contextmanager

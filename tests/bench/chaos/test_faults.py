@@ -2,11 +2,12 @@
 
 import pytest
 
-from mmrt.bench.chaos.faults import EVERYBODY, KINDS, PHASES, TARGETS, ZYGOTE, Cell, cells, fault_at, parse_name
+from mmrt.bench.chaos.faults import EVERYBODY, KINDS, PHASES, ZYGOTE, Cell, cells, fault_at, parse_name, targets_of
+from mmrt.runtime.stage_table import DEFAULT_LAYOUT
 
 
 def test_a_fault_is_a_function_of_seed_and_index() -> None:
-    choice = cells(KINDS, TARGETS, PHASES)
+    choice = cells(KINDS, targets_of(DEFAULT_LAYOUT), PHASES)
     assert [fault_at(7, index, choice) for index in range(50)] == [fault_at(7, index, choice) for index in range(50)]
     assert [fault_at(7, index, choice) for index in range(50)] != [fault_at(8, index, choice) for index in range(50)]
 
@@ -19,7 +20,7 @@ def test_every_cell_comes_once_before_any_comes_again() -> None:
 
 
 def test_cells_that_make_no_sense_are_left_out() -> None:
-    choice = cells(KINDS, TARGETS, PHASES)
+    choice = cells(KINDS, targets_of(DEFAULT_LAYOUT), PHASES)
     assert {cell.target for cell in choice if cell.kind == "enospc"} == {EVERYBODY}
     assert {cell.kind for cell in choice if cell.target == ZYGOTE} == {"kill", "stop", "pause", "term"}
     assert not [cell for cell in choice if cell.phase == "drain" and cell.kind in ("oom", "enospc")]
@@ -27,11 +28,12 @@ def test_cells_that_make_no_sense_are_left_out() -> None:
 
 
 def test_pairs_are_two_different_processes() -> None:
-    choice = cells(KINDS, TARGETS, PHASES)
+    choice = cells(KINDS, targets_of(DEFAULT_LAYOUT), PHASES)
     faults = [fault_at(1, index, choice, pairs=0.5) for index in range(400)]
     paired = [fault for fault in faults if fault.second]
     assert 100 < len(paired) < 300 and all(fault.second != fault.cell.target for fault in paired)
     assert not [fault for fault in paired if fault.cell.phase == "drain"]
+    assert "encoder.1" in {fault_at(1, index, choice, 0.5, "2E+P+D").second for index in range(400)}
     alone = [fault for fault in (fault_at(1, index, choice) for index in range(400)) if fault.second]
     assert {(fault.cell.kind, fault.cell.target) for fault in alone} <= {("stop", ZYGOTE)}  # which is found when it is needed
 

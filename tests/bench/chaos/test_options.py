@@ -5,16 +5,23 @@ from pathlib import Path
 import pytest
 
 from mmrt.bench.chaos.command import main
-from mmrt.bench.chaos.faults import KINDS, TARGETS
+from mmrt.bench.chaos.faults import KINDS, targets_of
 from mmrt.bench.chaos.options import parse_options
 from mmrt.bench.chaos.storm_config import storm_config
 from mmrt.runtime.config import SupervisorSection
+from mmrt.runtime.stage_table import DEFAULT_LAYOUT
 
 
 def test_defaults() -> None:
     options = parse_options([])
     assert (options.seed, options.num_faults, options.minutes, options.num_drains) == (1, 30, None, 1)
-    assert options.kinds == list(KINDS) and options.targets == list(TARGETS)
+    assert options.kinds == list(KINDS) and options.targets == list(targets_of(DEFAULT_LAYOUT))
+
+
+def test_the_actors_are_those_of_the_layout() -> None:
+    options = parse_options(["--layout", "2E+P+D", "--actors", "encoder.1"])
+    assert options.targets == ["encoder.1"] and options.filters == "--actors encoder.1 --layout 2E+P+D "
+    assert "encoder.1" in parse_options(["--layout", "2E+P+D"]).targets
 
 
 def test_a_soak_is_kills_at_fixed_times() -> None:
@@ -58,6 +65,7 @@ def test_filters_are_part_of_a_fault_s_name() -> None:
         (["--kinds", "kill,flood"], "'flood' is none of kill, stop"),
         (["--kinds", ""], "nothing was chosen of kill"),
         (["--actors", "supervisor"], "'supervisor' is none of memory"),
+        (["--layout", "2E+P+D", "--actors", "encoder.2"], "argument --actors: 'encoder.2' is none of memory"),
         (["--phases", "lunch"], "'lunch' is none of idle"),
         (["--kinds", "oom", "--actors", "zygote"], "no kind of fault in --kinds fits"),
         (["--concurrency", "0"], "at least 1"),

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrt.bench.chaos.faults import KINDS, PHASES, TARGETS, cells
+from mmrt.bench.chaos.faults import KINDS, PHASES, cells, targets_of
 from mmrt.bench.chaos.requests import ChaosRequest, catalogue
+from mmrt.runtime.stage_table import DEFAULT_LAYOUT
 from mmrt.tests.end_to_end.oracle import Media, Oracle, check_argmax
 from mmrt.tests.end_to_end.test_media import sample
 
@@ -113,8 +114,8 @@ def test_a_thousand_kills(storm: Storm) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 def test_every_cell_of_the_matrix(storm: Storm) -> None:
-    drains = cells(KINDS, TARGETS, ["drain"])
-    others = cells(KINDS, TARGETS, [phase for phase in PHASES if phase != "drain"])
+    drains = cells(KINDS, targets_of(DEFAULT_LAYOUT), ["drain"])
+    others = cells(KINDS, targets_of(DEFAULT_LAYOUT), [phase for phase in PHASES if phase != "drain"])
     report = storm("--seed", "2", "--faults", str(len(others)), "--drains", str(len(drains)), timeout_s=3 * 3600)
     assert len(report["hits"]) == len(others) + len(drains) and report["problems"] == []
 
