@@ -93,3 +93,26 @@ def test_each_has_its_name_wherever_it_is_seen(several: Server) -> None:
     assert unknown.returncode == 1 and "encoder.2" in unknown.stderr
     assert several.mmrt("restart", "encodr.1").returncode == 2
     assert '"encoder.1"' in several.mmrt("trace", "-o", "-").stdout
+
+
+def test_processes_of_two_actors_each(launch: Callable[..., Server], oracle: Oracle) -> None:
+    server = launch(settings=SETTINGS.replace("2E+2P+D", "2EP+D"))
+    found = processes(server)
+    assert {*found} == {*ACTORS}
+    assert all(found[f"encoder{number}"][0] == found[f"prefill{number}"][0] for number in ("", ".1"))
+    assert (
+        "no actor 'encoder.2'; there are memory, controller, gateway, video, encoder, pr" in server.mmrt("restart", "encoder.2").stderr
+    )
+    pixels = picture(3, 56, 56)
+    check(server, oracle, [image_part(pixels), text("What is it?")], Media(images=[pixels]))
+    expected, pictures = server.chat(PROMPT, **LONG)[1], at_once(server, 6)
+    with Streams(server, 3) as streams:
+        done = server.mmrt("restart", "encoder.1")
+        server.kill("prefill")
+        assert at_once(server, 6) == pictures
+    assert done.returncode == 0 and "prefill.1: generation 2 serves after " in done.stdout, done.stdout + done.stderr
+    assert streams.errors == [] and streams.ids == [expected] * 3
+    server.wait(lambda status: bool(status["ready"]), "ready")
+    after = processes(server)
+    assert {name for name in after if after[name] != found[name]} == {"encoder", "prefill", "encoder.1", "prefill.1"}
+    server.wait_until_empty()
