@@ -134,7 +134,7 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
 if TYPE_CHECKING:
 
     class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
-        """``layout``: which of encoder, prefill and decode share a process. The other fields are the sections of stages."""
+        """``layout``: the processes of encoders, prefills and decode. The other fields are the sections of stages."""
 
         layout: str = DEFAULT_LAYOUT
 
