@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -88,24 +88,12 @@ def parse_options(argv: Sequence[str]) -> Options:
         modalities = parse_modalities(given.modality or _DEFAULT_MODALITY[scenario])
     except ValueError as error:
         parser.error(f"--modality: {error}")
-    if given.trace and given.concurrency is not None:
-        parser.error("--trace has arrivals of its own: it goes with --rate, which stretches them, not with --concurrency")
-    if scenario == "stall":
-        if given.trace or given.rate is not None or given.concurrency is not None:
-            parser.error("the stall scenario has --streams and --fresh-interval instead of --rate, --concurrency and --trace")
-        if len(modalities) != 1 or "text" in modalities:
-            parser.error("the stall scenario takes one --modality for the fresh requests: image, video or audio")
-    if scenario == "chat" and (given.trace or given.rate is not None):
-        parser.error("the chat scenario has --concurrency: conversations at a time, each turn after the one before")
-    if given.compare_caches is not None and (scenario != "chat" or given.url is not None or given.concurrency is not None):
-        parser.error("--compare-caches starts servers of its own, for the chat scenario, and holds one conversation at a time")
+    _check(parser, given, modalities)
     low, high = given.input_tokens or (64, 64)
     num_requests = given.num_requests
     if num_requests is None and not given.trace:
         num_requests = _DEFAULT_NUM_REQUESTS.get(scenario)
     tbt_s = math.inf if given.slo_tbt is None else given.slo_tbt
-    if given.slo_ttft is None and given.slo_tbt is not None:
-        parser.error("--slo-tbt needs --slo-ttft")
     return Options(
         url=(given.url or _DEFAULT_URL).rstrip("/").removesuffix("/v1"),
         api_key=given.api_key,
@@ -143,6 +131,23 @@ def parse_options(argv: Sequence[str]) -> Options:
         json=given.json,
         plot=given.plot,
     )
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalities: Mapping[Modality, float]) -> None:
+    """Check the options against each other. Exits with status 2."""
+    if given.trace and given.concurrency is not None:
+        parser.error("--trace has arrivals of its own: it goes with --rate, which stretches them, not with --concurrency")
+    if given.scenario == "stall":
+        if given.trace or given.rate is not None or given.concurrency is not None:
+            parser.error("the stall scenario has --streams and --fresh-interval instead of --rate, --concurrency and --trace")
+        if len(modalities) != 1 or "text" in modalities:
+            parser.error("the stall scenario takes one --modality for the fresh requests: image, video or audio")
+    if given.scenario == "chat" and (given.trace or given.rate is not None):
+        parser.error("the chat scenario has --concurrency: conversations at a time, each turn after the one before")
+    if given.compare_caches is not None and (given.scenario != "chat" or given.url is not None or given.concurrency is not None):
+        parser.error("--compare-caches starts servers of its own, for the chat scenario, and holds one conversation at a time")
+    if given.slo_ttft is None and given.slo_tbt is not None:
+        parser.error("--slo-tbt needs --slo-ttft")
 
 
 def _make_parser() -> argparse.ArgumentParser:
