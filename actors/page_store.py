@@ -21,7 +21,7 @@ import numpy as np
 from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.process.memory_layout import MemoryLayout
-from ..shm.page_file import PageFile
+from ..shm.page_file import PageFile, lock_is_free
 from ..shm.page_secret import SECRET_BYTES
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
@@ -29,11 +29,14 @@ from .host.loaded_code import loaded_code
 
 log = logging.getLogger(__name__)
 
-POOLS = ("kv", "embedding")
+SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
 LOAD_S = 3.0  # of a start, at most
 SAVE_S = 1.0  # between looks at the pools
+KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
 LAST_SAVE_S = 2.0  # at the end of the run, at most
+NUM_KINDS = 4  # models or settings whose files are kept
 _NICE = 19
+_GROUP = 64  # pages that are loaded with one generation: of groups the older is evicted first, within one the last page
 
 
 class PageStore:
@@ -57,18 +60,20 @@ class PageStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             kind = _fingerprint(config, layout, model)
             secret = _derive(_secret_of(directory), kind)
-            num_bytes = {name: layout.pools[name].num_bytes for name in POOLS}
-            for name in POOLS:
-                share = config.cache.max_mib * (1 << 20) * num_bytes[name] // sum(num_bytes.values())
+            for name, share in SHARES.items():
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
-                files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, share)
+                max_bytes = int(share * config.cache.max_mib * (1 << 20))
+                files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
+                if files[name].was_foreign:
+                    log.warning("cache.dir: emptied %s: it had other pages, or another secret", path)
+            _remove_old(directory, kind.hex()[:16])
         except OSError as error:
             for file in files.values():
                 file.close()
             why = "another run has it" if isinstance(error, BlockingIOError) else error.strerror or error
             log.warning("cache.dir %s is not used: %s", directory, why)
             return None
-        return cls(secret, files, {name: PagePool.attach(run, name) for name in POOLS})
+        return cls(secret, files, {name: PagePool.attach(run, name) for name in SHARES})
 
     def load(self) -> None:
         """Fill the pools, which are empty, with the pages written last, and name them."""
@@ -80,23 +85,27 @@ class PageStore:
                 log.warning("cache.dir: ignored %d %s pages that are not as they were written", num_damaged, name)
 
     def _load_pool(self, name: str, file: PageFile, until_s: float) -> tuple[int, int]:
-        pool, page, num_damaged = self._pools[name], 0, 0
-        for key in file.newest_first():
-            if page == pool.num_pages or time.monotonic() > until_s:
-                break
-            try:
-                contents = file.read(key)
-            except OSError as error:
-                log.warning("cache.dir: the %s pages cannot be read: %s", name, error.strerror)
-                break
-            if contents is None:
-                num_damaged += 1
-                continue
-            pool.write_bytes([page], contents)
-            pool.generations[page] = 1
-            pool.write_keys([page], [1], [key])
-            page += 1
-        return page, num_damaged
+        """Return how many pages were loaded and how many are damaged. Groups of the newest pages come first, in case time is short."""
+        pool, num_loaded, num_damaged = self._pools[name], 0, 0
+        keys = file.keys()[-pool.num_pages :]
+        for first in reversed(range(0, len(keys), _GROUP)):
+            for page, key in enumerate(keys[first : first + _GROUP], first):
+                if time.monotonic() > until_s:
+                    return num_loaded, num_damaged
+                try:
+                    contents = file.read(key)
+                except OSError as error:
+                    log.warning("cache.dir: the %s pages cannot be read: %s", name, error.strerror)
+                    return num_loaded, num_damaged
+                if contents is None:
+                    num_damaged += 1
+                    continue
+                generation = 1 + first // _GROUP
+                pool.write_bytes([page], contents)
+                pool.generations[page] = generation
+                pool.write_keys([page], [generation], [key])
+                num_loaded += 1
+        return num_loaded, num_damaged
 
     def start(self) -> None:
         """Write pages behind from now on."""
@@ -113,13 +122,20 @@ class PageStore:
 
     def _save_until_ended(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        keep_at_s = time.monotonic() + KEEP_S
         try:
             while not self._ended.wait(SAVE_S):
                 self._save(float("inf"))
+                if time.monotonic() >= keep_at_s:
+                    self._keep()
+                    keep_at_s = time.monotonic() + KEEP_S
             self._save(time.monotonic() + LAST_SAVE_S)
+            self._keep()
         except OSError as error:
             why = "there is no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             log.warning("cache.dir: pages are no longer saved: %s", why)
+        except Exception:
+            log.exception("cache.dir: pages are no longer saved")
 
     def _save(self, until_s: float) -> None:
         """Save the pages that have got keys since the last time. Raises: OSError."""
@@ -135,6 +151,17 @@ class PageStore:
                     file.write(key, contents)
                 seen[page] = generation
 
+    def _keep(self) -> None:
+        """Mark the pages that the pools still have, and save again those that a full file has lost. Raises: OSError."""
+        for name, file in self._files.items():
+            pool, seen = self._pools[name], self._seen[name]
+            named = pool.named_since(np.zeros(pool.num_pages, np.uint64))
+            file.keep(key for _, _, key in named)
+            if file.num_slots >= pool.num_pages:  # else they would push each other out for ever
+                for page, _, key in named:
+                    if key not in file:
+                        seen[page] = 0
+
 
 def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> bytes:
     """Return a digest of what determines the contents of pages, besides what their keys name. Raises: OSError."""
@@ -145,7 +172,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> by
         "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
         "media": config.media,
         "dtypes": (layout.dtype, layout.kv_dtype, layout.kv_page_tokens, layout.device),
-        "pages": [(name, layout.pools[name].page_bytes) for name in POOLS],
+        "pages": [(name, layout.pools[name].page_bytes) for name in SHARES],
     }
     return blake2b(msgspec.msgpack.encode(facts), digest_size=32).digest()
 
@@ -154,12 +181,27 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
     return blake2b(purpose, digest_size=SECRET_BYTES, key=secret).digest()
 
 
+def _remove_old(directory: Path, kind: str) -> None:
+    """Remove the files of the models and settings used longest ago, beyond ``NUM_KINDS``. Raises: OSError."""
+    used_s: dict[str, float] = {}
+    for path in directory.glob("*.pages"):
+        name = path.name.partition("-")[0]
+        used_s[name] = max(used_s.get(name, 0.0), path.stat().st_mtime)
+    for name in sorted({*used_s} - {kind}, key=used_s.__getitem__, reverse=True)[NUM_KINDS - 1 :]:
+        for path in directory.glob(f"{name}-*.pages"):
+            if lock_is_free(path):
+                path.unlink(missing_ok=True)
+
+
 def _secret_of(directory: Path) -> bytes:
     """Return the directory's secret, made at its first use. Raises: OSError, PermissionError if others could know it."""
+    found = directory.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, f"{directory} must belong to this user, and be writable by no other")
     path = directory / "secret"
-    part = directory / f".secret.{os.getpid()}"
+    part = directory / f".secret.{secrets.token_hex(8)}"
     if not path.exists():
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(secrets.token_bytes(SECRET_BYTES))
         try:

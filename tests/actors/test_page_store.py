@@ -13,6 +13,7 @@ from mmrt.actors import page_store
 from mmrt.actors.page_store import PageStore
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
+from mmrt.runtime.controller.pages import Owner, PageLedger
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -96,6 +97,76 @@ def test_the_newest_are_loaded_where_not_all_fit(start: Callable[..., Run]) -> N
     run.end()
 
 
+def test_pages_that_the_pool_still_has_are_loaded_before_others(start: Callable[..., Run]) -> None:
+    """The beginning of a long chat was written long ago, and is of use all the same."""
+    run = start()
+    run.name("kv", 0, "begins")
+    for number in range(30):
+        wait_until_saved(run, number + 1)
+        run.name("kv", 1 + number % 11, f"page {number}")
+    wait_until_saved(run, 31)
+    run.end()
+    run = start()
+    assert set(run.named("kv")) == {"begins", *(f"page {number}" for number in range(19, 30))}
+    run.end()
+
+
+def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_store, "KEEP_S", 0.0)
+    monkeypatch.setattr(page_store, "SHARES", {"kv": (2 * 4096 + 14 * (56 + 64)) / (1 << 20), "embedding": 0.5})
+    run = start()
+    assert run.store is not None
+    run.name("kv", 0, "begins")
+    for number in range(40):
+        run.name("kv", 1 + number % 11, f"page {number}")
+        while f"page {number}".encode().ljust(16, b"-") not in run.store._files["kv"]:
+            os.sched_yield()
+    run.end()
+    run = start()
+    assert "begins" in run.named("kv") and run.store is not None and run.store._files["kv"].num_slots == 14
+    run.end()
+
+
+def test_after_a_load_the_last_page_of_a_prompt_is_evicted_first(start: Callable[..., Run]) -> None:
+    run = start()
+    for number in range(8):
+        run.name("kv", number, f"page {number}")
+        wait_until_saved(run, number + 1)
+    run.end()
+    run = start()
+    pool = run.pools["kv"]
+    ledger = PageLedger.restore(12, pool.generations.tolist(), {}, {}, pool.read_keys())
+    ledger.allocate(Owner("row", 0), 5)  # four free pages, and one of the prompt
+    run.end()
+    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == [7]
+
+
+def test_of_two_groups_the_one_used_longer_ago_is_evicted_first(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_store, "_GROUP", 4)
+    run = start()
+    for number in range(8):
+        run.name("kv", number, f"page {number}")
+        wait_until_saved(run, number + 1)
+    run.end()
+    run = start()
+    pool = run.pools["kv"]
+    ledger = PageLedger.restore(12, pool.generations.tolist(), {}, {}, pool.read_keys())
+    ledger.allocate(Owner("row", 0), 6)
+    run.end()
+    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == [2, 3]
+
+
+def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_path: Path) -> None:
+    for number in range(7):
+        start(media=MediaSection(fps=1.0 + number)).end()
+        for path in (tmp_path / "cache").glob("*.pages"):
+            os.utime(path, (path.stat().st_atime - 10, path.stat().st_mtime - 10))
+    kinds = {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")}
+    assert len(kinds) == page_store.NUM_KINDS
+    start(media=MediaSection(fps=7.0)).end()
+    assert {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")} == kinds, "the last ones are there"
+
+
 def wait_until_saved(run: Run, num_pages: int) -> None:
     assert run.store is not None
     while len(run.store._files["kv"]) < num_pages:
@@ -160,6 +231,18 @@ def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_pa
     run.end()
 
 
+def test_a_file_of_another_secret_is_emptied_with_a_line(
+    start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start()
+    run.name("kv", 0, "a")
+    run.end()
+    (tmp_path / "cache" / "secret").unlink()
+    run = start()
+    assert run.named("kv") == {} and "emptied" in caplog.text
+    run.end()
+
+
 def test_two_runs_do_not_share_a_directory(start: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:
     first, second = start(), start()
     assert first.store is not None and second.store is None and "another run has it" in caplog.text
@@ -173,6 +256,8 @@ def test_two_runs_do_not_share_a_directory(start: Callable[..., Run], caplog: py
         (lambda secret: secret.chmod(0o644), "readable by no other"),
         (lambda secret: secret.write_bytes(b"short"), "has 5 bytes, not 32"),
         (lambda secret: (secret.unlink(), secret.mkdir()), "Is a directory"),
+        (lambda secret: secret.parent.chmod(0o777), "writable by no other"),
+        (lambda secret: next(secret.parent.glob("*.pages")).chmod(0o640), "no other can read"),
     ],
 )
 def test_a_directory_that_cannot_be_trusted_is_not_used(

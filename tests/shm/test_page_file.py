@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.shm.page_file import HEADER_BYTES, PageFile
+from mmrt.shm.page_file import PageFile, lock_is_free
 
 SECRET, PAGE = b"s" * 32, 40
 STRIDE = 56 + PAGE
+BLOCKS = 2 * 4096  # the header, and the heads of a few slots
 
 
 def key_of(number: int) -> bytes:
@@ -26,11 +27,11 @@ def contents_of(number: int, version: int = 0) -> bytes:
 
 
 def opened(path: Path, num_slots: int = 4, secret: bytes = SECRET, page_bytes: int = PAGE) -> PageFile:
-    return PageFile.open(path, secret, page_bytes, HEADER_BYTES + num_slots * (56 + page_bytes) + 3)
+    return PageFile.open(path, secret, page_bytes, BLOCKS + num_slots * (56 + page_bytes) + 3)
 
 
 class Pages(RuleBasedStateMachine):
-    """Against an ordered dictionary. The file is closed and opened again at any time, also with fewer or more slots."""
+    """Against an ordered dictionary. The file is closed and opened again at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,17 +55,21 @@ class Pages(RuleBasedStateMachine):
         self.file.close()
         self.file = opened(self.path, self.num_slots)
 
-    @rule(num_slots=st.integers(4, 7))
-    def grow(self, num_slots: int) -> None:
-        self.num_slots = max(self.num_slots, num_slots)
-        self.open_again()
+    @rule(numbers=st.sets(st.integers(0, 9)))
+    def keep(self, numbers: set[int]) -> None:
+        kept = {key_of(number) for number in numbers}
+        self.file.keep(kept)
+        for key in [key for key in self.model if key in kept]:
+            self.model.move_to_end(key)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), byte=st.integers(0, STRIDE - 1))
     def damage(self, data: st.DataObject, byte: int) -> None:
         """A byte of a slot changes on disk: at most that page is lost."""
         key = data.draw(st.sampled_from([*self.model]))
-        at = self.file._offset(self.file._slot_of[key]) + byte
+        slot = self.file._slot_of[key]
+        is_number = 16 <= byte < 24  # of the order alone: it is not believed to be more
+        at = self.file._place(slot) + byte - 56 if byte >= 56 else self.file._head(slot) + (0 if is_number else byte)
         fd = os.open(self.path, os.O_RDWR)
         os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 0x40]), at)
         os.close(fd)
@@ -73,9 +78,9 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_was_written(self) -> None:
-        assert list(self.file.newest_first()) == [*reversed(self.model)]
+        assert self.file.keys() == [*self.model]
         assert {key: self.file.read(key) for key in self.model} == dict(self.model)
-        assert self.path.stat().st_size <= HEADER_BYTES + self.num_slots * STRIDE
+        assert self.path.stat().st_size <= BLOCKS + self.num_slots * STRIDE
 
     def teardown(self) -> None:
         self.file.close()
@@ -86,17 +91,21 @@ TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize(("secret", "page_bytes"), [(b"t" * 32, PAGE), (SECRET, PAGE + 1)])
-def test_the_file_of_others_is_emptied(tmp_path: Path, secret: bytes, page_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("secret", "page_bytes", "num_slots"),
+    [(b"t" * 32, PAGE, 4), (SECRET, PAGE + 1, 4), (SECRET, PAGE, 5)],
+    ids=["secret", "page", "slots"],
+)
+def test_the_file_of_others_is_emptied(tmp_path: Path, secret: bytes, page_bytes: int, num_slots: int) -> None:
     file = opened(tmp_path / "pages")
     file.write(key_of(1), contents_of(1))
     file.close()
-    other = opened(tmp_path / "pages", secret=secret, page_bytes=page_bytes)
-    assert len(other) == 0 and (tmp_path / "pages").stat().st_size <= HEADER_BYTES
+    other = opened(tmp_path / "pages", num_slots, secret, page_bytes)
+    assert len(other) == 0 and other.was_foreign and not file.was_foreign
     other.close()
 
 
-@given(size=st.integers(0, HEADER_BYTES + 3 * STRIDE))
+@given(size=st.integers(0, BLOCKS + 3 * PAGE))
 @settings(deadline=None)
 def test_a_file_that_was_cut_gives_whole_pages_or_none(size: int) -> None:
     with tempfile.TemporaryDirectory(prefix="mmrt-test-") as folder:
@@ -107,30 +116,54 @@ def test_a_file_that_was_cut_gives_whole_pages_or_none(size: int) -> None:
         file.close()
         os.truncate(path, size)
         cut = opened(path)
-        whole = max(0, size - HEADER_BYTES) // STRIDE
-        assert {key: cut.read(key) for key in cut.newest_first()} == {key_of(n): contents_of(n) for n in range(whole)}
+        found = {key: cut.read(key) for key in cut.keys()}
+        whole = max(0, size - BLOCKS) // PAGE
+        assert {key: contents for key, contents in found.items() if contents} == {key_of(n): contents_of(n) for n in range(whole)}
         cut.write(key_of(7), contents_of(7))
         assert cut.read(key_of(7)) == contents_of(7)
         cut.close()
 
 
-def test_a_smaller_bound_cuts_the_file(tmp_path: Path) -> None:
-    file = opened(tmp_path / "pages", num_slots=8)
-    for number in range(8):
-        file.write(key_of(number), contents_of(number))
+@pytest.mark.parametrize("number", [1 << 62, (1 << 64) - 1])
+def test_a_number_that_nobody_gave_is_an_empty_slot(tmp_path: Path, number: int) -> None:
+    file = opened(tmp_path / "pages")
+    file.write(key_of(1), contents_of(1))
+    os.pwrite(file._fd, number.to_bytes(8, "little"), file._head(0) + 16)
     file.close()
-    small = opened(tmp_path / "pages", num_slots=3)
-    assert len(small) == 3 and (tmp_path / "pages").stat().st_size == HEADER_BYTES + 3 * STRIDE
+    again = opened(tmp_path / "pages")
+    assert len(again) == 0
+    again.write(key_of(2), contents_of(2))
+    assert again.read(key_of(2)) == contents_of(2)
+    again.close()
+
+
+def test_without_room_for_a_page_nothing_is_kept(tmp_path: Path) -> None:
     none = PageFile.open(tmp_path / "none", SECRET, PAGE, 1)
     none.write(key_of(1), contents_of(1))
     assert len(none) == 0
-    small.close()
     none.close()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
+def test_a_file_that_others_can_read_gets_no_pages(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "pages").touch()
+    (tmp_path / "pages").chmod(mode)
+    with pytest.raises(PermissionError, match="no other can read"):
+        opened(tmp_path / "pages")
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").touch(0o600)
+    (tmp_path / "pages").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"):
+        opened(tmp_path / "pages")
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     file = opened(tmp_path / "pages")
     with pytest.raises(BlockingIOError):
         opened(tmp_path / "pages")
+    assert not lock_is_free(tmp_path / "pages")
     file.close()
+    assert lock_is_free(tmp_path / "pages")
     opened(tmp_path / "pages").close()
