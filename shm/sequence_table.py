@@ -124,6 +124,7 @@ class SequenceTable:
 
         A controller that dies in between leaves a free row: write the spec or the state first, the phase last.
         """
+        self._check_row(row)
         words = self._segment.words
         assert words[self._phase + row] & 0xFF == Phase.FREE, f"row {row} is in use"
         generation = words[self._generation + row] + 1
@@ -135,17 +136,20 @@ class SequenceTable:
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
+        self._check_row(row)
         fence()
         self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
         """Write the prompt ids of one member. Raises: ValueError above ``max_context``."""
+        self._check_row(row)
         if len(ids) > self.max_context:
             raise ValueError(f"a prompt of {len(ids)} tokens exceeds the context of {self.max_context}")
         self.prompt[row, member, : len(ids)] = ids
 
     def append_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
         """Grow a member's block table: entries first, then ``num_pages``. Raises: ValueError above ``max_pages``."""
+        self._check_row(row)
         word = self._num_pages + row * NUM_MEMBERS + member
         start = self._segment.words[word]
         end = start + len(pages)
@@ -157,6 +161,7 @@ class SequenceTable:
 
     def write_spec(self, row: int, spec: bytes) -> None:
         """Write the spec, once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
+        self._check_row(row)
         if len(spec) > self.max_spec_bytes:
             raise ValueError(f"a spec of {len(spec)} bytes exceeds {self.max_spec_bytes}")
         words = self._segment.words
@@ -169,6 +174,7 @@ class SequenceTable:
 
     def write_state(self, row: int, state: bytes) -> None:
         """Replace the controller's own record of the row, atomically. Raises: ValueError above the limit."""
+        self._check_row(row)
         self._states[row].write(self._segment.words[self._generation + row], state)
 
     def read_state(self, row: int) -> bytes | None:
@@ -181,6 +187,7 @@ class SequenceTable:
         Rows whose generation is another by now are left alone. Returns the new counts [N], 0 for those.
         Raises: ValueError, with nothing written, if a row is full.
         """
+        assert np.min(rows, initial=0) >= 0, f"there is no row {np.min(rows)}"
         generations = np.asarray(generations, np.uint64)
         current = self.generation[rows] == generations
         if not current.all():
@@ -201,6 +208,7 @@ class SequenceTable:
 
     def set_end(self, row: int, generation: int, code: EndCode) -> None:
         """Say that decode appends nothing more to this generation of the row. After the last ``commit``."""
+        self._check_row(row)
         words = self._segment.words
         if words[self._generation + row] == generation:
             fence()
@@ -226,6 +234,10 @@ class SequenceTable:
     def end(self, row: int, generation: int) -> EndCode:
         """The end of this generation; NONE while it goes on or if the row has another. The count read after it is final."""
         return EndCode(self._tagged(self._end, row, generation))
+
+    def _check_row(self, row: int) -> None:
+        """Assert that there is such a row: a negative index would write the words of another one."""
+        assert 0 <= row < self.num_rows, f"there is no row {row} in a table of {self.num_rows}"
 
     def _tagged(self, word: int, row: int, generation: int) -> int:
         words = self._segment.words

@@ -151,9 +151,9 @@ def prepare_analysed(state: ControllerState) -> None:
     for request in state.touched():
         if request.failure is not None or request.record.prepared or not request.record.filled:
             continue
-        for item, shape in known_shapes(state, request):
-            set_shape(state, request, item, shape)
-        if all(item.shape is not None for item in request.record.items):
+        # up to the first by which it fails: then it may have left its row
+        are_recorded = all(set_shape(state, request, item, shape) for item, shape in known_shapes(state, request))
+        if are_recorded and all(item.shape is not None for item in request.record.items):
             prepare(state, request)
 
 

@@ -228,8 +228,10 @@ class ControllerState:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
         row = getattr(effect, "row", None)
-        if row is not None and (request := self.rows[row]) is not None:
-            self.touch(request)
+        if row is not None:
+            assert row >= 0, f"{type(effect).__name__} for a request without a row"
+            if (request := self.rows[row]) is not None:
+                self.touch(request)
 
     def journal(self, record: JournalRecord) -> None:
         self.emit(WriteJournal(record))

@@ -219,6 +219,29 @@ def test_limits_are_named(table):
     assert table.prompt_ids(0, 1, 64).tolist() == list(range(64))
 
 
+@pytest.mark.parametrize("row", [-1, ROWS])
+def test_no_row_outside_the_table_is_written(run, row):
+    """A negative index would name a row from the end: the record, pages or ids of another request."""
+    table = SequenceTable.create(run, ROWS, CONTEXT, PAGES)
+    for number in range(ROWS):
+        table.begin(number)
+    before = bytes(table._segment.buf)
+    for write in (
+        lambda: table.begin(row),
+        lambda: table.set_phase(row, Phase.DECODE),
+        lambda: table.write_prompt(row, 0, [1]),
+        lambda: table.append_pages(row, 0, [1]),
+        lambda: table.write_spec(row, b"spec"),
+        lambda: table.write_state(row, b"state"),
+        lambda: table.set_end(row, 1, EndCode.LENGTH),
+        lambda: table.commit(np.array([0, row]), np.array([1, 1]), np.array([7, 7])),
+    ):
+        with pytest.raises((AssertionError, IndexError), match=rf"(?i)no row {row}|index {row}"):
+            write()
+    assert bytes(table._segment.buf) == before
+    table.close()
+
+
 def test_a_row_in_use_is_not_begun(table):
     table.begin(1)
     table.set_phase(1, Phase.PREPARE)

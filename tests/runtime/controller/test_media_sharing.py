@@ -13,6 +13,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
 from mmrt.runtime.bus.plans import Place
 from mmrt.runtime.controller import embedding_cache, media_sharing, planner
+from mmrt.runtime.controller.effects import WriteState
 from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.known_media import KnownMedia, KnownMedium, MediaKey, media_key
 from mmrt.runtime.controller.lifecycle import reset_media
@@ -259,6 +260,25 @@ def test_edited_code_outdates_the_caches_and_a_kill_does_not(actor: str) -> None
     driver.receive(actor, m.Hello(actor, 3, 3, True, code=6), generation=3)
     assert driver.state.pools["embedding"].cache.num_idle == (2 if actor == "gateway" else 0)
     assert (driver.state.known_media.find((b"", b"a picture")).shape is None) == (actor != "gateway")
+
+
+def test_nothing_is_written_for_a_row_that_failed_by_a_known_shape() -> None:
+    """The second of three known media outgrows the record: the request leaves its row at once, before the third is recorded."""
+    large = ItemShape("image", (1, 4, 4), 6 * 30, [SegmentShape("image", (1, 4, 4), 16, 4, 6)] * 30)
+    driver = Driver(**{**ROOM, "num_rows": 4}, max_state_bytes=800, max_context=4096)
+    for key, (content, shape) in enumerate({b"a": SHAPE, b"b": large, b"c": large}.items(), 1):
+        fill(driver, picture(content), key)
+        driver.done("video", m.Analysed(shape))
+        driver.receive("gateway", m.Cancel(1, key)).tick()
+        work(driver)
+    items = [m.MediaItem("image", 10, content=content) for content in (b"b", b"c", b"a")]
+    driver.submit(m.RequestSpec("r", [1, 2, *[IMAGE, 3] * 3, 4], items, m.Sampling(), 4), 9)
+    effects = driver.receive("gateway", m.Filled(1, 9)).tick()
+    failure = driver.state.requests[9].failure
+    assert failure is not None and "the record of the request's media takes" in failure.message
+    assert not driver.state.requests[9].has_row
+    rows = [effect.row for effect in effects if isinstance(effect, WriteState)]
+    assert rows and min(rows) >= 0
 
 
 def test_known_media_are_bounded_and_the_oldest_go() -> None:
