@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from mmrt.models.config import load_model_config
 from mmrt.runtime.process.memory_layout import read_layout
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
-from mmrt.tests.end_to_end.test_demo_model import answer
+from mmrt.tests.end_to_end.test_demo_model import answer, part
 from mmrt.tests.end_to_end.test_faults import PROMPT
 
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
@@ -52,3 +53,23 @@ def test_a_kill_changes_nothing(quantized: Server) -> None:
             os.kill(killed, signal.SIGKILL)
             killed = 0
     assert ids == expected and quantized.pid("decode") != before
+
+
+def test_answers_from_the_cache_stay_true(quantized: Server) -> None:
+    """The second question about a picture finds the first one's quantized pages."""
+    hits = []
+    for question, expected in (("What colour is the circle?", "Red."), ("What shape is yellow?", "A star.")) * 2:
+        found = ask(quantized, question, "shapes.png")
+        assert found.choices[0].message.content == expected
+        hits.append(found.usage.prompt_tokens_details.cached_tokens)
+    assert hits[0] == 0 < hits[1] <= min(hits[2:])
+
+
+def ask(server: Server, question: str, name: str) -> Any:
+    content = [part(name), {"type": "text", "text": question}]
+    return server.client.chat.completions.create(
+        model=server.checkpoint.name,
+        messages=[{"role": "user", "content": content}],  # type: ignore[list-item]
+        temperature=0,
+        extra_body={"cache_salt": "shared"},
+    )
