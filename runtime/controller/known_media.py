@@ -1,6 +1,6 @@
 """Analyses of media, remembered by tenant and content (pure; controller process).
 
-A medium that was analysed once is not analysed again for the same tenant. A new controller begins with the analyses of the rows that
+A medium that was analysed once is not analysed again for the same tenant, unless it could not be decoded afterwards. A new controller begins with the analyses of the rows that
 it takes over; all others are lost and made again.
 """
 
@@ -53,6 +53,11 @@ class KnownMedia:
 
     def learn_large(self, key: MediaKey) -> None:
         self._learn(key, self.find(key)._replace(is_large=True))
+
+    def forget(self, key: MediaKey) -> None:
+        """Forget all that is known of a medium: the next request has it analysed again."""
+        if key in self._media:
+            self._num_segments -= self._media.pop(key).num_segments
 
     def _learn(self, key: MediaKey, known: KnownMedium) -> None:
         self._num_segments += known.num_segments - (self._media[key].num_segments if key in self._media else 0)

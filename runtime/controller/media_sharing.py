@@ -79,6 +79,12 @@ def learn_large(state: ControllerState, request: Request, item: int) -> None:
             state.touch(sharer)
 
 
+def forget_medium(state: ControllerState, request: Request, item: int) -> None:
+    """Forget the analysis of a medium that could not be decoded. Video refuses a segment if it now analyses the medium otherwise."""
+    if (key := request.media_key(item)) is not None:
+        state.known_media.forget(key)
+
+
 def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int, ItemShape]]:
     """Yield the items that are not analysed in this row but whose shapes are known."""
     for item, key in enumerate(request.media_keys):

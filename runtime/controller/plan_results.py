@@ -10,7 +10,7 @@ from .effects import SetPrefilled
 from .embedding_cache import keep_encoded
 from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
-from .media_sharing import learn_large, learn_shape
+from .media_sharing import forget_medium, learn_large, learn_shape
 from .poison import absolve, blame, give_back
 from .prefix_cache import name_pages
 from .request import Request
@@ -24,6 +24,9 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     plan, encoded = inflight.plan, list[tuple[Request, Place]]()
     live = [request for request in inflight.requests if not request.ending]
     if isinstance(result, ItemError | Died):
+        if isinstance(plan, PreprocessSegment) and isinstance(result, ItemError):
+            for request in live:
+                forget_medium(state, request, plan.item)
         blame(state, inflight, live, result)
     elif isinstance(result, Skipped):
         _skip(state, plan, live)

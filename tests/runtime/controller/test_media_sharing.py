@@ -262,6 +262,20 @@ def test_edited_code_outdates_the_caches_and_a_kill_does_not(actor: str) -> None
     assert (driver.state.known_media.find((b"", b"a picture")).shape is None) == (actor != "gateway")
 
 
+def test_a_medium_that_could_not_be_decoded_is_analysed_again() -> None:
+    """Video may analyse it otherwise by now, refuses the segment, and asks for the request to be sent again: that must help."""
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1, 2)
+    driver.done("video", m.Analysed(SHAPE))
+    driver.done("video", m.ItemError(500, "the medium was analysed differently before; send the request again"))
+    assert driver.state.requests[1].failure is not None
+    driver.done("video", m.ItemError(500, "the medium was analysed differently before; send the request again"))
+    assert driver.state.requests[2].failure is not None, "it has the same analysis"
+    end(driver, 1, 2)
+    fill(driver, picture(), 3)
+    assert media_work(work(driver)) == (1, 1, 1)
+
+
 def test_nothing_is_written_for_a_row_that_failed_by_a_known_shape() -> None:
     """The second of three known media outgrows the record: the request leaves its row at once, before the third is recorded."""
     large = ItemShape("image", (1, 4, 4), 6 * 30, [SegmentShape("image", (1, 4, 4), 16, 4, 6)] * 30)
@@ -285,12 +299,15 @@ def test_known_media_are_bounded_and_the_oldest_go() -> None:
     known, rng = KnownMedia(max_segments=40), random.Random(1)
     for number in range(2000):
         key = (b"", b"%d" % rng.randrange(300))
-        if rng.random() < 0.2:
+        draw = rng.random()
+        if draw < 0.2:
             known.learn_large(key)
+        elif draw < 0.3:
+            known.forget(key)
         else:
             segments = [SegmentShape("video", (1, 1, 1), 1, 1, 1)] * rng.randint(1, 5)
             known.learn_shape(key, ItemShape("video", (1, 1, 1), len(segments), segments))
-        assert known.find(key) != KnownMedium()
+        assert (known.find(key) == KnownMedium()) == (0.2 <= draw < 0.3)
         held = [found for n in range(300) if (found := known._media.get((b"", b"%d" % n))) is not None]
         assert sum(medium.num_segments for medium in held) == known._num_segments <= 40, number
 
