@@ -119,8 +119,9 @@ class PageLedger:
 
     def name(self, page: int, key: bytes) -> bool:
         """Give a page its key: it is never written again, and the cache keeps it as long as there is room. The page must be owned.
-        Returns False if a page with this key is in the cache already."""
-        if self.cache.find(key) is not None:
+        Returns False, and changes nothing, if a page with this key is in the cache already, or this page has a key: a controller that
+        makes other keys than its predecessor did finds pages of rows under theirs."""
+        if self.cache.find(key) is not None or self.cache.key_of(page) is not None:
             return False
         self.cache.add(page, key)
         self.share(CACHE, (page,))

@@ -53,14 +53,13 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 3), number=st.integers(0, 7))
     def name(self, row: int, number: int) -> None:
-        """Twice the same key: the second page stays without one."""
+        """Twice the same key: the second page stays without one. A page that has a key keeps it."""
         key = number.to_bytes(16, "little")
-        page = min(self.owned.get(Owner("row", row), set()) - self.keys.keys(), default=None)
-        if page is None:
-            return
-        assert self.ledger.name(page, key) == (key not in self.keys.values())
-        if key not in self.keys.values():
-            self.keys[page] = key
+        for page in sorted(self.owned.get(Owner("row", row), set()))[:2]:
+            is_new = key not in self.keys.values() and page not in self.keys
+            assert self.ledger.name(page, key) == is_new
+            if is_new:
+                self.keys[page] = key
 
     @rule(row=st.integers(0, 3), numbers=st.lists(st.integers(0, 7), min_size=1, max_size=4))
     def share(self, row: int, numbers: list[int]) -> None:

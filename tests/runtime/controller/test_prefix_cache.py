@@ -185,6 +185,26 @@ def test_a_hit_that_was_cut_short_is_given_back() -> None:
     assert hits(effects) == [8] and machine.state.requests[2].block_tables[0][:2] == row.block_tables[0][:2]
 
 
+def test_a_new_controller_with_other_keys_goes_on() -> None:
+    """Its code was edited, or the run's secret was lost: pages of its rows keep the keys that they have."""
+    driver = cached()
+    driver.submit(text(20), 1)
+    while driver.state.plans:
+        driver.done("prefill")
+    snapshot = remains(driver)
+    named = dict(snapshot.page_keys["kv"])
+    assert len(named) == 4
+    machine = recover(driver.state.limits, 4, snapshot._replace(secret=b"another"))
+    (row,) = machine.state.requests_in_rows()
+    words = [Progress(row.row, row.row_generation, 4, 0)]
+    ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in machine.wanted_ids(words)]
+    effects = machine.tick(200.0, words, ids)
+    ledger = machine.state.pools["kv"]
+    ledger.check()
+    assert {page: ledger.cache.key_of(page) for page in named} == named
+    assert not {page for effect in effects if isinstance(effect, SetPageKeys) for page in effect.run.pages} & named.keys()
+
+
 def test_the_last_words_of_a_request_that_is_delivered_early_are_named() -> None:
     """The detokenizer found a stop string: the gateway ends the request before any tick has seen what decode did meanwhile."""
     driver = cached()
