@@ -1,7 +1,7 @@
 """Analyses of media, remembered by tenant and content (pure; controller process).
 
-A medium that was analysed once is not analysed again for the same tenant, unless it could not be decoded afterwards. A new controller begins with the analyses of the rows that
-it takes over; all others are lost and made again.
+A medium that was analysed once is not analysed again for the same tenant, unless it could not be decoded afterwards. A new
+controller begins with the analyses of the rows that it takes over; all others are lost and made again.
 """
 
 from collections import OrderedDict
