@@ -10,7 +10,7 @@ A medium without a digest names nothing: no page has a key from its first token 
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -55,12 +55,13 @@ class PageKeys:
         media: Sequence[Medium] = (),
         positions: Callable[[], tuple[bytes, int]] | None = None,
     ) -> None:
-        """``positions``: called once, if at all; needed with media."""
+        """``media``: in prompt order. ``positions``: called once, if at all; needed with media."""
         assert positions is not None or not media
         self._ids = array("i", prompt)
         self._num_prompt = len(prompt)
         self._page_tokens = page_tokens
         self._media = media
+        self._next_medium = 0  # the first that may reach into the next page
         self._find_positions = positions
         self._positions: tuple[bytes, int] | None = None
         self._end = min((medium.start for medium in media if not medium.content), default=None)
@@ -76,28 +77,48 @@ class PageKeys:
         """Append generated ids."""
         self._ids.extend(ids)
 
+    def leading(self, num_tokens: int) -> Iterator[bytes]:
+        """Yield the keys of the pages that the first ``num_tokens`` tokens fill, as far as ids and media are known. Each is computed
+        when its turn comes."""
+        for page in range(self._num_pages(num_tokens)):
+            self._compute(page + 1)
+            yield self._keys[page]
+
     def up_to(self, num_tokens: int, first: int = 0) -> list[bytes]:
-        """Return the keys of the pages that the first ``num_tokens`` tokens fill, from page ``first`` on, as far as ids and media are
-        known."""
-        num_tokens = min(num_tokens, len(self._ids), len(self._ids) if self._end is None else self._end)
-        count = max(0, num_tokens) // self._page_tokens
+        """Return all these keys, from page ``first`` on."""
+        count = self._num_pages(num_tokens)
+        self._compute(count)
+        return self._keys[first:count]
+
+    def _num_pages(self, num_tokens: int) -> int:
+        known = len(self._ids) if self._end is None else min(self._end, len(self._ids))
+        return max(0, min(num_tokens, known)) // self._page_tokens
+
+    def _compute(self, count: int) -> None:
         while len(self._keys) < count:
             self._last = self._next_key(len(self._keys) * self._page_tokens)
             self._keys.append(self._last)
-        return self._keys[first:count]
 
     def _next_key(self, start: int) -> bytes:
         end = start + self._page_tokens
         key = blake2b(self._last, digest_size=KEY_BYTES)
         key.update(self._ids[start:end])
         if self._find_positions is not None:
-            for medium in self._media:
-                if medium.start < end and start < medium.end:
-                    key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)
+            for medium in self._media_in(start, end):
+                key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)
             positions = self._positions_of(start, end)
             if positions != _indices(start, end):
                 key.update(positions)
         return key.digest()
+
+    def _media_in(self, start: int, end: int) -> Iterator[Medium]:
+        """Yield the media that reach into the next page. Pages are asked for in order."""
+        while self._next_medium < len(self._media) and self._media[self._next_medium].end <= start:
+            self._next_medium += 1
+        index = self._next_medium
+        while index < len(self._media) and self._media[index].start < end:
+            yield self._media[index]
+            index += 1
 
     def _positions_of(self, start: int, end: int) -> bytes:
         if self._positions is None:
@@ -105,9 +126,13 @@ class PageKeys:
             self._positions = self._find_positions()
         prompt, delta = self._positions
         inside = prompt[start * _TOKEN_BYTES : min(end, self._num_prompt) * _TOKEN_BYTES]
+        if end <= self._num_prompt:
+            return inside
         return inside + _indices(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
 
 
 def _indices(start: int, end: int) -> bytes:
     """Return positions that are indices, on all three axes."""
-    return struct.pack(f"={3 * (end - start)}q", *[index for index in range(start, end) for _ in range(3)])
+    positions = array("q", bytes(_TOKEN_BYTES * (end - start)))
+    positions[0::3] = positions[1::3] = positions[2::3] = array("q", range(start, end))
+    return positions.tobytes()

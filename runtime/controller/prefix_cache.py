@@ -44,7 +44,7 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 def find_hits(state: ControllerState, request: Request) -> Hits:
     """Return the pages that a row without KV pages would be given from the cache."""
     cache = state.pools["kv"].cache
-    return [cache.find_leading(keys.up_to(keys.num_tokens - 1)) for keys in request.keys]
+    return [cache.find_leading(keys.leading(keys.num_tokens - 1)) for keys in request.keys]
 
 
 def num_saved(state: ControllerState, hits: Hits) -> int:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
+from mmrt.runtime.controller.page_cache import PageCache
 from mmrt.runtime.controller.page_keys import Medium, PageKeys, indices, root_key
 
 PAGE = 4
@@ -78,3 +80,33 @@ def test_positions_are_in_the_keys_where_they_are_not_indices() -> None:
     moved = keys_of(prompt, media, at=[0, 1, 2, 3, 4, 4, *range(5, 11)])
     assert [a == b for a, b in zip(plain, stepped_back, strict=True)] == [False, False, False]
     assert [a == b for a, b in zip(plain, moved, strict=True)] == [True, False, False]
+
+
+def test_no_key_is_computed_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt whose first page is in no cache costs one key when it is looked up."""
+    computed: list[int] = []
+    next_key = PageKeys._next_key
+
+    def count(keys: PageKeys, start: int) -> bytes:
+        computed.append(start)
+        return next_key(keys, start)
+
+    monkeypatch.setattr(PageKeys, "_next_key", count)
+    keys = PageKeys(ROOT, [1] * 4000, PAGE)
+    assert PageCache().find_leading(keys.leading(3999)) == [] and computed == [0]
+    assert list(keys.leading(3999)) == keys.up_to(3999) and len(computed) == 999
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=5), st.integers(0, 9))
+def test_a_page_names_the_media_that_reach_into_it(gaps: list[tuple[int, int]], tail: int) -> None:
+    media: list[Medium] = []
+    for gap, length in gaps:
+        start = media[-1].end + gap if media else gap
+        media.append(Medium(start, start + length, b"%d" % len(media)))
+    prompt = [7] * ((media[-1].end if media else 0) + tail)
+    keys = keys_of(prompt, media)
+    for number, medium in enumerate(media):
+        changed = keys_of(prompt, [*media[:number], medium._replace(content=b"other"), *media[number + 1 :]])
+        first = medium.start // PAGE
+        assert [a == b for a, b in zip(keys, changed, strict=True)] == [page < first for page in range(len(keys))]
