@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from ...schema.page_key import KEY_BYTES
-from ..bus.messages import PageRun
+from ..bus.messages import PageRun, encode
 from ..bus.plans import Place
 from .guidance import num_pages
 from .page_keys import root_key
@@ -22,19 +22,34 @@ _PLACE = struct.Struct("<II")
 
 
 def page_keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
-    """Return the keys of a segment's pages: digests of run, tenant, content and place in the medium. Empty if it is not shared."""
-    keys = request.segment_keys.get(place)
+    """Return the keys of a segment's pages. Empty if it is not shared."""
+    item, segment = place
+    keys = request.embedding_keys.get(item)
     if keys is None:
-        keys = request.segment_keys[place] = []
-        item, segment = place
-        if (key := request.media_key(item)) is not None:
-            salt, content = key
-            stem = blake2b(content, digest_size=KEY_BYTES, key=root_key(state.secret, salt))
-            for page in range(num_pages(request.record.shape_of(*place).num_tokens, state.limits.embedding_page_tokens)):
-                digest = stem.copy()
-                digest.update(_PLACE.pack(segment, page))
-                keys.append(digest.digest())
-    return keys
+        keys = request.embedding_keys[item] = _keys_of(state, request, item)
+    return keys[segment]
+
+
+def _keys_of(state: ControllerState, request: Request, item: int) -> list[list[bytes]]:
+    """Return the keys of an item's pages, by segment: digests of run, tenant, content, shape and place. The shape says where the medium
+    is cut: a segment of an equal medium that is cut otherwise is another one."""
+    shape = request.record.items[item].shape
+    assert shape is not None
+    if (key := request.media_key(item)) is None:
+        return [[] for _ in shape.segments]
+    salt, content = key
+    stem = blake2b(content, digest_size=KEY_BYTES, key=root_key(state.secret, salt))
+    stem.update(encode(shape))
+    return [
+        [_key(stem, number, page) for page in range(num_pages(segment.num_tokens, state.limits.embedding_page_tokens))]
+        for number, segment in enumerate(shape.segments)
+    ]
+
+
+def _key(stem: blake2b, segment: int, page: int) -> bytes:
+    digest = stem.copy()
+    digest.update(_PLACE.pack(segment, page))
+    return digest.digest()
 
 
 def cached_pages(state: ControllerState, request: Request, place: Place) -> list[int]:

@@ -192,7 +192,7 @@ class Request:
     plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
     num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
     media_keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
-    segment_keys: dict[Place, list[bytes]] = field(default_factory=dict)  # of embedding pages, once computed
+    embedding_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of pages, by item and segment; once computed
     shares_media: bool = False  # another row has equal media, or had, or the cache has some of them
     drop_ticket: int = 0
     drop_sent_s: float = 0.0

@@ -295,6 +295,23 @@ def test_nothing_is_written_for_a_row_that_failed_by_a_known_shape() -> None:
     assert rows and min(rows) >= 0
 
 
+def test_an_equal_medium_that_is_cut_otherwise_is_not_found() -> None:
+    """As many segments and pages, but of other frames: after new code for video, or once the analysis is forgotten."""
+
+    def clip(*num_frames: int) -> ItemShape:
+        segments = [SegmentShape("image", (count, 4, 4), 16 * count, 4, 6) for count in num_frames]
+        return ItemShape("image", (sum(num_frames), 4, 4), 6 * len(segments), segments)
+
+    driver = Driver(**ROOM)
+    for key, shape, expected in ((1, clip(4, 2), 2), (2, clip(2, 4), 2), (3, clip(4, 2), 0)):
+        driver.state.known_media = KnownMedia()
+        fill(driver, picture(), key)
+        driver.done("video", m.Analysed(shape))
+        assert media_work(work(driver)) == (0, expected, expected)
+        end(driver, key)
+    assert driver.is_empty
+
+
 def test_known_media_are_bounded_and_the_oldest_go() -> None:
     known, rng = KnownMedia(max_segments=40), random.Random(1)
     for number in range(2000):
