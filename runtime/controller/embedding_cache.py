@@ -75,8 +75,8 @@ def take_cached(state: ControllerState, request: Request, reserved: int) -> None
     A row that has a medium twice takes it again once prefill has read it: it gives pages back as it has got them.
     """
     ledger = state.pools["embedding"]
-    for place, segment in request.record.segments():
-        if segment.stage >= SegmentStage.ENCODING:
+    for place, segment in request.open_segments():
+        if segment.stage == SegmentStage.ENCODING:
             continue
         pages = cached_pages(state, request, place) if segment.stage != SegmentStage.PREPROCESSING else []
         if not pages or not ledger.owned_by(owner(request)).isdisjoint(pages):

@@ -4,7 +4,7 @@ Text is ready at once; a medium's tokens are ready segment by segment as the enc
 ready prefix; an embedding page is free as soon as all its rows have been prefilled (US4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...schema.media import ItemShape
@@ -60,6 +60,12 @@ class EmbeddingTracker:
         index = self._index[item, segment]
         self._ready[index] = False
         self._first_unready = min(self._first_unready, index)
+
+    def unready(self) -> Iterator[Part]:
+        """Yield the parts whose embedding rows are not written, in prompt order. Leading ready ones cost nothing."""
+        for index in range(self._first_unready, len(self.parts)):
+            if not self._ready[index]:
+                yield self.parts[index]
 
     def ready_prefix(self, target: int) -> int:
         """Return the number of leading tokens that can be prefilled in order; at most ``target`` (RS4)."""

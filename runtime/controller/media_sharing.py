@@ -43,8 +43,9 @@ def join(state: ControllerState, request: Request) -> None:
         sharers = state.sharers.setdefault(key, [])
         sharers.append(request)
         if len(sharers) > 1:
-            for sharer in sharers:
-                sharer.shares_media = True
+            request.shares_media = True
+        if len(sharers) == 2:
+            sharers[0].shares_media = True
         if state.known_media.find(key).is_large:
             request.mark_large(item)
 
@@ -97,36 +98,51 @@ def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int
 def look_up(state: ControllerState, request: Request) -> None:
     """Note whether some segment of a prepared row is in the cache."""
     if request.media_keys and not request.shares_media:
-        request.shares_media = any(cached_pages(state, request, place) for place, _ in request.record.segments())
+        request.shares_media = any(cached_pages(state, request, place) for place, _ in request.open_segments())
 
 
 # -------------------------------------------------------------------------------------------------------------- taking
 
 
-def take_shared(state: ControllerState, rows: Sequence[Request]) -> None:
+def take_shared(state: ControllerState, rows: Sequence[Request], views: Sequence[RequestView]) -> None:
     """Give rows what others have made: segments in the cache, and decoded patches of rows behind. ``rows``: in rank order.
 
     The first row with KV pages keeps room for its next segment, as it does where pages are allocated: it always makes progress.
     """
     if not any([request.shares_media for request in rows]):
         return
-    decoded: _Decoded = {}
-    for request in rows:
-        for place, segment in request.record.segments() if request.shares_media else ():
-            if segment.stage == SegmentStage.PREPROCESSED and (piece := _piece(request, *place)) is not None:
-                decoded[piece] = request, place
+    decoded = _decoded(rows, views)
     reserved: int | None = None
-    for request in sorted(rows, key=lambda request: not request.can_prefill):
-        if request.shares_media and not request.record.evicting:
+    for index in _kv_first(views):
+        request, view = rows[index], views[index]
+        if request.shares_media and view.segments:
             take_cached(state, request, reserved or 0)
             _take_decoded(state, request, decoded)
-        if reserved is None and request.can_prefill:
+        elif request.record.prepared and not request.record.evicting:
+            request.shares_media = False  # nothing is left to take
+        if reserved is None and view.has_kv:
             reserved = _next_need(state, request)
+
+
+def _kv_first(views: Sequence[RequestView]) -> list[int]:
+    """Return the rows' indices in the order in which they are ahead."""
+    with_kv = [index for index, view in enumerate(views) if view.has_kv]
+    return with_kv + [index for index, view in enumerate(views) if not view.has_kv]
+
+
+def _decoded(rows: Sequence[Request], views: Sequence[RequestView]) -> _Decoded:
+    """Return the rows with decoded patches, by piece: of several the last in rank order."""
+    decoded: _Decoded = {}
+    for request, view in zip(rows, views, strict=True):
+        for segment in view.segments if view.patch_held and request.shares_media else ():
+            if segment.stage == SegmentStage.PREPROCESSED and (piece := _piece(request, segment.item, segment.segment)) is not None:
+                decoded[piece] = request, (segment.item, segment.segment)
+    return decoded
 
 
 def _next_need(state: ControllerState, request: Request) -> int | None:
     """Return the embedding pages of the first segment that no plan has encoded or is encoding; None if there is none."""
-    for place, segment in request.record.segments():
+    for place, segment in request.open_segments():
         if segment.stage < SegmentStage.ENCODING:
             return num_pages(request.record.shape_of(*place).num_tokens, state.limits.embedding_page_tokens)
     return None
@@ -134,8 +150,10 @@ def _next_need(state: ControllerState, request: Request) -> int | None:
 
 def _take_decoded(state: ControllerState, request: Request, decoded: _Decoded) -> None:
     """Take over the patch pages of segments, in prompt order, from rows behind, which then wait for this one."""
+    if not decoded:
+        return
     ledger = state.pools["patch"]
-    for place, segment in request.record.segments():
+    for place, segment in request.open_segments():
         if segment.stage != SegmentStage.PENDING:
             continue
         piece = _piece(request, *place)
@@ -146,6 +164,8 @@ def _take_decoded(state: ControllerState, request: Request, decoded: _Decoded) -
         patch = theirs.patch
         if theirs.stage != SegmentStage.PREPROCESSED or patch is None or not _is_ahead(request, other):
             return
+        if request.record.items[place[0]].shape != other.record.items[other_place[0]].shape:
+            return  # cut otherwise
         held, need = ledger.num_owned(owner(request)), len(patch.pages)
         if not may_take(ledger.num_pages, ledger.num_free + need, held, need, request.can_prefill):
             return
@@ -189,21 +209,35 @@ def _note(stages: dict[_Piece, int], piece: _Piece | None, stage: int) -> None:
 
 def hide_shared(state: ControllerState, rows: Sequence[Request], views: list[RequestView]) -> list[RequestView]:
     """Return the rows' views without the work that they wait for others to do."""
-    sharing = [(request, index) for index, request in enumerate(rows) if request.shares_media]
+    if not any([request.shares_media for request in rows]):
+        return views
     work = _Work()
-    for request, index in sharing:
-        for item in request.analysing:
-            _note(work.in_flight, _piece(request, item, _ANALYSIS), SegmentStage.PREPROCESSING)
-        for segment in views[index].segments:
-            if segment.stage in _IN_FLIGHT:
-                _note(work.in_flight, _piece(request, segment.item, segment.segment), segment.stage)
-    for request, index in sorted(sharing, key=lambda pair: not pair[0].can_prefill):
-        view = views[index]
-        analyses = tuple(_own_analyses(work, request, view.unanalysed))
-        segments = tuple(_own_segments(state, work, request, view.segments))
-        if (analyses, segments) != (view.unanalysed, view.segments):
-            views[index] = replace(view, unanalysed=analyses, segments=segments)
+    for request, view in zip(rows, views, strict=True):
+        if request.shares_media and request.plans:
+            _note_in_flight(work, request, view)
+    for index in _kv_first(views):
+        if rows[index].shares_media:
+            views[index] = _own_view(state, work, rows[index], views[index])
     return views
+
+
+def _note_in_flight(work: _Work, request: Request, view: RequestView) -> None:
+    for item in request.analysing:
+        _note(work.in_flight, _piece(request, item, _ANALYSIS), SegmentStage.PREPROCESSING)
+    for segment in view.segments:
+        if segment.stage in _IN_FLIGHT:
+            _note(work.in_flight, _piece(request, segment.item, segment.segment), segment.stage)
+
+
+def _own_view(state: ControllerState, work: _Work, request: Request, view: RequestView) -> RequestView:
+    """Return the view without work that the row waits for. It is kept: a row that waits looks the same in most rounds."""
+    own = tuple(_own_analyses(work, request, view.unanalysed)), tuple(_own_segments(state, work, request, view.segments))
+    if own == (view.unanalysed, view.segments):
+        return view
+    kept = request.own_view
+    if kept is None or (kept.unanalysed, kept.segments) != own:
+        kept = request.own_view = replace(view, unanalysed=own[0], segments=own[1])
+    return kept
 
 
 def _own_analyses(work: _Work, request: Request, items: Iterable[int]) -> Iterator[int]:

@@ -83,7 +83,7 @@ def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
     rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
     rows.sort(key=BY_RANK)
-    take_shared(state, rows)
+    take_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     in_flight = [
         inflight.plan.STAGE
@@ -153,11 +153,10 @@ def _video_share(state: ControllerState, request: Request) -> _VideoShare:
 
 def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
     """Yield the segments not yet encoded, in prompt order."""
-    for (item, number), segment in request.record.segments():
-        if segment.stage < SegmentStage.ENCODED:
-            shape = request.record.shape_of(item, number)
-            pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
-            yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
+    for (item, number), segment in request.open_segments():
+        shape = request.record.shape_of(item, number)
+        pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
+        yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
 def _members(request: Request) -> tuple[MemberView, ...]:

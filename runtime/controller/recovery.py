@@ -18,7 +18,7 @@ from .guidance import wanted_pages
 from .intake import cancel_older_gateways, expand, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
-from .media_sharing import join, learn_shape
+from .media_sharing import join, learn_shape, look_up
 from .pages import Owner, PageLedger, User
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
@@ -165,7 +165,7 @@ def _normalise_segments(request: Request, targets: list[Target]) -> None:
 def _restore_sharing(state: ControllerState, request: Request) -> None:
     """Let the row share its media again. Only analyses of media in rows are known to a new controller."""
     join(state, request)
-    request.shares_media = bool(request.media_keys)
+    look_up(state, request)
     for item, record in enumerate(request.record.items):
         if record.shape is not None:
             learn_shape(state, request, item, record.shape)

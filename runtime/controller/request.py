@@ -193,11 +193,12 @@ class Request:
     num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
     media_keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
     embedding_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of pages, by item and segment; once computed
-    shares_media: bool = False  # another row has equal media, or had, or the cache has some of them
+    shares_media: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
     view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
     grow_at: int = 0  # committed ids at which it needs more KV pages than it has
 
     @property
@@ -232,6 +233,11 @@ class Request:
     def media_key(self, item: int) -> MediaKey | None:
         """Return the key of a shared medium; None if it is not shared."""
         return self.media_keys[item] if self.media_keys else None
+
+    def open_segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
+        """Yield the segments of a prepared row that are not encoded yet, in prompt order."""
+        for part in self.tracker.unready() if self.tracker is not None else ():
+            yield (part.item, part.segment), self.record.items[part.item].segments[part.segment]
 
     def mark_large(self, item: int) -> None:
         """Mark the medium as large work."""

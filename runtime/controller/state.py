@@ -211,7 +211,7 @@ class ControllerState:
     def touch(self, request: Request) -> None:
         """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
         without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
-        request.view, request.grow_at = None, 0
+        request.view, request.own_view, request.grow_at = None, None, 0
         self._touched.add(request.row)
 
     def begin_tick(self, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from mmrt.runtime.controller.kv_manager import wanted_kv
 from mmrt.runtime.controller.planner import view_request
+from mmrt.runtime.controller.scheduling.types import SegmentStage
 from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.rows import Phase
 
@@ -20,6 +21,8 @@ def check_kept(state: ControllerState) -> None:
             wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
             have = [len(table) for table in request.block_tables]
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
+        segments = list(request.record.segments()) if request.record.prepared else []
+        assert list(request.open_segments()) == [s for s in segments if s[1].stage < SegmentStage.ENCODED]
     check_touched(state)
     check_keys(state)
     for request in state.requests.values():

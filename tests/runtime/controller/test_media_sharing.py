@@ -18,7 +18,7 @@ from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.known_media import KnownMedia, KnownMedium, MediaKey, media_key
 from mmrt.runtime.controller.lifecycle import reset_media
 from mmrt.runtime.controller.recovery import recover
-from mmrt.runtime.controller.request import Request
+from mmrt.runtime.controller.request import Request, RowRecord
 from mmrt.runtime.controller.scheduling.types import SegmentChoice
 from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -310,6 +310,47 @@ def test_an_equal_medium_that_is_cut_otherwise_is_not_found() -> None:
         assert media_work(work(driver)) == (0, expected, expected)
         end(driver, key)
     assert driver.is_empty
+
+
+def test_a_row_shares_its_media_until_they_are_encoded() -> None:
+    driver = Driver(**ROOM)
+    fill(driver, picture(), 1)
+    assert not driver.state.requests[1].shares_media, "there is nobody to share them with"
+    fill(driver, picture(), 2)
+    requests = [driver.state.requests[key] for key in (1, 2)]
+    assert all(request.shares_media for request in requests)
+    work(driver)
+    assert not any(request.shares_media for request in requests)
+    fill(driver, picture(count=2), 3)
+    assert driver.state.requests[3].shares_media
+    work(driver)
+    assert not any(request.shares_media for request in driver.state.requests.values())
+
+
+def test_a_new_controller_shares_the_media_that_others_have() -> None:
+    driver = Driver(**ROOM)
+    for key, content in ((1, b"one"), (2, b"two"), (3, b"two")):
+        fill(driver, picture(content), key)
+    driver.done("video", m.Analysed(SHAPE))
+    state = recover(driver.state.limits, 4, remains(driver)).state
+    assert [request.shares_media for request in state.requests.values()] == [False, True, True]
+
+
+def test_a_round_of_planning_looks_at_no_encoded_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row has encoded some of a long medium, and others take them: none walks through all its segments in every round."""
+    shape = ItemShape("image", (1, 4, 4), 600, [SegmentShape("image", (1, 4, 4), 16, 4, 6)] * 100)
+    driver = Driver(**ROOM, max_context=1024, max_spec_bytes=1 << 16, max_state_bytes=1 << 16)
+    fill(driver, picture(), 1, 2, 3)
+    driver.done("video", m.Analysed(shape))
+    while not driver.state.requests[3].tracker or not driver.state.requests[3].tracker.ready_prefix(1000) > 60:
+        plan = next(plan for plan in driver.state.plans.values() if plan.actor in ASKED)
+        driver.receive(plan.actor, m.PlanDone(plan.actor, 1, plan.plan_id, 0.01, m.Done()))
+        driver.tick()
+    assert all(request.shares_media for request in driver.state.requests.values())
+    monkeypatch.setattr(RowRecord, "segments", lambda record: pytest.fail("all segments are looked at"))
+    for request in driver.state.requests.values():
+        driver.state.touch(request)
+    assert all(view.segments or view.key > 1 for view in planner.make_view(driver.state).requests)
 
 
 def test_known_media_are_bounded_and_the_oldest_go() -> None:
