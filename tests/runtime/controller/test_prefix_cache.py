@@ -196,7 +196,7 @@ def test_a_new_controller_with_other_keys_goes_on() -> None:
     assert len(named) == 4
     machine = recover(driver.state.limits, 4, snapshot._replace(secret=b"another"))
     (row,) = machine.state.requests_in_rows()
-    words = [Progress(row.row, row.row_generation, 4, 0)]
+    words = [Progress(row.row, row.row_generation, 4, EndCode.LENGTH)]
     ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in machine.wanted_ids(words)]
     effects = machine.tick(200.0, words, ids)
     ledger = machine.state.pools["kv"]
