@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 SECRET_BYTES = 32
@@ -10,12 +11,16 @@ _NAME = "page-secret"
 
 
 def page_secret(run: Path, secret: bytes | None = None) -> bytes:
-    """Return the run's secret. The first call makes it: ``secret``, or a random one."""
+    """Return the run's secret. The first call makes it: ``secret``, or a random one. Of several at once, all return the same."""
     path = run / _NAME
     if not path.exists():
-        part = run / f".{_NAME}.{os.getpid()}"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(secret or secrets.token_bytes(SECRET_BYTES))
-        os.replace(part, path)
+        fd, part = tempfile.mkstemp(prefix=f".{_NAME}.", dir=run)  # it is new, follows no link, and only this user can read it
+        try:
+            with open(fd, "wb") as file:
+                file.write(secret or secrets.token_bytes(SECRET_BYTES))
+            os.link(part, path)
+        except FileExistsError:
+            pass  # another process was first
+        finally:
+            os.unlink(part)
     return path.read_bytes()
