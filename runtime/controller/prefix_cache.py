@@ -76,12 +76,13 @@ def note_hits(state: ControllerState, request: Request) -> None:
     skipped = skip_media(state, request)
     is_first = request.record.num_cached_tokens is None
     if is_first:
-        request.record.num_cached_tokens = request.prefilled[0]
+        num_cached = min(request.prefilled[0], request.lengths[0])  # more if the row has generated tokens
+        request.record.num_cached_tokens = num_cached
         state.totals.looked_up_tokens += request.lengths[0]
-        state.totals.cached_tokens += request.prefilled[0]
-    if is_first and request.prefilled[0]:
-        state.ask(request.key, request.gateway_generation)
-    if skipped or is_first and request.prefilled[0]:
+        state.totals.cached_tokens += num_cached
+        if num_cached:
+            state.ask(request.key, request.gateway_generation)
+    if skipped or is_first:
         state.save(request)
 
 

@@ -142,6 +142,8 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
         if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
             state.emit(ClearPages(request.row))  # all or none: the grant was interrupted
             request.block_tables, request.prefilled = ([], []), [0, 0]
+    if request.keys and request.block_tables[0] and record.num_cached_tokens is None:
+        record.num_cached_tokens = 0  # its first grant was not recorded to the end: a later one must not count as the first
     _normalise_segments(request, targets)
 
 

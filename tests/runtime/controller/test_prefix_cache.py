@@ -3,14 +3,16 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
-from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled
+from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.request import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import EndCode
@@ -77,6 +79,32 @@ def test_the_next_turn_of_a_chat() -> None:
     )
     finish(driver, 2)
     assert driver.is_empty
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_cached_tokens_are_those_of_the_first_grant_after_a_recovery(is_recorded: bool) -> None:
+    """The controller is killed after a first grant that found nothing, or within it; later the row is preempted, and its second grant
+    finds the prompt and generated tokens."""
+    driver = cached()
+    effects = driver.submit(text(5, 30), 1)
+    record = decode_record([effect.state for effect in effects if isinstance(effect, WriteState)][-1])
+    assert record.num_cached_tokens == 0
+    if not is_recorded:
+        record.num_cached_tokens = None
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    driver.machine = recover(driver.state.limits, 4, snapshot._replace(rows=[row._replace(state=encode_record(record))]))
+    driver.state = driver.machine.state
+    driver.tick()
+    driver.done("prefill")
+    request = driver.state.requests[1]
+    driver.counts[request.row] = (20, 0)
+    driver.tick(1.0)
+    preempt(driver.state, request)
+    driver.tick(1.0)
+    driver.receive("decode", m.Dropped(1, request.row, request.row_generation, request.drop_ticket))
+    driver.tick(1.0)
+    assert request.prefilled[0] > 5 and request.record.num_cached_tokens == 0
 
 
 def test_the_page_of_the_last_token_is_never_given() -> None:

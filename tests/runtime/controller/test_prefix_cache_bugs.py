@@ -20,7 +20,7 @@ from mmrt.schema.rows import Phase
 from mmrt.shm.pool import PagePool
 from mmrt.tests.runtime.controller.test_recovery_world import live_through
 
-NUM_SEEDS = 150
+NUM_SEEDS = 600
 
 
 @pytest.fixture
