@@ -38,7 +38,7 @@ class Server:
         }
         self.checkpoint = checkpoint or DEFAULT_MODEL
         self.config = folder / "mmrt.toml"
-        self.config.write_text(settings)
+        self.config.write_text(with_least_pools(settings))
 
     def mmrt(self, *arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -99,6 +99,14 @@ class Server:
             **{"model": self.checkpoint.name, "messages": messages, "max_tokens": 24, "temperature": 0, "stream": True, **options},
             extra_body=extra,
         )
+
+
+def with_least_pools(settings: str) -> str:
+    """Add the sizes that pools have at least: tests have many runs at once, and each would take its share of the memory."""
+    head, table, rest = settings.partition("[memory]\n")
+    sizes = {"kv_tokens": 65536, "embedding_tokens": 16384}
+    lines = [f"{name} = {size}\n" for name, size in sizes.items() if name not in settings]
+    return f"{head}[memory]\n{''.join(lines)}{rest}" if table else f"{settings}\n[memory]\n{''.join(lines)}"
 
 
 @pytest.fixture(scope="session")
