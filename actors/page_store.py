@@ -8,7 +8,6 @@ directory is logged, and the run goes on without it.
 import errno
 import logging
 import os
-import secrets
 import threading
 import time
 from hashlib import blake2b
@@ -22,7 +21,7 @@ from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.process.memory_layout import MemoryLayout
 from ..shm.page_file import PageFile, lock_is_free
-from ..shm.page_secret import SECRET_BYTES
+from ..shm.page_secret import SECRET_BYTES, kept_secret
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
 from .host.loaded_code import loaded_code
@@ -199,18 +198,8 @@ def _secret_of(directory: Path) -> bytes:
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(errno.EPERM, f"{directory} must belong to this user, and be writable by no other")
     path = directory / "secret"
-    part = directory / f".secret.{secrets.token_hex(8)}"
-    if not path.exists():
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-        try:
-            os.link(part, path)  # unless another run has made one
-        except FileExistsError:
-            pass
-        finally:
-            part.unlink()
-    found, secret = path.stat(), path.read_bytes()
+    secret = kept_secret(path)
+    found = path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EPERM, f"{path} must belong to this user, and be readable by no other")
     if len(secret) != SECRET_BYTES:

@@ -40,7 +40,7 @@ def write_json(json: Path | None, figures: object) -> None:
 
 
 class Bench(Protocol):
-    """What a bench has measured: a msgspec.Struct."""
+    """The figures of a bench: a msgspec.Struct."""
 
     @property
     def environment(self) -> Environment: ...

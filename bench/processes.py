@@ -8,7 +8,7 @@ from pathlib import Path
 from ..runtime.stage_table import ALL_ACTORS
 
 SUPERVISOR, ZYGOTE = "supervisor", "zygote"
-# The kernel keeps 15 bytes of a name, of which "mmrt-" may be five.
+# The kernel keeps 15 bytes of a name. "mmrt-" can take five of them.
 _SHORT_NAMES = {length: actor for actor in ALL_ACTORS for length in (actor, actor[:10])}
 
 

@@ -1,4 +1,4 @@
-"""The run's secret for the keys of cached pages: keys cannot be guessed, and name nothing in another run unless it has the same one."""
+"""Secrets for the keys of cached pages: keys cannot be guessed, and name nothing in another run unless it has the same secret."""
 
 import os
 import secrets
@@ -11,10 +11,17 @@ _NAME = "page-secret"
 
 
 def page_secret(run: Path, secret: bytes | None = None) -> bytes:
-    """Return the run's secret. The first call makes it: ``secret``, or a random one. Of several at once, all return the same."""
-    path = run / _NAME
+    """Return the run's secret. The first call makes it: ``secret``, or a random one."""
+    return kept_secret(run / _NAME, secret)
+
+
+def kept_secret(path: Path, secret: bytes | None = None) -> bytes:
+    """Return the secret in a file. The first call makes it: ``secret``, or a random one. Of several at once, all return the same.
+
+    Raises: OSError.
+    """
     if not path.exists():
-        fd, part = tempfile.mkstemp(prefix=f".{_NAME}.", dir=run)  # it is new, follows no link, and only this user can read it
+        fd, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # new, no link, and closed to other users
         try:
             with open(fd, "wb") as file:
                 file.write(secret or secrets.token_bytes(SECRET_BYTES))

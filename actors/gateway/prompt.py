@@ -116,7 +116,7 @@ class PromptBuilder:
             )
 
     def _fence_sound_tracks(self, ids: list[int], conversation: Conversation) -> list[int]:
-        """Put the tokens that open and close sound around the placeholder of each video whose sound track counts, too."""
+        """Put the tokens that open and close sound around the placeholder of each video whose sound track counts."""
         if not any(medium.options.use_audio_in_video for medium in conversation.media):
             return ids
         opening, closing = self._sound_fences

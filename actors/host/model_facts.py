@@ -1,4 +1,4 @@
-"""What a model needs of a run's memory. Called by ``memory``, and by ``mmrt up`` to say it beforehand; without torch."""
+"""The memory that a model needs in a run. ``memory`` and ``mmrt up --dry-run`` compute it, without torch."""
 
 from ...models.architecture import ModelConfig
 from ...models.config import weight_bytes

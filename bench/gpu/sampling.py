@@ -22,7 +22,7 @@ _BORDER = 1e-6  # of the kept mass: two sums of up to 152k float32 weights diffe
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
-    """The same tokens as the reference: greedy, plain, each filter and all, too many candidates, guidance and penalties."""
+    """Check that the kernel draws the reference's tokens: greedily, with each filter, with all, and with guidance and penalties."""
     num_rows, vocabulary = (4, 700) if size == "tiny" else (8, _VOCABULARY)
     greedy, plain, top_k = {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 40}
     settings: dict[str, Sequence[Columns]] = {
@@ -75,7 +75,7 @@ def _make_rows(num_rows: int, kinds: Sequence[Columns], with_counts: bool, devic
 
 
 def _make_counts(num_rows: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Of some tokens, of which every third is of the prompt."""
+    """Make counts of some tokens, every third of them of the prompt."""
     counts = (torch.rand(num_rows, vocabulary, device=device) < 0.01).to(torch.int32)
     counts[:, ::300] = IN_PROMPT
     return counts

@@ -216,7 +216,7 @@ def _target_rows(bench: MediaBench) -> list[list[str]]:
 
 
 def show(console: Console, bench: MediaBench) -> None:
-    """What is compared with, medians, targets."""
+    """Show each trial beside its peers: medians and targets."""
     for name in bench.absent:
         console.print(f"{name} is not installed, and not compared with", style="yellow")
     show_table(console, "medians", ["task", "way", "wall s", "CPU s", "frames", "memory MiB"], _trial_rows(bench))

@@ -14,7 +14,10 @@ _TIMEOUT_S = 1800.0
 
 
 def run_apart(module: str, arguments: Sequence[str], result: type[T], name: str) -> T:
-    """What ``python -m`` this package's MODULE prints as JSON. ``name``: of the trial, in errors. Raises: BenchError."""
+    """Run a module of this package in a process of its own, and return the JSON that it prints. ``name``: of the trial, in errors.
+
+    Raises: BenchError.
+    """
     command = [sys.executable, "-m", f"{__package__}.{module}", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S)

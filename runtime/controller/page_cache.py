@@ -68,7 +68,7 @@ class PageCache:
             self._idle[page] = None
 
     def wake(self, page: int) -> None:
-        """Record that somebody else holds the page, too."""
+        """Record that a row or a plan holds the page again."""
         self._idle.pop(page, None)
 
     def evict(self) -> int:

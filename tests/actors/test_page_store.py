@@ -127,7 +127,15 @@ def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[...
     run.end()
 
 
-def test_after_a_load_the_last_page_of_a_prompt_is_evicted_first(start: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(
+    ("group", "num_pages", "evicted"),
+    [(64, 5, [7]), (4, 6, [2, 3])],
+    ids=["the last page of a prompt first", "of two groups the older one first"],
+)
+def test_the_order_of_eviction_after_a_load(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, group: int, num_pages: int, evicted: list[int]
+) -> None:
+    monkeypatch.setattr(page_store, "_GROUP", group)
     run = start()
     for number in range(8):
         run.name("kv", number, f"page {number}")
@@ -136,24 +144,9 @@ def test_after_a_load_the_last_page_of_a_prompt_is_evicted_first(start: Callable
     run = start()
     pool = run.pools["kv"]
     ledger = PageLedger.restore(12, pool.generations.tolist(), {}, {}, pool.read_keys())
-    ledger.allocate(Owner("row", 0), 5)  # four free pages, and one of the prompt
+    ledger.allocate(Owner("row", 0), num_pages)  # four are free
     run.end()
-    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == [7]
-
-
-def test_of_two_groups_the_one_used_longer_ago_is_evicted_first(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_store, "_GROUP", 4)
-    run = start()
-    for number in range(8):
-        run.name("kv", number, f"page {number}")
-        wait_until_saved(run, number + 1)
-    run.end()
-    run = start()
-    pool = run.pools["kv"]
-    ledger = PageLedger.restore(12, pool.generations.tolist(), {}, {}, pool.read_keys())
-    ledger.allocate(Owner("row", 0), 6)
-    run.end()
-    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == [2, 3]
+    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == evicted
 
 
 def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_path: Path) -> None:
