@@ -65,7 +65,7 @@ def main(actor: Actor) -> None:
     inherited = take_over(actor) if server is None and actor.config.model.on_cuda else {}
     actor.become_active()
     if pages is None:
-        pages = open_pages(actor)
+        pages = open_pages(actor, read_layout(actor.run.path))
     if inherited:
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, inherited)
     if pages is not None:
@@ -115,21 +115,19 @@ def build(actor: Actor) -> tuple[DescriptorServer | None, PageStore | None]:
         server = DescriptorServer(actor.run.path / DEVICE_SOCKET, store.descriptors())
     sharing = sharing_of(device, read_environment().mps_pipe, actor.config.actors.layout)
     layout = msgspec.structs.replace(layout, sharing=sharing)
-    pages = PageStore.open(actor.run, actor.config, layout, actor.model_path) if actor.config.cache.dir else None
+    pages = open_pages(actor, layout)
     if pages is not None:
-        page_secret(actor.run.path, pages.secret)
         pages.load()
     write_layout(actor.run.path, layout)
     return server, pages
 
 
-def open_pages(actor: Actor) -> PageStore | None:
-    """Open the store of pages that an earlier generation of this run has used, if it could."""
-    layout = read_layout(actor.run.path)
+def open_pages(actor: Actor, layout: MemoryLayout | None) -> PageStore | None:
+    """Open the store of pages. None without one, and where an earlier generation of this run has given pages names of another."""
     if layout is None or not actor.config.cache.dir:
         return None
     pages = PageStore.open(actor.run, actor.config, layout, actor.model_path)
-    if pages is not None and pages.secret != page_secret(actor.run.path):
+    if pages is not None and page_secret(actor.run.path, pages.secret) != pages.secret:
         pages.close()
         return None
     return pages

@@ -8,8 +8,11 @@ directory is logged, and the run goes on without it.
 import errno
 import logging
 import os
+import re
+import stat
 import threading
 import time
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Self
@@ -20,7 +23,7 @@ import numpy as np
 from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.process.memory_layout import MemoryLayout
-from ..shm.page_file import PageFile, lock_is_free
+from ..shm.page_file import PageFile, remove_unused
 from ..shm.page_secret import SECRET_BYTES, kept_secret
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
@@ -29,13 +32,14 @@ from .host.loaded_code import loaded_code
 log = logging.getLogger(__name__)
 
 SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
-LOAD_S = 3.0  # of a start, at most
+LOAD_S = 1.5  # of a start for each pool, at most
 SAVE_S = 1.0  # between looks at the pools
 KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
 LAST_SAVE_S = 2.0  # at the end of the run, at most
 NUM_KINDS = 4  # models or settings whose files are kept
 _NICE = 19
-_GROUP = 64  # pages that are loaded with one generation: of groups the older is evicted first, within one the last page
+_SLOW_WRITE_S = 1.0  # of one page
+_FILE = re.compile(f"([0-9a-f]{{16}})-({'|'.join(SHARES)})[.]pages")
 
 
 class PageStore:
@@ -64,7 +68,7 @@ class PageStore:
                 max_bytes = int(share * config.cache.max_mib * (1 << 20))
                 files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
                 if files[name].was_foreign:
-                    log.warning("cache.dir: emptied %s: it had other pages, or another secret", path)
+                    log.warning("cache.dir: emptied %s: it had other pages, another secret or another size (cache.max_mib)", path)
             _remove_old(directory, kind.hex()[:16])
         except OSError as error:
             for file in files.values():
@@ -76,34 +80,31 @@ class PageStore:
 
     def load(self) -> None:
         """Fill the pools, which are empty, with the pages written last, and name them."""
-        began_s = time.monotonic()
         for name, file in self._files.items():
-            num_loaded, num_damaged = self._load_pool(name, file, began_s + LOAD_S)
+            num_loaded, num_damaged = self._load_pool(name, file, time.monotonic() + LOAD_S)
             log.info("cache.dir: loaded %d %s pages of %d", num_loaded, name, len(file) + num_damaged)
             if num_damaged:
                 log.warning("cache.dir: ignored %d %s pages that are not as they were written", num_damaged, name)
 
     def _load_pool(self, name: str, file: PageFile, until_s: float) -> tuple[int, int]:
-        """Return how many pages were loaded and how many are damaged. Groups of the newest pages come first, in case time is short."""
+        """Return how many pages were loaded and how many are damaged. Those of most worth come first, in case time is short."""
         pool, num_loaded, num_damaged = self._pools[name], 0, 0
-        keys = file.keys()[-pool.num_pages :]
-        for first in reversed(range(0, len(keys), _GROUP)):
-            for page, key in enumerate(keys[first : first + _GROUP], first):
-                if time.monotonic() > until_s:
-                    return num_loaded, num_damaged
-                try:
-                    contents = file.read(key)
-                except OSError as error:
-                    log.warning("cache.dir: the %s pages cannot be read: %s", name, error.strerror)
-                    return num_loaded, num_damaged
-                if contents is None:
-                    num_damaged += 1
-                    continue
-                generation = 1 + first // _GROUP
-                pool.write_bytes([page], contents)
-                pool.generations[page] = generation
-                pool.write_keys([page], [generation], [key])
-                num_loaded += 1
+        for key in reversed(file.keys()):
+            if num_loaded == pool.num_pages or time.monotonic() > until_s:
+                break
+            depth = file.depth_of(key)
+            try:
+                contents = file.read(key)
+            except OSError as error:
+                log.warning("cache.dir: the %s pages cannot be read: %s", name, error.strerror)
+                break
+            if contents is None:
+                num_damaged += 1
+                continue
+            pool.write_bytes([num_loaded], contents)
+            pool.generations[num_loaded] = 1
+            pool.write_keys([num_loaded], [1], [key], [depth])
+            num_loaded += 1
         return num_loaded, num_damaged
 
     def start(self) -> None:
@@ -114,7 +115,7 @@ class PageStore:
         """Write what is left, as far as time allows, and end. The controller has ended."""
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(LAST_SAVE_S + SAVE_S)
+            self._thread.join(LAST_SAVE_S + _SLOW_WRITE_S)
         if not self._thread.is_alive():
             for file in self._files.values():
                 file.close()
@@ -124,30 +125,30 @@ class PageStore:
         keep_at_s = time.monotonic() + KEEP_S
         try:
             while not self._ended.wait(SAVE_S):
-                self._save(float("inf"))
+                self._save()
                 if time.monotonic() >= keep_at_s:
                     self._keep()
                     keep_at_s = time.monotonic() + KEEP_S
-            self._save(time.monotonic() + LAST_SAVE_S)
             self._keep()
+            self._save(time.monotonic() + LAST_SAVE_S)
         except OSError as error:
             why = "there is no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             log.warning("cache.dir: pages are no longer saved: %s", why)
         except Exception:
             log.exception("cache.dir: pages are no longer saved")
 
-    def _save(self, until_s: float) -> None:
-        """Save the pages that have got keys since the last time. Raises: OSError."""
+    def _save(self, until_s: float | None = None) -> None:
+        """Save the pages that have got keys since the last time; without ``until_s`` until the end is near. Raises: OSError."""
         for name, file in self._files.items():
             pool, seen = self._pools[name], self._seen[name]
-            for page, generation, key in pool.named_since(seen):
-                if time.monotonic() > until_s:
+            for page, generation, key, depth in pool.named_since(seen):
+                if self._ended.is_set() if until_s is None else time.monotonic() > until_s:
                     return
                 if key not in file:
                     contents = pool.copy(page, generation)
                     if contents is None:
                         continue
-                    file.write(key, contents)
+                    file.write(key, contents, depth)
                 seen[page] = generation
 
     def _keep(self) -> None:
@@ -155,9 +156,9 @@ class PageStore:
         for name, file in self._files.items():
             pool, seen = self._pools[name], self._seen[name]
             named = pool.named_since(np.zeros(pool.num_pages, np.uint64))
-            file.keep(key for _, _, key in named)
+            file.keep(key for _, _, key, _ in named)
             if file.num_slots >= pool.num_pages:  # else they would push each other out for ever
-                for page, _, key in named:
+                for page, _, key, _ in named:
                     if key not in file:
                         seen[page] = 0
 
@@ -181,15 +182,17 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
 
 
 def _remove_old(directory: Path, kind: str) -> None:
-    """Remove the files of the models and settings used longest ago, beyond ``NUM_KINDS``. Raises: OSError."""
-    used_s: dict[str, float] = {}
-    for path in directory.glob("*.pages"):
-        name = path.name.partition("-")[0]
-        used_s[name] = max(used_s.get(name, 0.0), path.stat().st_mtime)
-    for name in sorted({*used_s} - {kind}, key=used_s.__getitem__, reverse=True)[NUM_KINDS - 1 :]:
-        for path in directory.glob(f"{name}-*.pages"):
-            if lock_is_free(path):
-                path.unlink(missing_ok=True)
+    """Remove the files of the models and settings used longest ago, beyond ``NUM_KINDS``, as far as that is possible."""
+    kinds: dict[str, list[tuple[float, Path]]] = {}
+    for path in directory.iterdir():
+        if (ours := _FILE.fullmatch(path.name)) is not None and ours[1] != kind:
+            with suppress(OSError):
+                if stat.S_ISREG((found := path.lstat()).st_mode):
+                    kinds.setdefault(ours[1], []).append((found.st_mtime, path))
+    for files in sorted(kinds.values(), key=max, reverse=True)[NUM_KINDS - 1 :]:
+        for _, path in files:
+            with suppress(OSError):  # another run removes it, for example
+                remove_unused(path)
 
 
 def _secret_of(directory: Path) -> bytes:

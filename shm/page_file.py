@@ -1,8 +1,9 @@
 """A file of pages that outlives a run: named like the pages of a pool's cache, bounded, and checked before they are believed.
 
-Behind a header lie the heads of all slots, then their contents. A head holds the page's key, a number that orders the pages, and a
-code over key and contents. The code is keyed with a secret: it finds a torn write, another's page and a changed byte alike. When all
-slots are taken, the page with the lowest number is overwritten.
+Behind a header lie the heads of all slots, then their contents. A head holds the page's key, its worth, and a code over key and
+contents. The code is keyed with a secret: it finds a torn write, another's page and a changed byte alike. When all slots are taken,
+the page of least worth is overwritten: one that was kept longer ago, and of those kept together the one deepest in its prompt, which
+is of no use without the others.
 """
 
 import errno
@@ -21,8 +22,9 @@ _BLOCK_BYTES = 4096
 _MAGIC = b"mmrtpag2"
 _CODE_BYTES = 32
 _HEADER = struct.Struct(f"<8sQQ{_CODE_BYTES}s")  # magic, page bytes, slots, code
-_HEAD = struct.Struct(f"<{KEY_BYTES}sQ{_CODE_BYTES}s")  # key, number (0: an empty slot), code
-_MAX_NUMBER = 1 << 62  # higher ones are nobody's
+_HEAD = struct.Struct(f"<{KEY_BYTES}sQ{_CODE_BYTES}s")  # key, worth (0: an empty slot), code
+_DEPTHS = 1 << 32  # worth is round * _DEPTHS - depth
+_MAX_WORTH = 1 << 62  # higher ones are nobody's
 
 
 class PageFile:
@@ -35,10 +37,12 @@ class PageFile:
         self.was_foreign = False  # it was another's, or of another shape, and has been emptied
         self._fd = fd
         self._secret = secret
-        self._slot_of: dict[bytes, int] = {}  # in the order of their numbers
+        self._slot_of: dict[bytes, int] = {}
+        self._worth_of: dict[bytes, int] = {}
+        self._victims: list[bytes] = []  # keys to overwrite, the last one first; some may be gone or worth more by now
         self._free: list[int] = []
         self._num_used = 0  # slots that have ever held a page are below
-        self._last_number = 0
+        self._round = 1  # of calls of ``keep``
 
     @classmethod
     def open(cls, path: Path, secret: bytes, page_bytes: int, max_bytes: int) -> Self:
@@ -52,6 +56,9 @@ class PageFile:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError(errno.EPERM, f"{path} must be a file of this user that no other can read")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.exists(path) or os.stat(path).st_ino != found.st_ino:
+                raise BlockingIOError(errno.EAGAIN, f"{path} has just been removed")
+            os.utime(fd)  # files used longest ago are removed
             file = cls(fd, secret, page_bytes, max(0, max_bytes - 2 * _BLOCK_BYTES) // (_HEAD.size + page_bytes))
             shape = _MAGIC + page_bytes.to_bytes(8, "little") + file.num_slots.to_bytes(8, "little")
             header = shape + file._code(shape)
@@ -75,8 +82,12 @@ class PageFile:
         return key in self._slot_of
 
     def keys(self) -> list[bytes]:
-        """Return the keys of all pages, the one to be overwritten last at the end."""
-        return [*self._slot_of]
+        """Return the keys of all pages, those of most worth last."""
+        return sorted(self._worth_of, key=self._worth_of.__getitem__)
+
+    def depth_of(self, key: bytes) -> int:
+        """Return the place of a page in its prompt."""
+        return -self._worth_of[key] % _DEPTHS
 
     def read(self, key: bytes) -> bytes | None:
         """Return a page's contents, or None, and forget it, where the file does not hold what was written. Raises: OSError."""
@@ -85,50 +96,67 @@ class PageFile:
         head = os.pread(self._fd, _HEAD.size, self._head(slot))
         if len(head) == _HEAD.size and head[:KEY_BYTES] == key and head[-_CODE_BYTES:] == self._code(key, contents):
             return contents
-        self._free.append(self._slot_of.pop(key))
+        self._forget(key)
         os.pwrite(self._fd, bytes(_HEAD.size), self._head(slot))
         return None
 
-    def write(self, key: bytes, contents: bytes) -> None:
-        """Write a page that the file does not have, over the first one if it is full. Raises: OSError; then it is not in the file."""
+    def write(self, key: bytes, contents: bytes, depth: int = 0) -> None:
+        """Write a page that the file does not have, over the one of least worth if it is full. Raises: OSError, without having it."""
         assert key not in self._slot_of and len(contents) == self.page_bytes
         if not self.num_slots:
             return
         if not self._free and self._num_used == self.num_slots:
-            self._free.append(self._slot_of.pop(next(iter(self._slot_of))))
+            self._forget(self._least())
         if not self._free:
             self._free.append(self._num_used)
             self._num_used += 1
         slot = self._free[-1]
         self._write(contents, self._place(slot))
-        self._last_number += 1
-        self._write(_HEAD.pack(key, self._last_number, self._code(key, contents)), self._head(slot))
-        self._slot_of[key] = self._free.pop()
+        worth = self._round * _DEPTHS - min(depth, _DEPTHS - 1)
+        self._write(_HEAD.pack(key, worth, self._code(key, contents)), self._head(slot))
+        self._slot_of[key], self._worth_of[key] = self._free.pop(), worth
 
     def keep(self, keys: Iterable[bytes]) -> None:
-        """Make these pages the last ones to be overwritten, in the order that they have among themselves. Raises: OSError."""
-        wanted = {*keys}
-        for key in [key for key in self._slot_of if key in wanted]:
-            slot = self._slot_of.pop(key)
-            self._last_number += 1
-            self._write(self._last_number.to_bytes(8, "little"), self._head(slot) + KEY_BYTES)
-            self._slot_of[key] = slot
+        """Make these pages worth more than all others. Raises: OSError."""
+        wanted = self._slot_of.keys() & {*keys}
+        latest = {key for key, worth in self._worth_of.items() if worth > (self._round - 1) * _DEPTHS}
+        if not latest <= wanted:
+            self._round += 1
+            latest = set()
+        for key in wanted - latest:
+            worth = self._round * _DEPTHS - self.depth_of(key)
+            self._write(worth.to_bytes(8, "little"), self._head(self._slot_of[key]) + KEY_BYTES)
+            self._worth_of[key] = worth
+        if wanted - latest:
+            self._victims = []
+
+    def _least(self) -> bytes:
+        """Return the key of the page of least worth, but for pages written since the others were compared."""
+        while self._victims and self._victims[-1] not in self._slot_of:
+            self._victims.pop()
+        if not self._victims:
+            self._victims = self.keys()[::-1]
+        return self._victims.pop()
+
+    def _forget(self, key: bytes) -> None:
+        self._free.append(self._slot_of.pop(key))
+        del self._worth_of[key]
 
     def _write(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._fd, data, offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _read_heads(self) -> None:
-        """Find the keys. Contents are checked when they are read. Of equal keys the one with the highest number counts."""
+        """Find the keys. Contents are checked when they are read. Of equal keys the one of most worth counts."""
         heads = os.pread(self._fd, self.num_slots * _HEAD.size, self._head(0))
         found = []
         for slot in range(len(heads) // _HEAD.size):
-            key, number, _ = _HEAD.unpack_from(heads, slot * _HEAD.size)
-            if 0 < number < _MAX_NUMBER:
-                found.append((number, slot, key))
-        for number, slot, key in sorted(found):
-            self._slot_of.pop(key, None)
-            self._slot_of[key], self._last_number = slot, number
+            key, worth, _ = _HEAD.unpack_from(heads, slot * _HEAD.size)
+            if 0 < worth < _MAX_WORTH:
+                found.append((worth, slot, key))
+        for worth, slot, key in sorted(found):
+            self._slot_of[key], self._worth_of[key] = slot, worth
+            self._round = -(-worth // _DEPTHS)
         self._num_used = max(self._slot_of.values(), default=-1) + 1
         self._free = sorted({*range(self._num_used)} - {*self._slot_of.values()}, reverse=True)
 
@@ -148,11 +176,12 @@ class PageFile:
         return code.digest()
 
 
-def lock_is_free(path: Path) -> bool:
-    """Return whether no process has this file open as a ``PageFile``."""
+def remove_unused(path: Path) -> bool:
+    """Remove a page file unless a process has it open. Returns whether it is gone. Raises: OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()  # while it is locked: who opens it now finds that it is gone
     except BlockingIOError:
         return False
     finally:

@@ -45,6 +45,7 @@ class PagePool:
         self.generations: NDArray[np.uint64] = segment.field(fields.generations)
         self.data: NDArray[np.uint8] = segment.field(fields.data)
         self._keys: NDArray[np.uint8] = segment.field(fields.keys)
+        self._key_depths: NDArray[np.uint32] = segment.field(fields.key_depths)
         self._key_generations: NDArray[np.uint64] = segment.field(fields.key_generations)
         self._flat: NDArray[np.uint8] = self.data.reshape(-1)
 
@@ -67,7 +68,7 @@ class PagePool:
 
     def close(self) -> None:
         """Drop the pool's own views. The memory stays mapped while others (tensors, rows, readers) are around."""
-        del self.generations, self.data, self._flat, self._keys, self._key_generations
+        del self.generations, self.data, self._flat, self._keys, self._key_depths, self._key_generations
         self._segment.close()
 
     def populate(self) -> None:
@@ -87,24 +88,30 @@ class PagePool:
             if found != granted:
                 raise StalePage(f"page {page} of pool {self.name!r} has generation {found}, not {granted}")
 
-    def write_keys(self, pages: Sequence[int], generations: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Name the contents of these pages, which have these generations."""
+    def write_keys(self, pages: Sequence[int], generations: Sequence[int], keys: Sequence[bytes], depths: Sequence[int]) -> None:
+        """Name the contents of these pages, which have these generations. ``depths``: their places in their prompts or segments: a page
+        is of no use without those before it."""
         self._keys[pages] = np.frombuffer(b"".join(keys), np.uint8).reshape(len(pages), KEY_BYTES)
+        self._key_depths[pages] = depths
         fence()
         self._key_generations[pages] = generations
 
     def read_keys(self) -> dict[int, bytes]:
-        """All valid keys, by page. For the only writer, or while there is none."""
+        """All valid keys, by page, pages of little depth first. For the only writer, or while there is none."""
         valid = np.flatnonzero((self._key_generations == self.generations) & (self.generations > 0))
+        valid = valid[np.argsort(self._key_depths[valid], kind="stable")]
         return dict(zip(valid.tolist(), map(bytes, self._keys[valid]), strict=True))
 
-    def named_since(self, seen: NDArray[np.uint64]) -> list[tuple[int, int, bytes]]:
-        """Return (page, generation, key) of the pages with a key, but those whose generation is the one in ``seen`` [num_pages]. The
-        keys are right if ``copy`` then finds the generations. For any reader, at any time."""
+    def named_since(self, seen: NDArray[np.uint64]) -> list[tuple[int, int, bytes, int]]:
+        """Return (page, generation, key, depth) of the pages with a key, but those whose generation is in ``seen`` [num_pages].
+
+        For any reader, at any time: a key is right if ``copy`` then finds the generation.
+        """
         generations = self._key_generations.copy()
         fence()
         pages = np.flatnonzero((generations == self.generations) & (generations > 0) & (generations != seen))
-        return list(zip(pages.tolist(), generations[pages].tolist(), map(bytes, self._keys[pages]), strict=True))
+        keys, depths = map(bytes, self._keys[pages]), self._key_depths[pages].tolist()
+        return list(zip(pages.tolist(), generations[pages].tolist(), keys, depths, strict=True))
 
     def copy(self, page: int, generation: int) -> bytes | None:
         """Copy the contents of a page that has a key; None if it has another generation by now. For any reader, at any time."""
@@ -203,6 +210,7 @@ class _Fields:
         self.generations: Field = layout.add(num_pages, np.uint64)
         self.data: Field = layout.add((0 if on_device else num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
         self.keys: Field = layout.add((num_pages, KEY_BYTES), np.uint8)
+        self.key_depths: Field = layout.add(num_pages, np.uint32)
         self.key_generations: Field = layout.add(num_pages, np.uint64)
 
 

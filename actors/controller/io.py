@@ -68,8 +68,8 @@ class ControllerIO:
         match effect:
             case SetPageGenerations(pool, run):
                 self.pools[pool].generations[run.pages] = run.generations
-            case SetPageKeys(pool, run, keys):
-                self.pools[pool].write_keys(run.pages, run.generations, keys)
+            case SetPageKeys(pool, run, keys, depths):
+                self.pools[pool].write_keys(run.pages, run.generations, keys, depths)
             case BeginRow(row, generation):
                 begun = table.begin(row)
                 assert begun == generation, f"row {row} is at generation {begun}, not {generation}"

@@ -29,6 +29,7 @@ class SetPageKeys(NamedTuple):
     pool: PoolName
     run: PageRun
     keys: list[bytes]
+    depths: list[int]
 
 
 class BeginRow(NamedTuple):

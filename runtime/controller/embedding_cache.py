@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from ...schema.page_key import KEY_BYTES
-from ..bus.messages import PageRun, encode
+from ..bus.messages import PageRun
 from ..bus.plans import Place
 from .guidance import num_pages
-from .page_keys import root_key
+from .page_keys import content_digest, root_key
 from .request import Request, SegmentRecord
 from .scheduling.legality import may_take
 from .scheduling.types import SegmentStage
@@ -38,8 +38,7 @@ def _keys_of(state: ControllerState, request: Request, item: int) -> list[list[b
     if (key := request.media_key(item)) is None:
         return [[] for _ in shape.segments]
     salt, content = key
-    stem = blake2b(content, digest_size=KEY_BYTES, key=root_key(state.secret, salt))
-    stem.update(encode(shape))
+    stem = blake2b(content_digest(content, shape), digest_size=KEY_BYTES, key=root_key(state.secret, salt))
     return [
         [_key(stem, number, page) for page in range(num_pages(segment.num_tokens, state.limits.embedding_page_tokens))]
         for number, segment in enumerate(shape.segments)

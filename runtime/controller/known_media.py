@@ -54,10 +54,10 @@ class KnownMedia:
     def learn_large(self, key: MediaKey) -> None:
         self._learn(key, self.find(key)._replace(is_large=True))
 
-    def forget(self, key: MediaKey) -> None:
-        """Forget all that is known of a medium: the next request has it analysed again."""
+    def forget_shape(self, key: MediaKey) -> None:
+        """Forget a medium's analysis: the next request has it analysed again."""
         if key in self._media:
-            self._num_segments -= self._media.pop(key).num_segments
+            self._learn(key, self._media[key]._replace(shape=None))
 
     def _learn(self, key: MediaKey, known: KnownMedium) -> None:
         self._num_segments += known.num_segments - (self._media[key].num_segments if key in self._media else 0)

@@ -83,7 +83,7 @@ def learn_large(state: ControllerState, request: Request, item: int) -> None:
 def forget_medium(state: ControllerState, request: Request, item: int) -> None:
     """Forget the analysis of a medium that could not be decoded. Video refuses a segment if it now analyses the medium otherwise."""
     if (key := request.media_key(item)) is not None:
-        state.known_media.forget(key)
+        state.known_media.forget_shape(key)
 
 
 def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int, ItemShape]]:

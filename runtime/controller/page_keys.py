@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ...schema.media import MediaSpan
+from ...schema.media import ItemShape, MediaSpan
 from ...schema.page_key import KEY_BYTES
+from ..bus.messages import encode
 
 Positions = Callable[[int, Sequence[MediaSpan]], tuple[bytes, int]]
 """M-RoPE positions of an expanded prompt of so many tokens: int64 [num_tokens, 3] as bytes, and the delta. Token i behind the prompt
@@ -42,6 +43,12 @@ def indices(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
 def root_key(secret: bytes, salt: bytes) -> bytes:
     """Return the key before the first page of every sequence of this run and salt."""
     return blake2b(salt, digest_size=KEY_BYTES, key=secret).digest()
+
+
+def content_digest(content: bytes, shape: ItemShape) -> bytes:
+    """Return the digest of a medium as it is cut into frames and segments: an equal one that is cut otherwise gives other tokens. Empty
+    where the content is not known."""
+    return content and blake2b(content + encode(shape), digest_size=KEY_BYTES).digest()
 
 
 class PageKeys:

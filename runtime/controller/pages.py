@@ -60,7 +60,7 @@ class PageLedger:
         keys: Mapping[int, bytes] | None = None,
     ) -> "PageLedger":
         """Rebuild from the pages that rows, plans and the running set name, and from the valid keys of pages. A page with users and no
-        owner is retired. Of idle pages those of the lowest generations are evicted first: they have been reused least."""
+        owner is retired. Of idle pages the last of ``keys`` is evicted first."""
         ledger = cls(num_pages, generations)
         keys = keys or {}
         rows: set[int] = set()
@@ -76,7 +76,7 @@ class PageLedger:
             for page in ledger._used[user]:
                 ledger._num_users[page] += 1
         ledger._free = [p for p in range(num_pages - 1, -1, -1) if not ledger._num_owners[p] and not ledger._num_users[p]]
-        for page in sorted(keys, key=ledger.generations.__getitem__, reverse=True):
+        for page in keys:
             ledger.cache.add(page, keys[page])
         ledger.cache.rest(page for page in keys if ledger._is_held_by_the_cache_alone(page))
         return ledger

@@ -25,7 +25,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     live = [request for request in inflight.requests if not request.ending]
     if isinstance(result, ItemError | Died):
         if isinstance(plan, PreprocessSegment) and isinstance(result, ItemError):
-            for request in live:
+            for request in [request for request in live if request.awaits(plan)]:
                 forget_medium(state, request, plan.item)
         blame(state, inflight, live, result)
     elif isinstance(result, Skipped):

@@ -12,7 +12,7 @@ from functools import partial
 from ...schema.media import MediaSpan
 from ...schema.rows import Phase
 from .effects import AppendPages, SetPrefilled
-from .page_keys import Medium, PageKeys, root_key
+from .page_keys import Medium, PageKeys, content_digest, root_key
 from .request import Request
 from .state import ControllerState, owner
 
@@ -25,8 +25,10 @@ def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequenc
     if not state.limits.prefix_cache or request.keys:
         return
     root = root_key(state.secret, request.spec.salt)
-    contents = [item.content for item in request.spec.items]
-    media = [Medium(s.start, s.start + s.shape.num_tokens, content) for s, content in zip(spans, contents, strict=True)]
+    media = [
+        Medium(s.start, s.start + s.shape.num_tokens, content_digest(item.content, s.shape))
+        for s, item in zip(spans, request.spec.items, strict=True)
+    ]
     positions = partial(state.limits.positions, len(prompts[0]), spans) if media else None
     page_tokens = state.limits.kv_page_tokens
     request.keys = (PageKeys(root, prompts[0], page_tokens, media, positions), *[PageKeys(root, p, page_tokens) for p in prompts[1:]])
@@ -116,7 +118,7 @@ def name_pages(state: ControllerState, request: Request) -> None:
         first = request.num_named[member]
         if names := keys.up_to(num_written, first):
             request.num_named[member] += len(names)
-            state.name_pages("kv", zip(request.block_tables[member][first:], names, strict=False))
+            state.name_pages("kv", zip(request.block_tables[member][first:], names, strict=False), first)
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:

@@ -283,15 +283,15 @@ class ControllerState:
             self.emit(SetPageGenerations(pool, run))
         return run
 
-    def name_pages(self, pool: PoolName, named: Iterable[tuple[int, bytes]]) -> None:
+    def name_pages(self, pool: PoolName, named: Iterable[tuple[int, bytes]], depth: int = 0) -> None:
         """Give pages their keys: their contents are complete, and no plan writes them. Contents that the cache has already stay as
-        they are."""
+        they are. ``depth``: the place of the first page in its prompt or segment."""
         ledger = self.pools[pool]
-        new = [(page, key) for page, key in named if ledger.name(page, key)]
+        new = [(page, key, at) for at, (page, key) in enumerate(named, depth) if ledger.name(page, key)]
         if new:
-            pages = [page for page, _ in new]
+            pages = [page for page, _, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
-            self.emit(SetPageKeys(pool, run, [key for _, key in new]))
+            self.emit(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
 
     def note_code(self, actor: InstanceId, code: int) -> None:
         """Note the code of an actor that fills pages. When it is other code than before, what the caches hold is outdated."""

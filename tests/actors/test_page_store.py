@@ -2,6 +2,8 @@
 
 import logging
 import os
+import random
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,6 +17,7 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
 from mmrt.runtime.controller.pages import Owner, PageLedger
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
+from mmrt.shm.page_file import PageFile
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
@@ -32,12 +35,12 @@ class Run:
         self.pools = {n: PagePool.create(self.directory, n, p.num_pages, p.page_bytes) for n, p in layout.pools.items()}
         self.store = PageStore.open(self.directory, config, layout, model)
 
-    def name(self, pool: str, page: int, text: str) -> None:
+    def name(self, pool: str, page: int, text: str, depth: int = 0) -> None:
         """A page is written and named, as a prefill plan and the controller do it."""
         found = self.pools[pool]
         found.generations[page] += 1
         found.write_bytes([page], text.encode().ljust(found.page_bytes, b"."))
-        found.write_keys([page], [int(found.generations[page])], [text.encode().ljust(16, b"-")])
+        found.write_keys([page], [int(found.generations[page])], [text.encode().ljust(16, b"-")], [depth])
 
     def named(self, pool: str) -> dict[str, str]:
         """Key -> contents."""
@@ -86,17 +89,6 @@ def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run]) -> No
     run.end()
 
 
-def test_the_newest_are_loaded_where_not_all_fit(start: Callable[..., Run]) -> None:
-    run = start()
-    for number in range(30):
-        run.name("kv", number % 12, f"page {number}")
-        wait_until_saved(run, number + 1)
-    run.end()
-    run = start()
-    assert set(run.named("kv")) == {f"page {number}" for number in range(18, 30)}
-    run.end()
-
-
 def test_pages_that_the_pool_still_has_are_loaded_before_others(start: Callable[..., Run]) -> None:
     """The beginning of a long chat was written long ago, and is of use all the same."""
     run = start()
@@ -127,26 +119,68 @@ def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[...
     run.end()
 
 
-@pytest.mark.parametrize(
-    ("group", "num_pages", "evicted"),
-    [(64, 5, [7]), (4, 6, [2, 3])],
-    ids=["the last page of a prompt first", "of two groups the older one first"],
-)
-def test_the_order_of_eviction_after_a_load(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, group: int, num_pages: int, evicted: list[int]
-) -> None:
-    monkeypatch.setattr(page_store, "_GROUP", group)
-    run = start()
-    for number in range(8):
-        run.name("kv", number, f"page {number}")
-        wait_until_saved(run, number + 1)
-    run.end()
-    run = start()
+def usable(run: Run, num_allocated: int) -> int:
+    """How many leading pages of a prompt a new controller finds once it has allocated so many."""
     pool = run.pools["kv"]
-    ledger = PageLedger.restore(12, pool.generations.tolist(), {}, {}, pool.read_keys())
-    ledger.allocate(Owner("row", 0), num_pages)  # four are free
+    ledger = PageLedger.restore(pool.num_pages, pool.generations.tolist(), {}, {}, pool.read_keys())
+    ledger.allocate(Owner("row", 0), num_allocated)
+    keys = (f"page {number}".encode().ljust(16, b"-") for number in range(pool.num_pages))
+    return len(ledger.cache.find_leading(keys))
+
+
+LONG = msgspec.structs.replace(LAYOUT, pools={"kv": PoolLayout(200, 64), "embedding": PoolLayout(5, 32)})
+
+
+def test_a_prompt_is_of_use_from_its_first_page_on(start: Callable[..., Run]) -> None:
+    """Wherever its pages lay in the pool, and however many of them are evicted after a load."""
+    order = random.Random(1).sample(range(200), 180)
+    run = start(LONG)
+    for depth, page in enumerate(order):
+        run.name("kv", page, f"page {depth}", depth)
     run.end()
-    assert [n for n in range(8) if ledger.cache.find(f"page {n}".encode().ljust(16, b"-")) is None] == evicted
+    run = start(LONG)
+    assert [usable(run, count) for count in (0, 20, 50, 190)] == [180, 180, 150, 10]
+    run.end()
+
+
+def test_what_is_loaded_in_time_is_of_use(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(LONG)
+    for depth in range(180):
+        run.name("kv", depth, f"page {depth}", depth)
+    run.end()
+    read = PageFile.read
+    monkeypatch.setattr(PageFile, "read", lambda *arguments: time.sleep(0.002) or read(*arguments))
+    monkeypatch.setattr(page_store, "LOAD_S", 0.1)
+    run = start(LONG)
+    assert 0 < usable(run, 0) == len(run.named("kv")) < 180
+    run.end()
+
+
+def test_the_end_does_not_wait_for_all_that_is_left(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_store, "LAST_SAVE_S", 0.2)
+    write = PageFile.write
+    monkeypatch.setattr(PageFile, "write", lambda *arguments: time.sleep(0.05) or write(*arguments))
+    run = start(LONG)
+    for depth in range(180):
+        run.name("kv", depth, f"page {depth}", depth)
+    time.sleep(0.1)
+    began_s = time.monotonic()
+    run.end()
+    assert run.store is not None and not run.store._thread.is_alive() and time.monotonic() - began_s < 5
+
+
+def test_files_of_others_in_the_directory_stay(start: Callable[..., Run], tmp_path: Path) -> None:
+    start().end()
+    names = [f"letter{number}-final.pages" for number in range(6)]
+    for name in names:
+        (tmp_path / "cache" / name).touch()
+    (tmp_path / "cache" / f"{'0' * 16}-kv.pages").symlink_to("nowhere")
+    (tmp_path / "cache" / f"{'1' * 16}-kv.pages").mkdir()
+    for number in range(6):
+        run = start(media=MediaSection(fps=1.0 + number))
+        assert run.store is not None
+        run.end()
+    assert all((tmp_path / "cache" / name).exists() for name in names)
 
 
 def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import random
 import tempfile
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.shm.page_file import PageFile, lock_is_free
+from mmrt.shm.page_file import PageFile, remove_unused
 
 SECRET, PAGE = b"s" * 32, 40
 STRIDE = 56 + PAGE
@@ -39,16 +38,22 @@ class Pages(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "pages"
         self.num_slots = 4
         self.file = opened(self.path, self.num_slots)
-        self.model: OrderedDict[bytes, bytes] = OrderedDict()
+        self.model: dict[bytes, bytes] = {}
+        self.worth: dict[bytes, tuple[int, int]] = {}  # (round, -depth)
+        self.round = 0
 
-    @rule(number=st.integers(0, 9), version=st.integers(0, 2))
-    def write(self, number: int, version: int) -> None:
-        if key_of(number) in self.file:
+    @rule(number=st.integers(0, 9), version=st.integers(0, 2), depth=st.integers(0, 3))
+    def write(self, number: int, version: int, depth: int) -> None:
+        key = key_of(number)
+        if key in self.file:
             return
-        self.file.write(key_of(number), contents_of(number, version))
-        self.model[key_of(number)] = contents_of(number, version)
-        if len(self.model) > self.num_slots:
-            self.model.popitem(last=False)
+        self.file.write(key, contents_of(number, version), depth)
+        gone = [known for known in self.model if known not in self.file]
+        assert len(gone) == (len(self.model) == self.num_slots)
+        for known in gone:
+            assert self.worth[known][0] == min(rounds for rounds, _ in self.worth.values()), "kept longest ago"
+            del self.model[known], self.worth[known]
+        self.model[key], self.worth[key] = contents_of(number, version), (self.round, -depth)
 
     @rule()
     def open_again(self) -> None:
@@ -57,10 +62,11 @@ class Pages(RuleBasedStateMachine):
 
     @rule(numbers=st.sets(st.integers(0, 9)))
     def keep(self, numbers: set[int]) -> None:
-        kept = {key_of(number) for number in numbers}
+        kept = {key_of(number) for number in numbers} & self.model.keys()
         self.file.keep(kept)
-        for key in [key for key in self.model if key in kept]:
-            self.model.move_to_end(key)
+        if not {key for key, (rounds, _) in self.worth.items() if rounds == self.round} <= kept:
+            self.round += 1
+        self.worth |= {key: (self.round, self.worth[key][1]) for key in kept}
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), byte=st.integers(0, STRIDE - 1))
@@ -68,17 +74,18 @@ class Pages(RuleBasedStateMachine):
         """A byte of a slot changes on disk: at most that page is lost."""
         key = data.draw(st.sampled_from([*self.model]))
         slot = self.file._slot_of[key]
-        is_number = 16 <= byte < 24  # of the order alone: it is not believed to be more
+        is_number = 16 <= byte < 24  # of the worth alone: it is not believed to be more
         at = self.file._place(slot) + byte - 56 if byte >= 56 else self.file._head(slot) + (0 if is_number else byte)
         fd = os.open(self.path, os.O_RDWR)
         os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 0x40]), at)
         os.close(fd)
         assert self.file.read(key) is None and key not in self.file
-        del self.model[key]
+        del self.model[key], self.worth[key]
 
     @invariant()
     def holds_what_was_written(self) -> None:
-        assert self.file.keys() == [*self.model]
+        assert [self.worth[key] for key in self.file.keys()] == sorted(self.worth.values())
+        assert all(self.file.depth_of(key) == -depth for key, (_, depth) in self.worth.items())
         assert {key: self.file.read(key) for key in self.model} == dict(self.model)
         assert self.path.stat().st_size <= BLOCKS + self.num_slots * STRIDE
 
@@ -163,7 +170,30 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     file = opened(tmp_path / "pages")
     with pytest.raises(BlockingIOError):
         opened(tmp_path / "pages")
-    assert not lock_is_free(tmp_path / "pages")
+    assert not remove_unused(tmp_path / "pages")
     file.close()
-    assert lock_is_free(tmp_path / "pages")
     opened(tmp_path / "pages").close()
+    assert remove_unused(tmp_path / "pages") and not (tmp_path / "pages").exists()
+
+
+def test_of_pages_kept_together_the_deepest_is_overwritten_first(tmp_path: Path) -> None:
+    file = opened(tmp_path / "pages")
+    for number, depth in ((0, 0), (1, 1), (2, 2), (3, 1)):
+        file.write(key_of(number), contents_of(number), depth)
+    file.keep([key_of(0), key_of(1), key_of(2)])
+    file.write(key_of(4), contents_of(4), 9)
+    assert key_of(3) not in file, "it was not kept"
+    file.write(key_of(5), contents_of(5), 9)
+    file.write(key_of(6), contents_of(6), 9)
+    assert [key_of(n) in file for n in (0, 1, 2)].count(True) >= 1 and key_of(0) in file
+    file.close()
+
+
+def test_keeping_the_same_pages_again_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = opened(tmp_path / "pages")
+    for number in range(3):
+        file.write(key_of(number), contents_of(number))
+    file.keep(map(key_of, range(3)))
+    monkeypatch.setattr(file, "_write", pytest.fail)
+    file.keep(map(key_of, range(3)))
+    file.close()

@@ -211,14 +211,14 @@ def test_a_key_is_valid_for_one_generation(run, on_device):
     pool = PagePool.create(run, "keyed", PAGES, 64, on_device=on_device)
     assert pool.read_keys() == {}, "a page that was never given has no key"
     pool.generations[[2, 5, 7]] = [3, 4, 1]
-    pool.write_keys([2, 5], [3, 4], [b"a" * 16, b"b" * 16])
+    pool.write_keys([2, 5], [3, 4], [b"a" * 16, b"b" * 16], [1, 0])
     other = PagePool.attach(run, "keyed")
-    assert other.read_keys() == {2: b"a" * 16, 5: b"b" * 16}
+    assert [*other.read_keys().items()] == [(5, b"b" * 16), (2, b"a" * 16)], "of little depth first"
     pool.generations[5] = 5  # given away: nothing else is written
     assert other.read_keys() == {2: b"a" * 16}
     pool._keys[5] = 9  # the writer is killed between the key and its generation
     assert other.read_keys() == {2: b"a" * 16}
-    pool.write_keys([5], [5], [b"c" * 16])
+    pool.write_keys([5], [5], [b"c" * 16], [0])
     assert other.read_keys() == {2: b"a" * 16, 5: b"c" * 16}
     assert not pool.data.any(), "the index lies beside the pages"
     pool.close()

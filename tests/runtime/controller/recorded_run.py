@@ -118,7 +118,7 @@ class Memory:
             case e.SetPageGenerations(pool, run):
                 for page, generation in zip(run.pages, run.generations, strict=True):
                     self.generations[pool][page] = generation
-            case e.SetPageKeys(pool, run, keys):
+            case e.SetPageKeys(pool, run, keys, _):
                 self.keys[pool].update(zip(run.pages, zip(run.generations, keys, strict=True), strict=True))
             case e.BeginRow(row, generation):
                 self.rows[row] = Row(generation)

@@ -10,6 +10,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.lifecycle import preempt
+from mmrt.runtime.controller.page_keys import content_digest
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.request import decode_record, encode_record
@@ -258,3 +259,13 @@ def test_a_hit_gives_no_precedence() -> None:
     driver.tick()
     (chunk,) = driver.plan("prefill")[1].chunks
     assert chunk.row == driver.state.requests[2].row
+
+
+def test_an_equal_medium_that_is_cut_otherwise_gives_other_keys() -> None:
+    """Its frames or segments are other ones, whatever its positions are."""
+    content = b"c" * 32
+    whole = ItemShape("video", (2, 4, 4), 8, [SegmentShape("video", (2, 4, 4), 32, 8, 1)])
+    halves = ItemShape("video", (2, 4, 4), 8, [SegmentShape("video", (1, 4, 4), 16, 4, 1)] * 2)
+    digests = {content_digest(content, whole), content_digest(content, halves), content_digest(b"d" * 32, whole)}
+    assert len(digests) == 3 and content_digest(content, whole) in digests
+    assert content_digest(b"", whole) == b"", "what is not known stays that"
