@@ -42,7 +42,7 @@ class PageFile:
         self._victims: list[bytes] = []  # keys to overwrite, the last one first; some may be gone or worth more by now
         self._free: list[int] = []
         self._num_used = 0  # slots that have ever held a page are below
-        self._round = 1  # of calls of ``keep``
+        self._round = 1  # of runs and of calls of ``keep``
 
     @classmethod
     def open(cls, path: Path, secret: bytes, page_bytes: int, max_bytes: int) -> Self:
@@ -156,7 +156,7 @@ class PageFile:
                 found.append((worth, slot, key))
         for worth, slot, key in sorted(found):
             self._slot_of[key], self._worth_of[key] = slot, worth
-            self._round = -(-worth // _DEPTHS)
+            self._round = -(-worth // _DEPTHS) + 1  # pages of this run are worth more than those of the last
         self._num_used = max(self._slot_of.values(), default=-1) + 1
         self._free = sorted({*range(self._num_used)} - {*self._slot_of.values()}, reverse=True)
 

@@ -59,6 +59,7 @@ class Pages(RuleBasedStateMachine):
     def open_again(self) -> None:
         self.file.close()
         self.file = opened(self.path, self.num_slots)
+        self.round += 1
 
     @rule(numbers=st.sets(st.integers(0, 9)))
     def keep(self, numbers: set[int]) -> None:

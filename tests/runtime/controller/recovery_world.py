@@ -750,6 +750,8 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlie
         before = rng.choice(continued)
         ids = [*before.spec.prompt_ids, *map(before.token, range(rng.randint(0, 12))), rng.randint(1, 99)]
         items, shapes, salt = list(before.spec.items), list(before.shapes), before.spec.salt
+        if rng.random() < 0.3:  # the same text about media that look like those
+            items = [m.MediaItem(item.kind, item.num_bytes, content=look_alike(item.content)) for item in items]
     companion = make_text(rng, rng.choice((1, 3, 8))) if rng.random() < (0.1 if crowded else 0.25) else None
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
@@ -764,6 +766,11 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlie
         cancel_s=rng.uniform(0, 4) if not crowded and rng.random() < 0.15 else None,
         poison=poison,
     )
+
+
+def look_alike(content: bytes) -> bytes:
+    """Return the contents of the other medium of equal shape. Empty stays empty."""
+    return b"content %d" % (int(content.removeprefix(b"content ")) ^ 1) if content else b""
 
 
 def make_medium(rng: random.Random, content: bytes) -> tuple[m.MediaItem, ItemShape]:
