@@ -490,6 +490,7 @@ class World:
         media = {}
         for span in chunk.spans:
             self.check_run("embedding", span.source)
+            assert span.first_row + span.num_tokens <= 4 * len(span.source.pages), "the pages of a span are those of a foreign segment"
             for offset in range(span.num_tokens):
                 page, slot = divmod(span.first_row + offset, 4)
                 media[span.start + offset] = (self.content["embedding"][span.source.pages[page]][0], slot)
