@@ -67,7 +67,7 @@ class MediaItem(Record, frozen=True):
 
 class RequestSpec(Record, frozen=True):
     """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
-    request only what requests of the same ``salt`` have left in them."""
+    request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first."""
 
     request_id: str
     prompt_ids: list[int]
@@ -82,6 +82,7 @@ class RequestSpec(Record, frozen=True):
     salt: bytes = b""
     stop_token_ids: list[int] = []  # end the answer, besides the model's own
     include_stop: bool = False  # the stop string that ends the answer is part of it
+    priority: int = 0
 
 
 PoolName = Literal["media", "patch", "embedding", "kv"]

@@ -35,12 +35,13 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
         except RequestError as error:
             state.send(GATEWAY, failed_message(state.epoch, key, error))
             return
-        request = Request(key, state.next_arrival, generation, spec, last_heard_s=now)
+        submitted = Submitted(key, generation, state.next_arrival, spec, now)
+        request = state.make_request(submitted)
+        request.last_heard_s = now
         state.next_arrival += 1
         state.deadline_s = min(state.deadline_s, spec.deadline_s or math.inf)
-        state.journal(Submitted(key, generation, request.arrival, spec))
-        state.requests[key] = state.waiting[key] = request
-        state.unranked.append(request)
+        state.journal(submitted)
+        state.waiting[key] = request
     state.ask(key, generation)
 
 

@@ -21,6 +21,7 @@ from .poison import is_suspect
 from .policy_calls import choose
 from .request import Request
 from .scheduling.budgets import allowance_s, retarget
+from .scheduling.facts import Objective, RequestKind
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -37,10 +38,14 @@ MAX_ROUNDS = 8
 WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
 
 
-class _VideoShare(TypedDict):
+class _Common(TypedDict):
     work: tuple[int, ...]
     video_in_flight: int
     video_since_s: float
+    arrived_s: float
+    kind: RequestKind
+    objective: Objective
+    priority: int
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -53,7 +58,8 @@ def issue(state: ControllerState, now: float) -> None:
     for inflight in state.plans.values():
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
-    limits = StepLimits(steering.prefill.units, steering.encode.units, state.limits.exclusive)
+    prefill, encode = steering.prefill, steering.encode
+    limits = StepLimits(prefill.units, encode.units, state.limits.exclusive, prefill.max_units, encode.max_units)
     for _ in range(MAX_ROUNDS):
         view = make_view(state)
         step = choose(state, view, limits)
@@ -92,7 +98,7 @@ def make_view(state: ControllerState) -> View:
     ]
     return View(
         requests=tuple(views),
-        now=state.now,
+        facts=state.facts,
         video_credit=state.credit("video"),
         encoder_credit=state.credit("encoder"),
         prefill_credit=state.credit("prefill"),
@@ -127,7 +133,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
     items = request.record.items
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
-        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_video_share(state, request))
+        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_common(request))
     segments = () if request.record.evicting else tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
         request.key,
@@ -139,15 +145,19 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         patch_held=state.pools["patch"].num_owned(owner(request)),
         embedding_held=state.pools["embedding"].num_owned(owner(request)),
         alone=is_suspect(request),
-        **_video_share(state, request),
+        **_common(request),
     )
 
 
-def _video_share(state: ControllerState, request: Request) -> _VideoShare:
+def _common(request: Request) -> _Common:
     return {
         "work": tuple(map(estimated_work, request.spec.items)),
         "video_in_flight": sum(plan.STAGE == "video" for plan in request.plans.values()),
         "video_since_s": request.video_s,
+        "arrived_s": request.arrived_s,
+        "kind": request.kind,
+        "objective": request.objective,
+        "priority": request.priority,
     }
 
 

@@ -12,16 +12,18 @@ from .scheduling.types import StepLimits, StepPlan, View
 from .state import STUCK_S, ControllerState
 
 STARVED_S = 1.0
+RANK_S = 0.1  # between ranks of all requests by a policy that ages: they do not change faster than that
 
 
 def rank_requests(state: ControllerState) -> None:
-    """Rank the requests for this tick: new ones, or all if ranks change with time.
+    """Rank the requests for this tick: new ones, or all from time to time if ranks change. A lower ``priority`` goes before any rank.
 
     A policy that cannot rank a request is not asked for ranks again: otherwise rows would alternate between two orders.
     """
     try:
-        requests = list(state.requests.values() if state.ranking.ages else state.unranked)
-        ranks = [tuple(map(float, state.ranking.rank(request, state.now))) for request in requests]
+        is_due = state.ranking.ages and state.now - state.ranked_s >= RANK_S
+        requests = list(state.requests.values() if is_due else state.unranked)
+        ranks = [tuple(map(float, state.ranking.rank(request, state.facts))) for request in requests]
         if any(math.isnan(number) for rank in ranks for number in rank):
             raise ValueError("a rank is not a number")
     except Exception as error:
@@ -29,9 +31,11 @@ def rank_requests(state: ControllerState) -> None:
             raise
         _overrule(state, f"rank: {error!r}")
         state.ranking, requests = UNIFIED, list(state.requests.values())
-        ranks = [UNIFIED.rank(request, state.now) for request in requests]
+        ranks = [UNIFIED.rank(request, state.facts) for request in requests]
     for request, rank in zip(requests, ranks, strict=True):
-        request.rank = (*rank, request.arrival)
+        request.rank = (request.spec.priority, *rank, request.arrival)
+    if is_due:
+        state.ranked_s = state.now
     state.unranked.clear()
 
 

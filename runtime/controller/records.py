@@ -10,12 +10,13 @@ KEPT_ENDS = 4096
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request was accepted. ``arrival`` orders requests permanently."""
+    """A request was accepted. ``arrival`` orders requests permanently. ``arrived_s``: when, by the clock of deadlines; 0: not known."""
 
     key: int
     gateway_generation: int
     arrival: int
     spec: RequestSpec
+    arrived_s: float = 0.0
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

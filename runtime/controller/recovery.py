@@ -88,10 +88,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
 
 def _restore_requests(state: ControllerState, journal: JournalState) -> None:
     for key, submitted in journal.live.items():
-        request = Request(key, submitted.arrival, submitted.gateway_generation, submitted.spec)
-        request.failure = journal.failures.get(key)
-        state.requests[key] = request
-        state.unranked.append(request)
+        state.make_request(submitted).failure = journal.failures.get(key)
     for key in journal.ended:
         state.remember_end(key)
 

@@ -19,6 +19,7 @@ from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
 from .known_media import MediaKey
 from .page_keys import PageKeys
+from .scheduling.facts import Objective, RequestKind
 from .scheduling.types import Rank, RequestView, SegmentStage
 
 
@@ -160,6 +161,9 @@ class Request:
     arrival: int
     gateway_generation: int
     spec: RequestSpec
+    arrived_s: float = 0.0
+    kind: RequestKind = "text"
+    objective: Objective = Objective()
     rank: Rank = ()  # for this tick
     admission_need: tuple[int, int] | None = None  # (media, KV) pages, once computed
     failure: Failed | None = None
@@ -198,6 +202,7 @@ class Request:
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
     view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    left: tuple[int, int] | None = None  # tokens and rows until the first token; None, as ``view`` is
     own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
     grow_at: int = 0  # committed ids at which it needs more KV pages than it has
 
@@ -209,6 +214,35 @@ class Request:
     @property
     def has_row(self) -> bool:
         return self.row >= 0
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def is_partial(self) -> bool:
+        """True if work on its prompt or beyond has begun."""
+        return self.phase == Phase.DECODE or self.prefilled[0] > self.num_cached[0] or self.prefilled[1] > self.num_cached[1]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of all members to be prefilled; before its preparation a medium counts as one."""
+        return (self.left or self._set_left())[0]
+
+    @property
+    def rows_left(self) -> int:
+        """Patch rows to be encoded, of media that have been analysed."""
+        return (self.left or self._set_left())[1]
+
+    def _set_left(self) -> tuple[int, int]:
+        if not self.record.prepared:
+            self.left = len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()), 0
+        elif self.phase == Phase.DECODE:
+            self.left = 0, 0
+        else:
+            tokens = sum(self.targets) - sum(self.prefilled)
+            self.left = tokens, sum(self.record.shape_of(*place).num_rows for place, _ in self.open_segments())
+        return self.left
 
     @property
     def has_kv(self) -> bool:

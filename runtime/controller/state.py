@@ -29,9 +29,10 @@ from .effects import (
 )
 from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
-from .records import KEPT_ENDS, JournalRecord
+from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
 from .scheduling.budgets import Budget, allowance_s, encode_budget, objective_s, prefill_budget
+from .scheduling.facts import Facts, kind_of
 from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
@@ -136,11 +137,13 @@ class ControllerState:
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
+    facts: Facts = Facts()  # of the last tick
     steering: Steering = field(init=False)
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
     unranked: list[Request] = field(default_factory=list)
+    ranked_s: float = LONG_AGO_S  # when all were ranked, by a policy that ages
     starved_s: float | None = None  # since when the policy wrongly plans nothing
     overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)
@@ -172,6 +175,24 @@ class ControllerState:
         """The TBT objective of plans."""
         limits, undisturbed_s = self.limits, self.steering.undisturbed_s
         return limits.tbt_target_s if undisturbed_s is None else objective_s(limits, undisturbed_s)
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def make_request(self, submitted: Submitted) -> Request:
+        """Make an accepted request."""
+        kind = kind_of(item.kind for item in submitted.spec.items)
+        request = Request(
+            submitted.key,
+            submitted.arrival,
+            submitted.gateway_generation,
+            submitted.spec,
+            submitted.arrived_s,
+            kind,
+            self.limits.objectives[kind],
+        )
+        self.requests[submitted.key] = request
+        self.unranked.append(request)
+        return request
 
     # --------------------------------------------------------------------------------------------------------- rows
 
@@ -211,12 +232,17 @@ class ControllerState:
     def touch(self, request: Request) -> None:
         """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
         without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
-        request.view, request.own_view, request.grow_at = None, None, 0
+        request.view, request.own_view, request.left, request.grow_at = None, None, None, 0
         self._touched.add(request.row)
 
     def begin_tick(self, now: float) -> None:
         self.now = now
+        steering = self.steering
+        self.facts = Facts(now, steering.encode.line, steering.prefill.line, {}, self.tbt_target_s)
         self._touched_before, self._touched = self._touched, set()
+        for request in self.unranked:
+            if not 0 < request.arrived_s <= now:  # of an older journal, or the machine has been started since
+                request.arrived_s = now
 
     def touched(self) -> list[Request]:
         """Return live rows changed since the previous tick began: a rule that checks them in every tick misses no change."""

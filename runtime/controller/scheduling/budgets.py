@@ -10,6 +10,7 @@ from a small start.
 from dataclasses import dataclass, replace
 
 from ...config import MAX_STEP_TOKENS
+from .facts import Cost
 from .types import Limits
 
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, regardless of its tokens
@@ -46,6 +47,19 @@ class CostModel:
         """Predict the seconds of a plan of ``units``; never negative. 0 before any measurement."""
         if not self.weight:
             return 0.0
+        mean_x, mean_y, slope = self._fit()
+        return mean_y + slope * (units - mean_x)
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Return the seconds of a plan of no units, and per unit; neither is negative."""
+        if not self.weight:
+            return 0.0, 0.0
+        mean_x, mean_y, slope = self._fit()
+        return max(0.0, mean_y - slope * mean_x), slope
+
+    def _fit(self) -> tuple[float, float, float]:
+        """Return mean units, mean seconds, and seconds per unit: between 0 and what makes a plan of no units take no time."""
         mean_x, mean_y = self.sum_x / self.weight, self.sum_y / self.weight
         variance = self.sum_xx / self.weight - mean_x * mean_x
         if variance > 1e-6 * mean_x * mean_x:
@@ -53,7 +67,7 @@ class CostModel:
             slope = min(max(slope, 0.0), mean_y / mean_x if mean_x else 0.0)
         else:
             slope = mean_y / mean_x if mean_x else 0.0
-        return mean_y + slope * (units - mean_x)
+        return mean_x, mean_y, slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,15 @@ class Budget:
     @property
     def units(self) -> int:
         return self.fixed or self.value
+
+    @property
+    def max_units(self) -> int:
+        """What a policy's own budget may be."""
+        return self.fixed or self.high
+
+    @property
+    def line(self) -> Cost:
+        return Cost(*self.cost.line, self.largest)
 
 
 def prefill_budget(configured: int) -> Budget:

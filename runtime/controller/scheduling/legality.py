@@ -32,9 +32,9 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
         requests,
         SegmentStage.PREPROCESSED,
         _Pool(view.num_embedding_pages, view.num_free_embedding_pages, lambda r: r.embedding_held, lambda s: s.embedding_pages),
-        limits.encode_rows,
+        limits.max_encode_rows,
     )
-    prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.prefill_tokens)
+    prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.max_prefill_tokens)
     legal = StepPlan(tuple(analyse), tuple(preprocess), tuple(encode), tuple(prefill))
     return legal, _num_choices(plan) - _num_choices(legal)
 

@@ -7,6 +7,7 @@ and overrules a policy that raises or that plans nothing while something could r
 
 from typing import Any, Protocol
 
+from .facts import Facts
 from .types import Candidate, Rank, StepLimits, StepPlan, View
 from .unified import Unified
 
@@ -19,10 +20,10 @@ class Policy(Protocol):
 
     @property
     def ages(self) -> bool:
-        """True if ranks change with time. Otherwise a request is ranked once."""
+        """True if ranks change with time or with the request's progress. Otherwise a request is ranked once."""
         ...
 
-    def rank(self, request: Candidate, now: float) -> Rank:
+    def rank(self, request: Candidate, facts: Facts) -> Rank:
         """Rank a request, waiting or in a row. Ties go in order of arrival. Requests that are always passed over starve: use aging."""
         ...
 

@@ -4,25 +4,49 @@ The controller builds a ``View`` of its state, a policy answers with a ``StepPla
 """
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
+from ...config import MAX_STEP_TOKENS
 from ...stage_table import ACTORS, InstanceId
 from ..page_keys import Positions, indices
+from .facts import NO_OBJECTIVES, Facts, Objective, RequestKind
 
 Rank = tuple[float, ...]
 """Lower ranks go first."""
 
 
 class Candidate(Protocol):
-    """The properties of a request that its rank may depend on. ``arrival`` is its number in order of arrival."""
+    """The properties of a request that its rank may depend on, waiting, in preparation or decoding.
+
+    ``arrival`` is its number in order of arrival, ``arrived_s`` the time. ``is_partial``: work on it has begun. What is left until its
+    first token, as far as it is known: ``tokens_left`` to be prefilled, of all members; ``rows_left`` to be encoded. Before their
+    analysis media have no rows, and a token each.
+    """
 
     @property
     def key(self) -> int: ...
     @property
     def arrival(self) -> int: ...
+    @property
+    def arrived_s(self) -> float: ...
+    @property
+    def kind(self) -> RequestKind: ...
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def has_row(self) -> bool: ...
+    @property
+    def is_partial(self) -> bool: ...
+    @property
+    def tokens_left(self) -> int: ...
+    @property
+    def rows_left(self) -> int: ...
     @property
     def spec(self) -> RequestSpec: ...
 
@@ -57,6 +81,7 @@ class Limits:
     tbt_target_s: float = 0.05
     tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured, and
     tbt_least_s: float = 0.0  # at least this
+    objectives: Mapping[RequestKind, Objective] = field(default_factory=lambda: NO_OBJECTIVES)
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
     rows_per_token: int = 4  # patch rows per embedding token
@@ -107,7 +132,8 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request in preparation. ``segments``: those not encoded yet, in prompt order. ``alone``: it shares no plan (a suspect).
+    """A request in preparation. ``segments``: those not encoded yet, in prompt order, at most some. ``alone``: it shares no plan (a
+    suspect). ``arrived_s``, ``kind``, ``objective``, ``priority``: see ``Candidate``.
 
     ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_since_s``: when it got one.
     """
@@ -125,6 +151,20 @@ class RequestView:
     work: tuple[int, ...] = ()
     video_in_flight: int = 0
     video_since_s: float = 0.0
+    arrived_s: float = 0.0
+    kind: RequestKind = "text"
+    objective: Objective = Objective()
+    priority: int = 0
+
+    @property
+    def tokens_left(self) -> int:
+        """The tokens of all members that are still to be prefilled."""
+        return sum([member.target - member.next for member in self.members])
+
+    @property
+    def tokens_ready(self) -> int:
+        """Those of them that can be prefilled now."""
+        return sum([member.ready - member.next for member in self.members])
 
     @property
     def is_partial(self) -> bool:
@@ -145,7 +185,7 @@ class View:
     video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment."""
 
     requests: tuple[RequestView, ...]
-    now: float = 0.0
+    facts: Facts = Facts()
     video_credit: int = 0
     encoder_credit: int = 0
     prefill_credit: int = 0
@@ -161,14 +201,22 @@ class View:
     large_in_flight: bool = False
     last_streamed: bool = False
 
+    @property
+    def now(self) -> float:
+        return self.facts.now
+
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """tau and alpha of US8, and a flag for mutual exclusion of encode and prefill while decode runs."""
+    """tau and alpha of US8, as the core has steered them, and a flag for mutual exclusion of encode and prefill while decode runs.
+
+    A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan."""
 
     prefill_tokens: int
     encode_rows: int
     exclusive: bool = True
+    max_prefill_tokens: int = MAX_STEP_TOKENS
+    max_encode_rows: int = MAX_STEP_TOKENS
 
 
 class ItemChoice(NamedTuple):

@@ -9,6 +9,7 @@ later ones from taking them, so that the first always makes progress.
 
 from typing import Any
 
+from .facts import Facts
 from .legality import may_take
 from .types import MAX_PARTS, Candidate, ChunkChoice, Rank, SegmentChoice, SegmentStage, StepLimits, StepPlan, View
 from .video_order import plan_video
@@ -20,9 +21,9 @@ class Unified:
     name = "unified"
     ages = False
 
-    def rank(self, request: Candidate, now: float) -> Rank:
+    def rank(self, request: Candidate, facts: Facts) -> Rank:
         """Rank by order of arrival."""
-        del now
+        del facts
         return (request.arrival,)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:

@@ -15,6 +15,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.config import SchedulingSection
 from mmrt.runtime.controller.policy_calls import STARVED_S
+from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from mmrt.runtime.controller.scheduling.types import (
@@ -33,7 +34,7 @@ from mmrt.runtime.controller.scheduling.types import (
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.runtime.controller.test_machine import Driver, bring_to, image, sent, text
 
-LIMITS = StepLimits(16, 16, False)
+LIMITS = StepLimits(16, 16, False, 16, 16)
 
 
 class LastComeFirstServed:
@@ -42,7 +43,7 @@ class LastComeFirstServed:
     name = "toy"
     ages = False
 
-    def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
         return (-request.arrival,)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
@@ -54,8 +55,8 @@ class ByTurns(LastComeFirstServed):
 
     ages = True
 
-    def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
-        return (request.arrival * (-1) ** int(now / 4),)
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        return (request.arrival * (-1) ** int(facts.now / 4),)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         return UNIFIED.plan(view, limits, None)[0], (memory or 0) + 1
@@ -66,10 +67,10 @@ class Raises(LastComeFirstServed):
 
     ages = True
 
-    def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
-        if int(10 * now) % 3 == 0:
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        if int(10 * facts.now) % 3 == 0:
             raise ValueError("no rank")
-        return super().rank(request, now)
+        return super().rank(request, facts)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         raise ZeroDivisionError("no plan")
@@ -222,7 +223,7 @@ def test_one_that_raises_is_overruled_at_once(toy: str) -> None:
         driver.tick(0.05)
     driver.tick()
     driver.submit(text(), 99)
-    ranks = [request.rank[0] for request in driver.state.requests.values()]
+    ranks = [request.rank[1] for request in driver.state.requests.values()]
     assert ranks == [0, 1], "by arrival, once it could not rank"
 
 
@@ -274,7 +275,7 @@ def test_illegal_choices_are_dropped() -> None:
         ChunkChoice(2, 0, 4, 5),
     )
     assert legal(prefill=(chunks[0], ChunkChoice(3, 0, 4, 5))).prefill == chunks[:1], "nobody shares a plan with a suspect"
-    assert check(view, StepLimits(4, 4), StepPlan(prefill=chunks[:1])) == (StepPlan(), 1)
+    assert check(view, StepLimits(4, 4, True, 4, 4), StepPlan(prefill=chunks[:1])) == (StepPlan(), 1)
     none = replace(view, video_credit=0, encoder_credit=0, prefill_credit=0)
     assert check(none, LIMITS, StepPlan(items, segments, (place(2, 0, 0),), chunks)) == (StepPlan(), 16)
 
@@ -319,7 +320,7 @@ class InPieces(LastComeFirstServed):
 
 
 class NoNumber(LastComeFirstServed):
-    def rank(self, request: Candidate, now: float) -> tuple[float, ...]:
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
         return (float("nan"),)
 
 

@@ -1,0 +1,62 @@
+"""Facts for policies: what a request is, what the run promises, what plans cost, how late decode's steps are (pure values)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ....schema.media import MediaKind
+from ...stage_table import InstanceId
+
+RequestKind = Literal["text", "audio", "image", "video"]
+KINDS: tuple[RequestKind, ...] = ("text", "audio", "image", "video")  # the least demanding first, as CW1 weighs media
+
+
+def kind_of(media: Iterable[MediaKind]) -> RequestKind:
+    """Return the kind of a request with these media: the most demanding one."""
+    return max(media, key=KINDS.index, default="text")
+
+
+class Objective(NamedTuple):
+    """What a request of some kind is promised, in seconds. ``tbt_s`` 0: as ``Facts.tbt_s``."""
+
+    ttft_s: float = 4.0
+    tbt_s: float = 0.0
+
+
+NO_OBJECTIVES: Mapping[RequestKind, Objective] = dict.fromkeys(KINDS, Objective())
+
+
+class Cost(NamedTuple):
+    """A plan of n units takes ``base_s`` + ``unit_s`` n seconds: patch rows of the encoder, tokens of prefill. All 0 before the first
+    measurement. ``largest``: units of the largest plan that was measured; beyond it the line is a guess."""
+
+    base_s: float = 0.0
+    unit_s: float = 0.0
+    largest: int = 0
+
+    def seconds(self, units: int) -> float:
+        """Return the predicted seconds of a plan; 0 for one of no units."""
+        return self.base_s + self.unit_s * units if units else 0.0
+
+    def units(self, seconds: float, low: int, high: int) -> int:
+        """Return the most units in [low, high] that take at most ``seconds`` (TI3), ``low`` if there are none; at most twice the units
+        of the largest plan that was measured."""
+        high = max(low, min(high, 2 * self.largest))
+        if self.unit_s <= 0:
+            return high if self.base_s <= seconds else low
+        return max(low, min(high, int((seconds - self.base_s) / self.unit_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is the same for all requests at one moment. ``costs``: of each actor that has done plans; ``encode`` and ``prefill``: of
+    their stages. ``tbt_s``: the objective of the time between tokens, the tightest of the rows that decode. Of the steps of the last
+    window: ``late_share`` took longer than it, 99 % took at most ``tbt_p99_s``; None if there were none."""
+
+    now: float = 0.0
+    encode: Cost = Cost()
+    prefill: Cost = Cost()
+    costs: Mapping[InstanceId, Cost] = field(default_factory=dict)
+    tbt_s: float = 0.05
+    late_share: float | None = None
+    tbt_p99_s: float | None = None
