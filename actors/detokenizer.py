@@ -89,6 +89,7 @@ class _Text:
         self.is_out = False  # the last delta is in the ring
         self._decoder = IncrementalDecoder(tokenizer)
         self._matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
+        self._min_tokens = request.sampling.min_tokens
         self._hidden = frozenset() if request.ignore_eos else tokenizer.eos_ids
 
     def extend(self, ids: list[int], end: int) -> None:
@@ -106,7 +107,8 @@ class _Text:
         else:
             for id in ids:
                 self.num_ids += 1
-                text += self._matcher.push(self._decoder.push(self._visible([id])))
+                more = self._decoder.push(self._visible([id]))
+                text += more if self.num_ids <= self._min_tokens else self._matcher.push(more)
                 if self._matcher.stopped:
                     self.finish = "stop"
                     break

@@ -31,11 +31,11 @@ from ..runtime.bus.messages import (
     PlanDone,
     RequestSpec,
     Run,
-    Sampling,
     Submit,
     ToController,
 )
 from ..runtime.bus.plans import Analyse
+from ..runtime.bus.sampling import Sampling
 from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.kv_manager import Progress
 from ..runtime.controller.machine import Controller

@@ -3,6 +3,7 @@
 Array suffixes: N members, P members that are pairs (CF3), B = N + P sequences of a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...models.sampling.interface import Pairs, SamplingRows
 from ...models.sampling.penalties import History, Penalties
+from ...models.sampling.rules import LogitRules, RowRules
 from ...runtime.bus.messages import SequenceSpec
 from ...schema.rows import EndCode
 from ...shm.sequence_table import SequenceTable
@@ -29,7 +31,8 @@ class Member:
 class Batch:
     """The arrays of some members, in one order."""
 
-    def __init__(self, members: list[Member], table: SequenceTable) -> None:
+    def __init__(self, members: list[Member], table: SequenceTable, eos: Sequence[int] = ()) -> None:
+        """``eos``: the model's end-of-sequence ids."""
         self.members = members
         specs = [member.spec for member in members]
         self.row_N = np.array([member.row for member in members], dtype=np.int64)
@@ -56,6 +59,23 @@ class Batch:
             index=self.count_N,
         )
         self.penalties, self.histories = self._penalties(table)
+        self.rules = self._rules(table, eos)
+
+    def _rules(self, table: SequenceTable, eos: Sequence[int]) -> LogitRules | None:
+        """The rules of members that have any."""
+        rows = [
+            RowRules(
+                number,
+                asked.logit_bias,
+                asked.bad_words,
+                [*eos, *member.spec.stop_token_ids],
+                asked.min_tokens,
+                table.ids[member.row, : member.count].tolist(),
+            )
+            for number, member in enumerate(self.members)
+            if (asked := member.spec.sampling).has_rules
+        ]
+        return LogitRules(rows) if rows else None
 
     def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
         """The penalties of members that have any, and the ids these have generated so far."""
@@ -110,4 +130,6 @@ class Batch:
         self.length_N += 1
         self.companion_length_P += 1
         self.input_N = tokens_N
+        if self.rules is not None:
+            self.rules.advance(tokens_N)
         self.companion_input_P = tokens_N[self.pair_P]

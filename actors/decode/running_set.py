@@ -69,6 +69,7 @@ class RunningSet:
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
+        self._drawn_eos = [id for id in config.eos_token_ids if id < config.language.vocab_size]
         self._table = table
         self._page_tokens = page_tokens
         self._members: dict[int, Member] = {}
@@ -252,7 +253,7 @@ class RunningSet:
 
     def _begin(self, members: list[Member]) -> Batch:
         """Use the arrays of these members from now on."""
-        self._batch = Batch(members, self._table)
+        self._batch = Batch(members, self._table, self._drawn_eos)
         self._sampler.remember(self._batch.histories)
         return self._batch
 
@@ -289,7 +290,8 @@ class RunningSet:
     def _forward(self, batch: Batch, step: _Step) -> Tensor:
         ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
         logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
-        return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties)
+        changes = None if batch.rules is None else batch.rules.changes()
+        return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes)
 
     def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; entries behind a sequence's own pages are not read."""

@@ -255,7 +255,7 @@ class Completions:
             request_id=id,
             prompt_ids=prompt.ids,
             items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in media],
-            sampling=generation.sampling,
+            sampling=prompt.sampling,
             max_new_tokens=self._max_new_tokens(asked, prompt),
             stop=generation.stop,
             ignore_eos=generation.ignore_eos,
@@ -286,7 +286,8 @@ class Completions:
         """The limit on new tokens; None for as many as fit."""
         if asked.generation.max_new_tokens is not None or isinstance(asked, ChatRequest):
             return asked.generation.max_new_tokens
-        return min(TEXT_TOKENS, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
+        wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
+        return min(wanted, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
 
     async def _whole(self, request: ClientRequest, completion: Completion, event: asyncio.Event) -> web.Response:
         parts: list[str] = []

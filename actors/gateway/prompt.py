@@ -6,20 +6,27 @@ Runs in the gateway, for long prompts in a thread of it. The only state is the l
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ...models.architecture import ModelConfig
 from ...models.text.chat_template import ChatTemplate, TemplateRefusal
 from ...models.text.tokenizer import PromptGuard, Tokenizer
+from ...runtime.bus.sampling import Sampling
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
 from .fields import show
 from .validation import ChatRequest, TextRequest
 
+MAX_BAD_WORD_TOKENS = 2048
+
 
 class Prompt(NamedTuple):
-    """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance."""
+    """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance. ``sampling``: the
+    request's, with the ids of words that must not appear."""
 
     ids: list[int]
     companion_ids: list[int] | None
+    sampling: Sampling
 
 
 class PromptBuilder:
@@ -44,19 +51,34 @@ class PromptBuilder:
             RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long; or if a text
                 has placeholders of media, or ids that are no tokens.
         """
-        self._check_ids(request.generation.stop_token_ids, "stop_token_ids")
-        negative_prompt = request.generation.negative_prompt
-        is_guided = request.generation.sampling.guidance_scale != 1.0
+        generation = request.generation
+        self._check_ids(generation.stop_token_ids, "stop_token_ids")
+        self._check_ids([id for id, _ in generation.sampling.logit_bias], "logit_bias")
+        sampling = msgspec.structs.replace(generation.sampling, bad_words=self._bad_words(generation.bad_words))
+        negative_prompt = generation.negative_prompt
+        is_guided = sampling.guidance_scale != 1.0
         if isinstance(request, TextRequest):
             ids = self._raw(request.prompt, "prompt")
-            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None)
+            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling)
         ids = self._encode(request.conversation, "messages")
         companion_ids = None
         if is_guided:
             is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
             content = (negative_prompt,) if is_list else negative_prompt
             companion_ids = self._encode(Conversation((Message("user", content),), ()), "negative_prompt")
-        return Prompt(ids, companion_ids)
+        return Prompt(ids, companion_ids, sampling)
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each word at the start of a text and, where these differ in the first id alone, behind a space, as vLLM."""
+        found: list[list[int]] = []
+        for word in words:
+            bare, spaced = self._tokenizer.encode_pieces([word.lstrip(), f" {word.lstrip()}"])
+            found.append(bare)
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                found.append(spaced)
+        if (num_tokens := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
+            raise RequestError(f"bad_words: have {num_tokens} tokens, the limit is {MAX_BAD_WORD_TOKENS}", param="bad_words")
+        return found
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, control tokens included. Raises: RequestError 400 for ids that are no tokens."""

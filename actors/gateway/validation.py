@@ -4,15 +4,13 @@ its value and the limit.
 Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
 """
 
-import math
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, SamplingDefaults, VisionRules
-from ...runtime.bus.messages import Sampling
+from ...models.architecture import SamplingDefaults, VisionRules
+from ...runtime.bus.sampling import Sampling
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
@@ -21,17 +19,14 @@ from .fields import Fields, kind_of, refuse, show
 from .json_body import BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
+from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
 
-GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
-MAX_GUIDANCE_SCALE = 20.0
-MAX_PENALTY = 2.0
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 128
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
-_INT64 = 1 << 63
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +60,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     stop_token_ids: list[int] = []
     include_stop: bool = False
+    bad_words: list[str] = []
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -124,11 +120,8 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "best_of": _number(1),
     "use_beam_search": _one_of(False),
     "length_penalty": _number(1),
-    "logit_bias": _NOTHING,
     "logprobs": _one_of(False),
     "top_logprobs": _number(0),
-    "min_tokens": _number(0),
-    "bad_words": _NOTHING,
     "echo": _one_of(False),
     "suffix": _one_of(""),
     "add_generation_prompt": _one_of(True),
@@ -233,9 +226,11 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
     fields.take_str("user", MAX_USER_CHARS)
+    sampling = read_sampling(fields, limits.sampling, limits.max_context)
+    check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
     return Generation(
         negative_prompt=fields.take_str("negative_prompt") or "",
-        sampling=_read_sampling(fields, limits.sampling),
+        sampling=sampling,
         max_new_tokens=max_new_tokens,
         max_tokens_field=max_tokens_field,
         stop=_read_stop(fields),
@@ -247,6 +242,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         cache_salt=_read_cache_salt(fields),
         stop_token_ids=_read_stop_token_ids(fields),
         include_stop=fields.take_bool("include_stop_str_in_output"),
+        bad_words=read_bad_words(fields),
     )
 
 
@@ -295,30 +291,6 @@ def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]
     if old is not None and new is not None and old != new:
         raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
     return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
-
-
-def _read_sampling(fields: Fields, defaults: SamplingDefaults) -> Sampling:
-    seed = fields.take_int("seed", -_INT64, _INT64 - 1)
-    top_k = fields.take_int("top_k", -1, (1 << 31) - 1)
-    temperature = _or(fields.take_float("temperature", 0, MAX_TEMPERATURE), defaults.temperature)
-    return Sampling(
-        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-        top_p=_or(fields.take_float("top_p", 0, 1, low_allowed=False), defaults.top_p),
-        top_k=defaults.top_k if top_k is None else max(top_k, 0),  # -1 is off, as in vLLM
-        min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
-        seed=secrets.randbits(63) if seed is None else seed % _INT64,
-        guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
-        repetition_penalty=_or(
-            fields.take_float("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY), defaults.repetition_penalty
-        ),
-        presence_penalty=_or(fields.take_float("presence_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
-        frequency_penalty=_or(fields.take_float("frequency_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
-    )
-
-
-def _or(value: float | None, default: float) -> float:
-    assert value is None or math.isfinite(value)
-    return default if value is None else value
 
 
 def _read_cache_salt(fields: Fields) -> str | None:

@@ -18,7 +18,8 @@ import uvloop
 from rich.console import Console
 
 from ...actors.controller.journal import Journal
-from ...runtime.bus.messages import RequestSpec, Sampling
+from ...runtime.bus.messages import RequestSpec
+from ...runtime.bus.sampling import Sampling
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.controller.records import Ended, JournalRecord, Submitted
 from ...runtime.stage_table import ACTORS, SUPERVISOR

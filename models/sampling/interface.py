@@ -1,6 +1,6 @@
 """The interface of a sampler on the device of the logits: the rows of a step, its guidance pairs, and ``Sampler``.
 
-Shapes: B rows, V vocabulary, P pairs, L rows of logits.
+Shapes: B rows, V vocabulary, P pairs, L rows of logits, E biases, M masked logits.
 """
 
 from collections.abc import Sequence
@@ -39,6 +39,18 @@ class Pairs:
     scale: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class LogitChanges:
+    """Changes of single logits (``rules``): ``bias`` float32 [E] is added at (``bias_row``, ``bias_id``), int64 [E]; the logits at
+    (``masked_row``, ``masked_id``), int64 [M], are masked."""
+
+    bias_row: NDArray[np.int64]
+    bias_id: NDArray[np.int64]
+    bias: NDArray[np.float32]
+    masked_row: NDArray[np.int64]
+    masked_id: NDArray[np.int64]
+
+
 class Sampler(Protocol):
     """A sampler for the decode actor, on the device of the logits."""
 
@@ -46,9 +58,16 @@ class Sampler(Protocol):
         """Set the past tokens of the rows with penalties before the next steps; from then on the sampler counts what it draws."""
         ...
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: SamplingRows,
+        pairs: Pairs | None = None,
+        penalties: Penalties | None = None,
+        changes: LogitChanges | None = None,
+    ) -> Tensor:
         """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
-        (CF1). ``penalties`` are those of the rows given to ``remember``, in their order.
+        (CF1), then changed (``rules``). ``penalties`` are those of the rows given to ``remember``, in their order.
 
         Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: the rest are companions. On a device
         this only launches, and reading the result waits; read it before the next call.

@@ -1,4 +1,4 @@
-"""From logits to tokens: guidance, penalties, temperature, top-k, top-p and min-p, and a generator that is a pure function.
+"""From logits to tokens: guidance, rules, penalties, temperature, top-k, top-p and min-p, and a generator that is a pure function.
 
 The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone,
 so it does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .interface import Pairs, Sampler, SamplingRows
+from .interface import LogitChanges, Pairs, Sampler, SamplingRows
 from .penalties import Counts, History, Penalties
+from .rules import change
 
 _MIN_CANDIDATES = 128
 
@@ -37,7 +38,7 @@ def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
 
 
 class CpuSampler:
-    """``Sampler`` by ``combine_guidance``, ``Counts`` and ``sample``."""
+    """``Sampler`` by ``combine_guidance``, ``rules``, ``Counts`` and ``sample``."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -46,12 +47,21 @@ class CpuSampler:
     def remember(self, histories: Sequence[History]) -> None:
         self._counts = Counts(histories, self._vocabulary)
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: SamplingRows,
+        pairs: Pairs | None = None,
+        penalties: Penalties | None = None,
+        changes: LogitChanges | None = None,
+    ) -> Tensor:
         own = logits[: rows.temperature.shape[0]]
         if pairs is not None:
             at = torch.from_numpy(pairs.row)
             companions = logits[torch.from_numpy(pairs.companion_row)]
             own = own.index_copy(0, at, combine_guidance(own[at], companions, torch.from_numpy(pairs.scale)))
+        if changes is not None:
+            change(own, changes)
         if penalties is None:
             return torch.from_numpy(sample(own, rows))
         self._counts.penalise(own, penalties)

@@ -1,4 +1,5 @@
-"""Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton kernels. Loaded only
+"""Tokens from logits on a CUDA device: ``sampler``'s guidance, penalties, temperature and filters in Triton kernels, rules
+in torch. Loaded only
 for CUDA.
 
 A step sends the rows' parameters to the device in one copy, and does not wait; reading its tokens does.
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...triton_kernels import sampling
-from .interface import Pairs, SamplingRows
+from .interface import LogitChanges, Pairs, SamplingRows
 from .penalties import History, Penalties
+from .rules import change, with_companions
 
 _MAX_TOP_K = 2**31 - 1
 
@@ -39,7 +41,14 @@ class TritonSampler:
             lengths = torch.tensor([len(part) for part in parts], dtype=torch.int32).to(self._device)
             sampling.count_tokens(self._counts, numbers, ids, lengths, is_prompt=is_prompt)
 
-    def sample(self, logits: Tensor, rows: SamplingRows, pairs: Pairs | None = None, penalties: Penalties | None = None) -> Tensor:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: SamplingRows,
+        pairs: Pairs | None = None,
+        penalties: Penalties | None = None,
+        changes: LogitChanges | None = None,
+    ) -> Tensor:
         """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
 
         Returns int64 [B] on the device, B <= L being the number of ``rows``: what the CPU draws, except where a draw falls within about
@@ -57,6 +66,8 @@ class TritonSampler:
             self._rows[size] = staged, sampling.SamplingRows(size, self._device)
         if self._workspace is None or self._workspace.max_rows < size:
             self._workspace = sampling.SamplingWorkspace.allocate(size, self._vocabulary, self._device)
+        if changes is not None:  # before guidance, which is part of the kernel
+            change(logits, changes if pairs is None else with_companions(changes, pairs))
         staged, sent = self._rows[size]
         _fill(staged, rows, pairs, penalties)
         sent.copy_(staged)

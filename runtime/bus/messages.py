@@ -15,6 +15,7 @@ from typing import Literal, ParamSpec, TypeVar
 import msgspec
 
 from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
+from .sampling import Sampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -28,25 +29,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 # parts
-
-
-class Sampling(Record, frozen=True):
-    """Options for sampling. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off, as do penalties of 1
-    (repetition) and 0 (the others)."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    guidance_scale: float = 1.0  # CF1: guided = u + s (c - u); 1.0 is off
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-
-    @property
-    def has_penalties(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
 class MediaItem(Record, frozen=True):

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import POOLS, PoolName, RequestSpec, Sampling
+from ..bus.messages import POOLS, PoolName, RequestSpec
 from ..bus.plans import Target, decode_plan
+from ..bus.sampling import Sampling
 from ..stage_table import InstanceId
 from .effects import ClearPages
 from .guidance import wanted_pages

@@ -17,12 +17,12 @@ from mmrt.runtime.bus.messages import (
     ItemError,
     MediaItem,
     RequestSpec,
-    Sampling,
     Skipped,
     Submit,
     ToController,
 )
 from mmrt.runtime.bus.plans import PlanKind, Prefill, PrefillChunk
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.controller.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec

@@ -24,7 +24,8 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import MediaItem, RequestSpec, Sampling
+from mmrt.runtime.bus.messages import MediaItem, RequestSpec
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config import MediaSection, RuntimeConfig
 from mmrt.runtime.controller.intake import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.budgets import encode_budget

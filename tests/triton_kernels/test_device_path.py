@@ -30,8 +30,9 @@ from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import Done, PageRun, Sampling
+from mmrt.runtime.bus.messages import Done, PageRun
 from mmrt.runtime.bus.plans import EmbeddingSpan, Encode, EncodePart, Prefill, PrefillChunk
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config import RuntimeConfig, to_data
 from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage

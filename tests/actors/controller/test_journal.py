@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.actors.controller.journal import JOURNAL_NAME, Journal
-from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec, Sampling, encode
+from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec, encode
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.records import KEPT_ENDS, Ended, JournalRecord, JournalState, Refused, Submitted
 from mmrt.schema.media import MediaOptions
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.runtime.bus.messages import Sampling
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.tests.actors.bench import GREEDY, MAX_CONTEXT, PAGE_TOKENS, Bench, Counting, Row
 
@@ -14,6 +14,8 @@ NUM_NEW = 40
 RANDOM = Sampling(temperature=1.0, top_p=0.9, seed=7)
 GUIDED = Sampling(temperature=0, guidance_scale=2.0)
 PENALISED = Sampling(temperature=0, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.4)
+
+RULED = Sampling(temperature=0, logit_bias=[(5, 3.0)], bad_words=[[5, 5], [7], [5, 9, 5]], min_tokens=9)
 
 
 def text(bench: Bench, row: int = 0, sampling: Sampling = GREEDY) -> Row:
@@ -35,8 +37,12 @@ def penalised(bench: Bench, row: int = 0) -> Row:
     return text(bench, row, PENALISED)
 
 
+def ruled(bench: Bench, row: int = 0) -> Row:
+    return text(bench, row, RULED)
+
+
 both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
-KINDS = [text, sampled, pair, penalised]
+KINDS = [text, sampled, pair, penalised, ruled]
 
 
 def uninterrupted(bench: Bench, kind: Callable[..., Row]) -> list[int]:

@@ -15,7 +15,8 @@ from mmrt.actors import detokenizer as module
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
 from mmrt.actors.host.actor import Actor
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Delta, Sampling, SequenceSpec, decode_delta, encode
+from mmrt.runtime.bus.messages import Delta, SequenceSpec, decode_delta, encode
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.ring import Ring
@@ -45,9 +46,21 @@ class Bench:
     def restart(self) -> None:
         self.detokenizer = Detokenizer(self.table, self.deltas, self.tokenizer)
 
-    def admit(self, row: int, key: int, stop: list[str] | None = None, ignore_eos: bool = False, return_token_ids: bool = False) -> int:
+    def admit(self, row: int, key: int, stop: list[str] | None = None, sampling: Sampling | None = None, **more: bool) -> int:
         generation = self.table.begin(row)
-        spec = SequenceSpec(key, f"r{key}", Sampling(), 1, 0, 100, [], stop or [], ignore_eos, 1, return_token_ids=return_token_ids)
+        spec = SequenceSpec(
+            key=key,
+            request_id=f"r{key}",
+            sampling=sampling or Sampling(),
+            num_prompt_tokens=1,
+            num_companion_tokens=0,
+            max_new_tokens=100,
+            spans=[],
+            stop=stop or [],
+            ignore_eos=more.pop("ignore_eos", False),
+            gateway_generation=1,
+            **more,
+        )
         self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
         self.table.set_phase(row, Phase.DECODE)
@@ -135,6 +148,15 @@ def test_a_stop_string_ends_the_text_while_decode_goes_on(bench: Bench) -> None:
     assert (bench.texts[1], bench.finish[1]) == (b"the quick ", "stop")
     cut = bench.tokens[1]
     assert "brown" in bench.tokenizer.decode(ids[:cut]) and "brown" not in bench.tokenizer.decode(ids[: cut - 1])
+
+
+def test_a_stop_string_within_the_least_tokens_is_text(bench: Bench) -> None:
+    ids = bench.tokenizer.encode("the quick brown fox")
+    bench.admit(0, key=1, stop=["brown"], sampling=Sampling(min_tokens=len(ids)))
+    bench.commit(0, [*ids, *ids], EndCode.LENGTH)
+    bench.step()
+    bench.receive()
+    assert (bench.texts[1], bench.finish[1]) == (b"the quick brown foxthe quick ", "stop")
 
 
 def test_an_error_of_decode_is_the_finish_reason(bench: Bench) -> None:

@@ -18,7 +18,8 @@ from mmrt.actors.gateway.client_request import CLIENT_GONE, ClientRequest, Link
 from mmrt.actors.gateway.metrics import Metrics
 from mmrt.actors.gateway.requests import RequestRegistry
 from mmrt.actors.host.actor import Actor
-from mmrt.runtime.bus.messages import RequestSpec, Sampling
+from mmrt.runtime.bus.messages import RequestSpec
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS, actors_of
 from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot

@@ -158,3 +158,19 @@ def test_a_template_that_misplaces_media(tokenizer: Tokenizer, model: ModelConfi
     prompts = PromptBuilder(tokenizer, ChatTemplate(source), model, 2048)
     with pytest.raises(RequestError, match="placeholders of 1 media"):
         build(prompts, [{"role": "user", "content": [IMAGE]}])
+
+
+def test_words_that_must_not_appear_have_the_ids_of_both_places(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
+    words = ["fox", "  the quick"]
+    found = build(prompts, [{"role": "user", "content": "hi"}], bad_words=words).sampling.bad_words
+    texts = [tokenizer.decode(ids) for ids in found]
+    assert texts[0] == "fox" and "the quick" in texts and {text.strip() for text in texts} == {"fox", "the quick"}
+    assert all(ids == tokenizer.encode(text) for ids, text in zip(found, texts, strict=True))
+    with pytest.raises(RequestError, match=r"bad_words: have \d+ tokens, the limit is 2048"):
+        build(prompts, [{"role": "user", "content": "hi"}], bad_words=["ÄÖ" * 64] * 60)
+
+
+def test_a_bias_of_no_token_is_refused(prompts: PromptBuilder, model: ModelConfig) -> None:
+    size = model.language.vocab_size
+    with pytest.raises(RequestError, match=f"logit_bias: has the token id {size}, allowed are 0 to {size - 1}"):
+        build(prompts, [{"role": "user", "content": "hi"}], logit_bias={str(size): 1})

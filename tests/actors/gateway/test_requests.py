@@ -25,11 +25,11 @@ from mmrt.runtime.bus.messages import (
     Queued,
     Released,
     RequestSpec,
-    Sampling,
     Submit,
     ToController,
     Unknown,
 )
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.errors import StalePage
 from mmrt.shm.flight_recorder import FlightRecorder

@@ -57,7 +57,8 @@ def test_token_ids_and_control_tokens_are_taken_as_they_are(prompts: PromptBuild
     ids = prompts.build(read(limits, prompt=text)).ids
     assert ids[0] == tokenizer.control_ids["<|im_start|>"] and ids == tokenizer.encode(text)
     for prompt in (ids, [ids], [text]):
-        assert prompts.build(read(limits, prompt=prompt)) == Prompt(ids, None)
+        request = read(limits, prompt=prompt)
+        assert prompts.build(request) == Prompt(ids, None, request.generation.sampling)
 
 
 def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Limits, tokenizer: Tokenizer) -> None:

@@ -71,6 +71,31 @@ def test_penalties() -> None:
         assert refusal(body(**{name: value})).message == f"{name}: is {value}, allowed are {allowed}"
 
 
+def test_rules_about_tokens() -> None:
+    generation = read(body(logit_bias={"7": -100, "9": 2.5}, min_tokens=3, bad_words=["ugly", " bad"], max_tokens=3)).generation
+    sampling = generation.sampling
+    assert (sampling.logit_bias, sampling.min_tokens, generation.bad_words) == ([(7, -100.0), (9, 2.5)], 3, ["ugly", " bad"])
+    assert sampling.has_rules and not read(body(logit_bias={}, bad_words=[], min_tokens=0)).generation.sampling.has_rules
+    for name, value, problem in (
+        ("logit_bias", [1], "expected an object from token ids to numbers, got an array"),
+        ("logit_bias", {"x": 1}, 'has the key "x", expected a token id'),
+        ("logit_bias", {"-1": 1}, 'has the key "-1", expected a token id'),
+        ("logit_bias", {"1": 1, "01": 2}, "has the token id 1 twice"),
+        ("logit_bias.7", {"7": 100.5}, "is 100.5, allowed are -100 to 100"),
+        ("logit_bias.7", {"7": "a"}, 'expected a number, got "a"'),
+        ("logit_bias", {str(id): 1 for id in range(1025)}, "has 1025 entries, the limit is 1024"),
+        ("min_tokens", -1, f"is -1, allowed are 0 to {LIMITS.max_context}"),
+        ("min_tokens", 1.5, "expected an integer, got 1.5"),
+        ("bad_words", "ugly", "expected an array of strings, got a string"),
+        ("bad_words[0]", [3], "expected a string, got an integer"),
+        ("bad_words[1]", ["a", "  "], 'is "  ", allowed are 1 to 256 characters, not only spaces'),
+        ("bad_words", ["a"] * 129, "has 129 entries, the limit is 128"),
+    ):
+        error = refusal(body(**{name.partition("[")[0].partition(".")[0]: value}))
+        assert (error.message, error.param) == (f"{name}: {problem}", name)
+    assert refusal(body(min_tokens=5, max_tokens=4)).message == "min_tokens: is 5, but max_tokens is 4"
+
+
 def test_the_checkpoint_says_what_counts_by_default() -> None:
     defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, repetition_penalty=1.05)
     limits = msgspec.structs.replace(LIMITS, sampling=defaults)
@@ -125,7 +150,6 @@ def test_null_is_always_harmless(name: str) -> None:
 
 HARMLESS_VALUES = {
     "n": 1,
-    "logit_bias": {},
     "logprobs": False,
     "tools": [],
     "tool_choice": "auto",
@@ -149,7 +173,6 @@ EFFECTS: list[tuple[str, Any]] = [
     ("n", 2),
     ("n", True),
     ("best_of", 3),
-    ("logit_bias", {"5": 1}),
     ("logprobs", True),
     ("logprobs", 0),
     ("top_logprobs", 2),

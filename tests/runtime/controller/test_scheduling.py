@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from mmrt.runtime.bus.messages import MediaItem, RequestSpec, Sampling
+from mmrt.runtime.bus.messages import MediaItem, RequestSpec
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config import MAX_STEP_TOKENS
 from mmrt.runtime.controller.scheduling.admission import (
     Holder,
