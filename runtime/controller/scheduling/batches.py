@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 from .legality import may_take
-from .types import MAX_PARTS, ChunkChoice, RequestView, SegmentChoice, SegmentStage, View
+from .types import MAX_PARTS, ChunkChoice, MemberView, RequestView, SegmentChoice, SegmentStage, View
 
 Encode = tuple[SegmentChoice, ...]
 Prefill = tuple[ChunkChoice, ...]
@@ -41,25 +41,33 @@ class PrefillBatch:
     def add(self, request: RequestView, max_tokens: int | None = None) -> int:
         """Add the ready tokens of a request (RS4), within the budget and at most ``max_tokens``. Returns how many were added.
 
-        A pair's members are added together, the longer one over several batches (CF3).
+        A pair's members are added together (CF3): each gets a part, the longer one over several batches.
         """
         if self.is_closed or not can_prefill(request):
             return 0
         ready = [(index, member) for index, member in enumerate(request.members) if member.ready > member.next]
         if not ready:
             return 0
-        if self._chunks and request.alone:
+        room = self._max_tokens - self.num_tokens
+        if self._chunks and (request.alone or len(ready) > room):
             self.is_closed = True  # otherwise a later request would start now, and precede it from then on
             return 0
-        room = self._max_tokens - self.num_tokens
         room = room if max_tokens is None else min(room, max_tokens)
-        added = 0
-        for index, member in ready:
-            if size := get_next_chunk_size(member.ready, member.next, room, added):
-                self._chunks.append(ChunkChoice(request.key, index, member.next, member.next + size))
-                added += size
+        if room < min(len(ready), self._max_tokens):
+            return 0
+        added = self._take(request, ready, room)
         self.num_tokens += added
         self.is_closed = self.num_tokens == self._max_tokens or request.alone and added > 0
+        return added
+
+    def _take(self, request: RequestView, ready: list[tuple[int, MemberView]], room: int) -> int:
+        added = 0
+        for place, (index, member) in enumerate(ready):
+            others = len(ready) - place - 1  # each of them gets a token at least, if there is one
+            size = get_next_chunk_size(member.ready, member.next, max(room - others, min(room, 1)), added)
+            if size:
+                self._chunks.append(ChunkChoice(request.key, index, member.next, member.next + size))
+                added += size
         return added
 
 
