@@ -29,7 +29,7 @@ from ...runtime.controller.scheduling.budgets import TBT_FACTOR
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
-from ...runtime.stage_table import InstanceId
+from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
@@ -89,6 +89,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
     return Limits(
         policy=config.scheduling.policy,
         actors=config.instances,
+        with_decode=frozenset(map(stage_of, config.processes[InstanceId(config.process_of("decode"))])),
         num_rows=layout.num_rows,
         max_context=layout.max_context,
         kv_page_tokens=layout.kv_page_tokens,

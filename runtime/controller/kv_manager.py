@@ -189,7 +189,7 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 def reserve(state: ControllerState) -> int:
     """Return the pages kept for the growth of running members when a new row asks."""
-    return sum([len(request.lengths) for request in state.decoding()])
+    return state.num_decode_tokens
 
 
 def grow(state: ControllerState) -> None:

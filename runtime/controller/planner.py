@@ -59,7 +59,8 @@ def issue(state: ControllerState, now: float) -> None:
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
     prefill, encode = steering.prefill, steering.encode
-    limits = StepLimits(prefill.units, encode.units, state.limits.exclusive, prefill.max_units, encode.max_units)
+    exclusive, with_decode = state.limits.exclusive, state.limits.with_decode
+    limits = StepLimits(prefill.units, encode.units, exclusive, prefill.max_units, encode.max_units, with_decode)
     for _ in range(MAX_ROUNDS):
         view = make_view(state)
         step = choose(state, view, limits)
@@ -105,6 +106,8 @@ def make_view(state: ControllerState) -> View:
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
         num_decoding=state.num_decoding,
+        num_decode_tokens=state.num_decode_tokens,
+        num_encoders=_num_encoders(state.limits.actors),
         num_patch_pages=state.limits.num_patch_pages,
         num_free_patch_pages=state.pools["patch"].num_free,
         num_embedding_pages=state.limits.num_embedding_pages,
@@ -121,6 +124,11 @@ def _num_turns(actors: Sequence[InstanceId]) -> int:
     """Return how many plans of encoder and prefill the larger of both stages can do at once."""
     stages = [stage_of(actor) for actor in actors]
     return max(stages.count("encoder"), stages.count("prefill"))
+
+
+@cache
+def _num_encoders(actors: Sequence[InstanceId]) -> int:
+    return sum(stage_of(actor) == "encoder" for actor in actors)
 
 
 def _keep_view(state: ControllerState, request: Request) -> RequestView:

@@ -220,13 +220,18 @@ class ControllerState:
     def num_decoding(self) -> int:
         return len(self.decoding())
 
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of a step of decode: two for a guidance pair."""
+        return self._rows_by_phase().num_decode_tokens
+
     def _rows_by_phase(self) -> "RowsByPhase":
         if self._by_phase is None:
             live = [request for request in self.rows if request is not None and not request.ending]
             preparing = [request for request in live if request.phase == Phase.PREPARE]
             decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
             watched = [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
-            self._by_phase = RowsByPhase(live, preparing, decoding, watched)
+            self._by_phase = RowsByPhase(live, preparing, decoding, watched, sum([len(request.lengths) for request in decoding]))
         return self._by_phase
 
     def touch(self, request: Request) -> None:
@@ -352,15 +357,26 @@ class ControllerState:
         return loads
 
     def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
-        """Write a plan into a slot, hold the pages that it names, and send it to the least busy actor of its stage."""
-        loads = self._loads(plan.STAGE)
-        actor = min(loads, key=lambda actor: (loads[actor], actor))
+        """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage that has the least to do (MS2)."""
+        actor = self._least_busy(plan.STAGE)
         inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
         self.adopt_plan(inflight)
         for pool, pages in inflight.pages():
             self.pools[pool].use(User("plan", inflight.plan_id), pages)
         self.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
         self.send_plan(inflight, now)
+
+    def _least_busy(self, stage: str) -> InstanceId:
+        """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
+        loads = self._loads(stage)
+        able = [actor for actor, load in loads.items() if load < self.limits.depth]
+        if len(able) == 1:
+            return able[0]
+        pending = dict.fromkeys(loads, 0.0)
+        for inflight in self.plans.values():
+            if inflight.actor in pending:
+                pending[inflight.actor] += inflight.plan.cost or 0.0
+        return min(able, key=lambda actor: (pending[actor], loads[actor], actor))
 
     def adopt_plan(self, inflight: InflightPlan) -> None:
         """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
@@ -403,6 +419,7 @@ class RowsByPhase(NamedTuple):
     preparing: list[Request]
     decoding: list[Request]
     watched: list[tuple[int, int]]
+    num_decode_tokens: int
 
 
 def owner(request: Request) -> Owner:

@@ -60,6 +60,7 @@ class Limits:
 
     policy: str = "unified"
     actors: tuple[InstanceId, ...] = ACTORS  # of the run
+    with_decode: frozenset[str] = frozenset()  # the stages in decode's process
     num_rows: int
     max_context: int
     kv_page_tokens: int
@@ -182,7 +183,8 @@ Device = Literal["encode", "prefill"]
 class View:
     """The policy's input. ``requests`` are in rank order. Credits: how many more plans the actors of a stage may be sent together.
     ``num_turns``: how many plans of encoder and prefill may be in flight at once where these stages take turns. ``large_in_flight``:
-    video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment."""
+    video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment. ``num_decoding``: rows;
+    ``num_decode_tokens``: tokens of decode's step, two for a guidance pair (CF3)."""
 
     requests: tuple[RequestView, ...]
     facts: Facts = Facts()
@@ -192,6 +194,8 @@ class View:
     encode_in_flight: int = 0
     prefill_in_flight: int = 0
     num_decoding: int = 0
+    num_decode_tokens: int = 0
+    num_encoders: int = 1
     num_patch_pages: int = 0
     num_free_patch_pages: int = 0
     num_embedding_pages: int = 0
@@ -210,13 +214,15 @@ class View:
 class StepLimits:
     """tau and alpha of US8, as the core has steered them, and a flag for mutual exclusion of encode and prefill while decode runs.
 
-    A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan."""
+    A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan. ``with_decode``: the stages in
+    decode's process."""
 
     prefill_tokens: int
     encode_rows: int
     exclusive: bool = True
     max_prefill_tokens: int = MAX_STEP_TOKENS
     max_encode_rows: int = MAX_STEP_TOKENS
+    with_decode: frozenset[str] = frozenset()
 
 
 class ItemChoice(NamedTuple):

@@ -13,6 +13,7 @@ def check_kept(state: ControllerState) -> None:
     preparing = [request for request in live if request.phase == Phase.PREPARE]
     assert state.live() == live and state.preparing() == preparing
     assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
+    assert state.num_decode_tokens == sum(len(request.lengths) for request in state.decoding())
     assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
     for request in live:
         if request.view is not None:

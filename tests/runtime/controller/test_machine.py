@@ -211,11 +211,11 @@ def test_a_pair_is_prefilled_as_a_whole_before_decode() -> None:
     assert [effect.member for effect in appended] == [0, 1]
     _, plan = driver.plan("prefill")
     assert isinstance(plan, p.Prefill)
-    assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 0, 8)]
+    assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 0, 7), (1, 0, 1)]
     assert not phases(driver.done("prefill"))
     _, plan = driver.plan("prefill")
     assert isinstance(plan, p.Prefill)
-    assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 8, 9), (1, 0, 2)]
+    assert [(c.member, c.start, c.end) for c in plan.chunks] == [(0, 7, 9), (1, 1, 2)]
     assert phases(driver.done("prefill")) == [Phase.DECODE]
 
 
@@ -995,6 +995,21 @@ def encoding(driver: Driver) -> Request:
     driver.done("video")
     assert places(driver, "encoder") == ["encoder"]
     return driver.state.requests[KEY]
+
+
+def test_a_plan_goes_to_the_actor_with_the_fewest_pending_tokens() -> None:
+    """MS2: not to the one with the fewest plans."""
+    driver = several("E+2P+D", num_rows=8)
+    for key, num_tokens in ((1, 60), (2, 6), (3, 6)):
+        driver.submit(text(num_tokens), key)
+    assert places(driver, "prefill") == ["prefill", "prefill.1", "prefill.1"]
+
+
+def test_a_full_actor_gets_no_plan_however_small_its_plans_are() -> None:
+    driver = several("E+2P+D", num_rows=8)
+    for key, num_tokens in ((1, 60), (2, 6), (3, 6), (4, 6)):
+        driver.submit(text(num_tokens), key)
+    assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1"]
 
 
 def test_another_encoder_gets_the_work_of_a_broken_one() -> None:
