@@ -357,7 +357,7 @@ class ControllerState:
         return loads
 
     def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
-        """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage that has the least to do (MS2)."""
+        """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2)."""
         actor = self._least_busy(plan.STAGE)
         inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
         self.adopt_plan(inflight)

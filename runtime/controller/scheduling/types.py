@@ -214,8 +214,8 @@ class View:
 class StepLimits:
     """tau and alpha of US8, as the core has steered them, and a flag for mutual exclusion of encode and prefill while decode runs.
 
-    A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan. ``with_decode``: the stages in
-    decode's process."""
+    A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan. ``with_decode``: the stages
+    in decode's process."""
 
     prefill_tokens: int
     encode_rows: int
