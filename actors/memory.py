@@ -41,6 +41,7 @@ from ..shm.ring import Ring
 from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable, ControllerStats
+from ..shm.step_gaps import StepGaps
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
 from .host.model_facts import facts_of
@@ -184,6 +185,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     actors = actor.config.instances
     ActorTable.create(run, actors)
     ControllerStats.create(run)
+    StepGaps.create(run)
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():

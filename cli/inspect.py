@@ -88,9 +88,16 @@ def _shared(view: RunView) -> str:
     cached = ", ".join(f"{name} {count}" for name, count in view.cached_pages.items())
     return (
         f"{view.waiting} waiting, {view.preparing} preparing, {view.running} running; epoch {view.epoch}; budgets: prefill"
-        f" {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows; {view.tbt_ms:.1f} ms between tokens\n"
+        f" {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows; {_between_tokens(view)}\n"
         f"pages used: {pools}; cached: {cached or 'none'}"
     )
+
+
+def _between_tokens(view: RunView) -> str:
+    said = f"{view.tbt_ms:.1f} ms between tokens"
+    if view.tbt_p99_ms is None or view.late_share is None:
+        return said
+    return f"{said}, P99 {view.tbt_p99_ms:.0f} ms, {view.late_share:.1%} over {view.tbt_objective_ms:.0f} ms"
 
 
 def _cells(request: RequestReport) -> list[str]:
@@ -133,7 +140,7 @@ def _print_request(request: RequestReport, view: RunView) -> None:
         ]
     if request.live:
         budgets = f"prefill {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows per plan"
-        lines.append(f"  budgets      {budgets}; {view.tbt_ms:.1f} ms between tokens")
+        lines.append(f"  budgets      {budgets}; {_between_tokens(view)}")
     lines.append(f"  tokens       {request.committed_tokens} committed of {request.max_new_tokens}, {request.sent_tokens} sent")
     if request.cached_tokens:
         lines.append(f"  cache        {request.cached_tokens} tokens of the prompt were in pages of earlier requests")

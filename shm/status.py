@@ -266,6 +266,11 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     encode_budget: int = 0
     prefill_budget: int = 0
     tbt_s: float = 0.0  # time between tokens as measured last; 0: not measured
+    tbt_objective_s: float = 0.0  # for the rows that decode now
+    tbt_p99_s: float | None = None  # of the last seconds; None: nothing decoded
+    late_share: float | None = None  # likewise: times between tokens over the objective
+    gaps: list[int] = []  # times between tokens, by bucket (``schema.gap_buckets``), since the run began
+    gaps_s: float = 0.0  # their sum
     pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
     broken: dict[str, str] = {}  # actors that the run does without for now, and why
 

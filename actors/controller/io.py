@@ -29,6 +29,7 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
+from ...shm.step_gaps import StepGaps
 from .journal import Journal
 
 
@@ -40,12 +41,14 @@ class ControllerIO:
         self._actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
+        self.gaps = StepGaps.attach(run, writable=False)
         self.pools = {name: PagePool.attach(run, name) for name in POOLS}
         self.secret = page_secret(run.path)
 
     def close(self) -> None:
         self.table.close()
         self.plans.close()
+        self.gaps.close()
         for pool in self.pools.values():
             pool.close()
 

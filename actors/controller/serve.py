@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import uvloop
 
 from ...models.architecture import ModelConfig
@@ -239,7 +240,7 @@ class Serving:
             self._look_for_outages(now)
             progress = self._io.progress(self._controller.watched())
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
-            effects = self._controller.tick(now, progress, new_ids)
+            effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read())
             self._perform(effects)
         except Exception as error:
             self._fail(error)
@@ -261,7 +262,8 @@ class Serving:
         self._reader.poke()
 
     def _publish(self) -> None:
-        stats = stats_of(self._controller.state, self._before)
+        gaps = self._io.gaps
+        stats = msgspec.structs.replace(stats_of(self._controller.state, self._before), gaps=gaps.read(), gaps_s=gaps.sum_s)
         self._flight.counters(stats)
         self._log_overruled()
         self._stats.publish(stats)
@@ -293,6 +295,9 @@ def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
         encode_budget=steering.encode.units,
         prefill_budget=steering.prefill.units,
         tbt_s=steering.tbt_s or 0.0,
+        tbt_objective_s=state.facts.tbt_s,
+        tbt_p99_s=state.facts.tbt_p99_s,
+        late_share=state.facts.late_share,
         pools={name: PoolUse(p.num_pages, p.num_used, len(p.cache), p.cache.num_idle) for name, p in state.pools.items()},
         broken={outage.actor: outage.reason for outage in state.outages.values()},
     )

@@ -19,12 +19,14 @@ from ...shm.doorbell import Ringer
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorStatus
+from ...shm.step_gaps import StepGaps
 from ..host.actor import Actor
 from ..host.device import Completion, raise_if_fatal
 from ..host.language_model import open_decoding_model
 from ..host.shared_tensors import SharedTensors
 from ..host.solo_trials import SoloTrials, solo_step
 from ..host.step_limit import StepLimit
+from .gap_counter import GapCounter
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def main(actor: Actor) -> None:
     gc.freeze()
     actor.serving()
     try:
-        Decoding(actor, table, running, Ringer(actor.run, "detokenizer")).run()
+        Decoding(actor, table, running, StepGaps.attach(actor.run), Ringer(actor.run, "detokenizer")).run()
     finally:
         completion.wait()  # a successor relies on this process to write nothing more
 
@@ -58,11 +60,12 @@ def main(actor: Actor) -> None:
 class Decoding:
     """The loop around the running set: messages and table scans in, tokens and acknowledgements out."""
 
-    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, bell: Ringer) -> None:
+    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, gaps: StepGaps, bell: Ringer) -> None:
         self._actor = actor
         self._flight = actor.flight
         self._table = table
         self._running = running
+        self._gaps = GapCounter(gaps.add)
         self._bell = bell
         self._scan_at_s = 0.0
         self._num_steps = 0
@@ -151,7 +154,9 @@ class Decoding:
             return self._running.step_apart()
 
     def _record(self, began_ns: int, outcome: Outcome, num_members: int) -> None:
-        duration_ns = time.monotonic_ns() - began_ns
+        now_ns = time.monotonic_ns()
+        duration_ns = now_ns - began_ns
+        self._gaps.committed(outcome.rows, self._running.rows, now_ns)
         self._flight.record(Kind.STEP, began_ns, duration_ns, self._num_steps, len(outcome.rows), len(outcome.ended), num_members)
         for row, generation, code in outcome.ended:
             self._flight.event(Kind.ROW_ENDED, row, generation, code)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS
 from ...shm.status import PoolUse, StatsSnapshot
 from .client_request import CLIENT_GONE, ClientRequest
 
@@ -142,6 +143,7 @@ class _StatsCollector(Collector):
         queries, hits = "Segments of media looked up in the embedding cache.", "Segments whose embedding pages were there."
         yield CounterMetricFamily("mmrt_media_cache_queries", queries, stats.media_queries_total)
         yield CounterMetricFamily("mmrt_media_cache_hits", hits, stats.media_hits_total)
+        yield from _step_gaps(stats)
         yield from _pool_pages(stats)
         broken = GaugeMetricFamily("mmrt_actor_broken", "1 for an actor that the run does without for now.", labels=["actor"])
         for name in self._actors:
@@ -150,6 +152,18 @@ class _StatsCollector(Collector):
         kv = stats.pools.get("kv", PoolUse())
         share = kv.used / kv.pages if kv.pages else 0.0
         yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
+
+
+def _step_gaps(stats: StatsSnapshot) -> Iterator[Metric]:
+    """Yield the times between tokens in decode, by octave, and what the last seconds of them say."""
+    counts = stats.gaps or [0] * NUM_BUCKETS
+    buckets = [(str(BEGINS_S[end]), float(sum(counts[:end]))) for end in range(4, NUM_BUCKETS, 4)]
+    buckets.append(("+Inf", float(sum(counts))))
+    yield HistogramMetricFamily("mmrt_step_gap_seconds", "Time between the commits of a sequence's tokens.", buckets, stats.gaps_s)
+    yield GaugeMetricFamily("mmrt_tbt_objective_seconds", "Objective of the time between tokens.", stats.tbt_objective_s)
+    if stats.tbt_p99_s is not None and stats.late_share is not None:
+        yield GaugeMetricFamily("mmrt_tbt_p99_seconds", "99 % of the last seconds' times between tokens.", stats.tbt_p99_s)
+        yield GaugeMetricFamily("mmrt_tbt_late_share", "Share of them over the objective, 0 to 1.", stats.late_share)
 
 
 def _pool_pages(stats: StatsSnapshot) -> Iterator[Metric]:

@@ -186,10 +186,13 @@ class Controller:
         """Return the committed ids that ``tick`` needs with these words, or ``on_message`` with last words: all of them."""
         return wanted_ids(self.state, progress, all_of_them=all_of_them)
 
-    def tick(self, now: float, progress: Sequence[Progress] = (), new_ids: NewIds = ()) -> list[Effect]:
-        """Decide: deadlines, pages, admission, plans, decode, unanswered commands, answers to the gateway."""
+    def tick(self, now: float, progress: Sequence[Progress] = (), new_ids: NewIds = (), gaps: Sequence[int] = ()) -> list[Effect]:
+        """Decide: deadlines, pages, admission, plans, decode, unanswered commands, answers to the gateway.
+
+        ``gaps``: counts of times between tokens by bucket (``schema.gap_buckets``), since the run began.
+        """
         state = self.state
-        state.begin_tick(now)
+        state.begin_tick(now, gaps)
         rank_requests(state)
         observe(state, progress, new_ids, now)
         expose_finished_rows(state)

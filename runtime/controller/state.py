@@ -31,8 +31,9 @@ from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
-from .scheduling.budgets import Budget, allowance_s, encode_budget, objective_s, prefill_budget
+from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget
 from .scheduling.facts import Facts, kind_of
+from .scheduling.gap_window import GapWindow
 from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
 
@@ -139,6 +140,7 @@ class ControllerState:
     now: float = 0.0  # of the message or tick that is being handled
     facts: Facts = Facts()  # of the last tick
     steering: Steering = field(init=False)
+    gaps: GapWindow = field(default_factory=GapWindow)
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
@@ -175,6 +177,16 @@ class ControllerState:
         """The TBT objective of plans."""
         limits, undisturbed_s = self.limits, self.steering.undisturbed_s
         return limits.tbt_target_s if undisturbed_s is None else objective_s(limits, undisturbed_s)
+
+    @property
+    def tbt_objective_s(self) -> float:
+        """The tightest objective of the rows that decode; as ``tbt_target_s``, one that a step alone does not meet gives way."""
+        own_s = self._rows_by_phase().tbt_s
+        if not own_s:
+            return self.tbt_target_s
+        least_s = min(s or self.tbt_target_s for s in own_s)
+        undisturbed_s = self.steering.undisturbed_s or 0.0
+        return least_s if undisturbed_s <= least_s else TBT_FACTOR * undisturbed_s
 
     # ----------------------------------------------------------------------------------------------------- requests
 
@@ -231,7 +243,9 @@ class ControllerState:
             preparing = [request for request in live if request.phase == Phase.PREPARE]
             decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
             watched = [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
-            self._by_phase = RowsByPhase(live, preparing, decoding, watched, sum([len(request.lengths) for request in decoding]))
+            num_tokens = sum([len(request.lengths) for request in decoding])
+            objectives_s = {request.objective.tbt_s for request in decoding}
+            self._by_phase = RowsByPhase(live, preparing, decoding, watched, num_tokens, objectives_s)
         return self._by_phase
 
     def touch(self, request: Request) -> None:
@@ -240,10 +254,14 @@ class ControllerState:
         request.view, request.own_view, request.left, request.grow_at = None, None, None, 0
         self._touched.add(request.row)
 
-    def begin_tick(self, now: float) -> None:
+    def begin_tick(self, now: float, gaps: Sequence[int]) -> None:
+        """Begin a tick. ``gaps``: the histogram of times between tokens since the run began, if it is known."""
         self.now = now
-        steering = self.steering
-        self.facts = Facts(now, steering.encode.line, steering.prefill.line, {}, self.tbt_target_s)
+        tbt_s, steering = self.tbt_objective_s, self.steering
+        if gaps:
+            self.gaps.look(now, gaps, tbt_s)
+        late_share, p99_s = self.gaps.late_share, self.gaps.p99_s
+        self.facts = Facts(now, steering.encode.line, steering.prefill.line, {}, tbt_s, late_share, p99_s)
         self._touched_before, self._touched = self._touched, set()
         for request in self.unranked:
             if not 0 < request.arrived_s <= now:  # of an older journal, or the machine has been started since
@@ -420,6 +438,7 @@ class RowsByPhase(NamedTuple):
     decoding: list[Request]
     watched: list[tuple[int, int]]
     num_decode_tokens: int
+    tbt_s: set[float]  # objectives of those that decode; 0: none of its own
 
 
 def owner(request: Request) -> Owner:

@@ -101,6 +101,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     prefill_budget_tokens: int
     encode_budget_rows: int
     tbt_ms: float
+    tbt_objective_ms: float = 0.0
+    tbt_p99_ms: float | None = None  # of the last seconds
+    late_share: float | None = None  # of their times between tokens over the objective
     pools: dict[str, tuple[int, int]]  # used, pages
     cached_pages: dict[str, int] = {}  # with contents that the cache knows, by pool; those that no request holds are not used
     requests: list[RequestReport]

@@ -21,6 +21,7 @@ from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.step_gaps import StepGaps
 
 PAGE_TOKENS = 16
 EMBEDDING_PAGE_TOKENS = 32
@@ -77,6 +78,7 @@ class Bench:
         self.launches_ahead = launches_ahead
         self.config = config
         self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
+        self.gaps = StepGaps.create(run)
         self.kv = PagePool.create(run, "kv", 96, config.kv_page_bytes(PAGE_TOKENS))
         self.embeddings = PagePool.create(run, "embedding", 24, EMBEDDING_PAGE_TOKENS * config.embedding_row_bytes())
         self.random = np.random.default_rng(3)

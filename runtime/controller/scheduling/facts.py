@@ -42,9 +42,10 @@ class Cost(NamedTuple):
         """Return the most units in [low, high] that take at most ``seconds`` (TI3), ``low`` if there are none; at most twice the units
         of the largest plan that was measured."""
         high = max(low, min(high, 2 * self.largest))
-        if self.unit_s <= 0:
-            return high if self.base_s <= seconds else low
-        return max(low, min(high, int((seconds - self.base_s) / self.unit_s)))
+        left_s = seconds - self.base_s
+        if low * self.unit_s >= left_s:
+            return low
+        return high if high * self.unit_s <= left_s else int(left_s / self.unit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.status import ActorState, ActorTable, ControllerStats
+from mmrt.shm.step_gaps import StepGaps
 
 LIMITS = Limits(
     num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4, patch_page_bytes=16,
@@ -50,6 +51,7 @@ def run() -> Iterator[RunDirectory]:
         for name, count in (("media", 4), ("patch", 4), ("embedding", 4), ("kv", 32)):
             PagePool.create(directory, name, count, 8).close()
         ControllerStats.create(directory).close()
+        StepGaps.create(directory).close()
         ActorTable.create(directory, ACTORS).close()
         FlightRecorder.create(directory, "controller", 256).close()
         yield directory

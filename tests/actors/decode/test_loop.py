@@ -22,7 +22,7 @@ def serve(bench: Bench, *script: object, death: Death | None = None) -> FakeActo
     actor.become_active()
     actor.death = death
     with Ringer(bench.run, "detokenizer") as bell:
-        Decoding(actor, bench.table, bench.running, bell).run()  # type: ignore[arg-type]
+        Decoding(actor, bench.table, bench.running, bench.gaps, bell).run()  # type: ignore[arg-type]
     return actor
 
 

@@ -22,6 +22,7 @@ from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS, actors_of
+from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
 from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -641,6 +642,25 @@ def test_metrics_of_the_caches(stage: Any) -> None:
         assert samples['mmrt_pool_pages_evictable{pool="kv"}'] == "20.0"
         assert samples['mmrt_pool_pages_evictable{pool="embedding"}'] == "9.0"
         assert samples[f"vllm:kv_cache_usage_perc{{{name}}}"] == "0.4", "what may be evicted is not used"
+
+    stage.run(test)
+
+
+def test_metrics_of_the_times_between_tokens(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        assert "mmrt_tbt_p99_seconds" not in (await scene.http.get("/metrics")).text, "nothing has been decoded"
+        gaps = [0] * NUM_BUCKETS
+        gaps[bucket_of(50_000_000)], gaps[bucket_of(200_000_000)] = 3, 1
+        measured = {"tbt_objective_s": 0.1, "tbt_p99_s": 0.2, "late_share": 0.25}
+        scene.stats.publish(StatsSnapshot(gaps=gaps, gaps_s=0.35, **measured))
+        text = (await scene.http.get("/metrics")).text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert samples["mmrt_step_gap_seconds_count"] == "4.0" and samples["mmrt_step_gap_seconds_sum"] == "0.35"
+        buckets = {name: value for name, value in samples.items() if name.startswith("mmrt_step_gap_seconds_bucket")}
+        assert len(buckets) == 16 and buckets['mmrt_step_gap_seconds_bucket{le="+Inf"}'] == "4.0"
+        assert buckets['mmrt_step_gap_seconds_bucket{le="0.067108864"}'] == "3.0"
+        assert samples["mmrt_tbt_objective_seconds"] == "0.1"
+        assert (samples["mmrt_tbt_p99_seconds"], samples["mmrt_tbt_late_share"]) == ("0.2", "0.25")
 
     stage.run(test)
 

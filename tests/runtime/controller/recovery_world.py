@@ -37,6 +37,7 @@ from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.step_gaps import StepGaps
 from mmrt.tests.runtime.controller.kept_values import check_kept
 from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
 
@@ -138,6 +139,7 @@ class World:
         self.table = SequenceTable.create(
             self.run, limits.num_rows, limits.max_context, limits.max_context // 4, max_spec_bytes=8192, max_state_bytes=16384
         )
+        self.gaps = StepGaps.create(self.run)
         self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
         sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
         self.pools = {
@@ -173,7 +175,7 @@ class World:
 
     def close(self) -> None:
         self.lose_controller()
-        for part in (self.table, self.plans, *self.pools.values()):
+        for part in (self.table, self.plans, self.gaps, *self.pools.values()):
             part.close()
         self.run.destroy()
 

@@ -1,0 +1,41 @@
+"""Gaps are counted for members that go on, whoever else comes, leaves or waits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.actors.decode.gap_counter import GapCounter
+
+
+def gaps_of(*steps: tuple[list[int], set[int], int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    for rows, members, now_ns in steps:
+        counter.committed(rows, members, now_ns)
+    return found
+
+
+def test_the_same_members_step_after_step() -> None:
+    assert gaps_of(([1, 2], {1, 2}, 100), ([1, 2], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 2), (70, 2)]
+
+
+def test_who_comes_and_who_leaves_makes_no_gap() -> None:
+    assert gaps_of(([1, 2], {1}, 100), ([1], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 1), (70, 1)]
+
+
+def test_who_waits_for_pages_meanwhile_has_a_long_gap() -> None:
+    assert gaps_of(([1, 2], {1, 2}, 100), ([1], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 1), (70, 1), (100, 1)]
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.integers(1, 50)), max_size=20))
+def test_every_member_that_goes_on_counts_once_a_step(plan: list[tuple[set[int], set[int], int]]) -> None:
+    """Against a dictionary of last times."""
+    steps, now_ns = [], 0
+    last_ns: dict[int, int] = {}
+    expected: list[int] = []
+    for stepped, stays, later_ns in plan:
+        now_ns += later_ns
+        expected += [now_ns - last_ns[row] for row in stepped if row in last_ns]
+        last_ns = {row: at_ns for row, at_ns in (last_ns | dict.fromkeys(stepped, now_ns)).items() if row in stays}
+        steps.append((sorted(stepped), stays, now_ns))
+    found = gaps_of(*steps)
+    assert sorted(gap for gap, count in found for _ in range(count)) == sorted(expected)

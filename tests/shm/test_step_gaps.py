@@ -1,0 +1,80 @@
+"""The histogram of times between tokens: its buckets, and its words, which outlive their writer."""
+
+import os
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.schema.gap_buckets import BEGINS_S, NUM_BUCKETS, bucket_of, quantile_s, share_over
+from mmrt.shm.errors import MissingError
+from mmrt.shm.step_gaps import StepGaps
+
+gaps_ns = st.floats(0, 36).map(lambda octave: int(2**octave))
+
+
+def counted(gaps: list[int]) -> list[int]:
+    counts = [0] * NUM_BUCKETS
+    for gap_ns in gaps:
+        counts[bucket_of(gap_ns)] += 1
+    return counts
+
+
+@given(gaps_ns)
+def test_a_gap_is_in_the_bucket_that_holds_it(gap_ns: int) -> None:
+    bucket = bucket_of(gap_ns)
+    assert BEGINS_S[bucket] * 1e9 <= gap_ns
+    assert bucket == NUM_BUCKETS - 1 or gap_ns < BEGINS_S[bucket + 1] * 1e9
+    assert bucket < 4 or BEGINS_S[bucket + 1] <= 1.2501 * BEGINS_S[bucket], "a quarter of an octave"
+
+
+def test_extreme_gaps() -> None:
+    assert (bucket_of(-5), bucket_of(0), bucket_of(1 << 60)) == (0, 0, NUM_BUCKETS - 1)
+    assert share_over([0] * NUM_BUCKETS, 0.1) is None and quantile_s([0] * NUM_BUCKETS, 0.99) is None
+    assert quantile_s(counted([1 << 60]), 1.0) == BEGINS_S[-1]
+
+
+@given(st.lists(st.integers(2_000_000, 10_000_000_000), min_size=1, max_size=60), st.floats(0.001, 10), st.floats(0.01, 1))
+def test_shares_and_quantiles_are_right_to_a_bucket(gaps: list[int], limit_s: float, share: float) -> None:
+    counts = counted(gaps)
+    over = share_over(counts, limit_s)
+    assert over is not None
+    surely = sum(gap / 1e9 > 1.26 * limit_s for gap in gaps) / len(gaps)
+    perhaps = sum(gap / 1e9 > limit_s / 1.26 for gap in gaps) / len(gaps)
+    assert surely - 1e-9 <= over <= perhaps + 1e-9
+    found, exact = quantile_s(counts, share), sorted(gaps)[max(0, -int(-share * len(gaps) // 1) - 1)] / 1e9
+    assert found is not None and exact / 1.26 <= found <= 1.26 * exact
+
+
+def test_counts_outlive_their_writer_and_are_continued(run, crashes):
+    StepGaps.create(run).close()
+
+    def write():
+        words = StepGaps.attach(run)
+        words.add(50_000_000, 3)
+        words.add(90_000_000, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(2):
+        assert crashes.Child(write).wait() == -signal.SIGKILL
+    reader = StepGaps.attach(run, writable=False)
+    assert reader.read() == counted(2 * [50_000_000] * 3 + 2 * [90_000_000])
+    assert reader.sum_s == pytest.approx(0.48)
+    reader.close()
+
+
+def test_a_writer_that_dies_within_a_count_leaves_whole_ones(run, crashes):
+    writer = StepGaps.create(run)
+    for steps in range(12):
+        before = writer.read()
+        with crashes.before_step(crashes.codes(StepGaps.add), steps):
+            writer.add(50_000_000, 7)
+        after = writer.read()
+        assert [new - old for old, new in zip(before, after, strict=True)] in (counted([]), counted([50_000_000] * 7))
+    writer.close()
+
+
+def test_a_run_without_the_words(run):
+    with pytest.raises(MissingError, match="gaps"):
+        StepGaps.attach(run)
