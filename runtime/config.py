@@ -40,6 +40,7 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 Size = Annotated[int, Meta(ge=1, le=1 << 30)]
 NotNegative = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Objective = Annotated[float, Meta(ge=1, le=3_600_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
@@ -114,6 +115,28 @@ class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
 
 
+class ObjectiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ttft_ms: Objective = 4000.0  # until the first token
+    tbt_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # between tokens; 0: as scheduling.tbt_target_ms
+
+
+class TextObjective(ObjectiveSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ttft_ms: Objective = 1000.0
+
+
+class VideoObjective(ObjectiveSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ttft_ms: Objective = 20_000.0
+
+
+class SloSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Objectives by kind of request: that of its most demanding medium, of video, image and audio in this order."""
+
+    text: TextObjective = TextObjective()
+    image: ObjectiveSection = ObjectiveSection()
+    video: VideoObjective = VideoObjective()
+    audio: ObjectiveSection = ObjectiveSection()
+
+
 class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Threads = 0  # 0: planned from the processors: see process/processors.py
     nice: Nice = 0
@@ -163,6 +186,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory: MemorySection = MemorySection()
     cache: CacheSection = CacheSection()
     scheduling: SchedulingSection = SchedulingSection()
+    slo: SloSection = SloSection()
     actors: ActorsSection = ActorsSection()
     supervisor: SupervisorSection = SupervisorSection()
 

@@ -20,13 +20,14 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
-from ...runtime.config import RuntimeConfig
+from ...runtime.config import ObjectiveSection, RuntimeConfig
 from ...runtime.controller.effects import (
     Effect,
 )
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.budgets import TBT_FACTOR
+from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
@@ -110,6 +111,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
         tbt_factor=0.0 if config.scheduling.tbt_target_ms else TBT_FACTOR,
         tbt_least_s=0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_MS / 1000,
+        objectives={kind: objective_of(config, kind) for kind in KINDS},
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),
@@ -117,6 +119,12 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         prefix_cache=config.memory.prefix_cache,
         positions=partial(_positions, model),
     )
+
+
+def objective_of(config: RuntimeConfig, kind: RequestKind) -> Objective:
+    """Return the objective of a kind of request."""
+    section: ObjectiveSection = getattr(config.slo, kind)
+    return Objective(section.ttft_ms / 1000, section.tbt_ms / 1000)
 
 
 def _positions(model: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:

@@ -264,6 +264,7 @@ class Completions:
             return_token_ids=generation.return_token_ids,
             stop_token_ids=generation.stop_token_ids,
             include_stop=generation.include_stop,
+            priority=generation.priority,
             salt=tenant_salt(generation.cache_salt, self._server.api_key),
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)

@@ -26,6 +26,7 @@ MAX_STOP_TOKENS = 128
 MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
+MAX_PRIORITY = 1_000_000
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
 
 
@@ -61,6 +62,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     include_stop: bool = False
     bad_words: list[str] = []
+    priority: int = 0
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -243,6 +245,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         stop_token_ids=_read_stop_token_ids(fields),
         include_stop=fields.take_bool("include_stop_str_in_output"),
         bad_words=read_bad_words(fields),
+        priority=fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
     )
 
 

@@ -13,10 +13,13 @@ from .state import STUCK_S, ControllerState
 
 STARVED_S = 1.0
 RANK_S = 0.1  # between ranks of all requests by a policy that ages: they do not change faster than that
+AGED_S = 60.0  # a request this old goes before younger ones, whatever the policy and the priorities
+AGE_S = 1.0  # between searches for such requests
 
 
 def rank_requests(state: ControllerState) -> None:
-    """Rank the requests for this tick: new ones, or all from time to time if ranks change. A lower ``priority`` goes before any rank.
+    """Rank the requests for this tick: new ones, or all from time to time if ranks change. A lower priority goes before any rank,
+    and a request of ``AGED_S`` before any priority: nobody starves.
 
     A policy that cannot rank a request is not asked for ranks again: otherwise rows would alternate between two orders.
     """
@@ -33,9 +36,14 @@ def rank_requests(state: ControllerState) -> None:
         state.ranking, requests = UNIFIED, list(state.requests.values())
         ranks = [UNIFIED.rank(request, state.facts) for request in requests]
     for request, rank in zip(requests, ranks, strict=True):
-        request.rank = (request.spec.priority, *rank, request.arrival)
+        request.rank = (request.priority, *rank, request.arrival)
     if is_due:
         state.ranked_s = state.now
+    if is_due or state.now - state.aged_s >= AGE_S:
+        state.aged_s = state.now
+        for request in state.requests.values():
+            if state.now - request.arrived_s >= AGED_S:
+                request.rank = (-math.inf, request.arrival)
     state.unranked.clear()
 
 

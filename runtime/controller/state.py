@@ -146,6 +146,7 @@ class ControllerState:
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
     unranked: list[Request] = field(default_factory=list)
     ranked_s: float = LONG_AGO_S  # when all were ranked, by a policy that ages
+    aged_s: float = LONG_AGO_S  # when old requests were last looked for
     starved_s: float | None = None  # since when the policy wrongly plans nothing
     overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)

@@ -25,6 +25,12 @@ def test_values_are_taken() -> None:
     assert config.actor("gateway").threads == 1
 
 
+def test_objectives_by_kind() -> None:
+    slo = parse_config("[slo.text]\ntbt_ms = 80\n[slo.image]\nttft_ms = 2500.5\n").slo
+    assert (slo.text.ttft_ms, slo.text.tbt_ms) == (1000, 80), "the other key keeps the default of its kind"
+    assert (slo.image.ttft_ms, slo.image.tbt_ms, slo.video.ttft_ms, slo.audio.ttft_ms) == (2500.5, 0, 20_000, 4000)
+
+
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_survives_toml(text: str) -> None:
@@ -54,6 +60,13 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[media]\nfps = 1e-9", "media.fps = 1e-09: expected `float` >= 0.01"),
         ("[media]\nfps = nan", "media.fps = nan: expected a finite number"),
         ("[media]\nmax_video_s = inf", "media.max_video_s = inf: expected a finite number"),
+        ("[slo.text]\nttft_ms = 0", "slo.text.ttft_ms = 0: expected `float` >= 1"),
+        ("[slo.video]\ntbt_ms = -1", "slo.video.tbt_ms = -1: expected `float` >= 0"),
+        ("[slo.audio]\ntbt_ms = 1e7", "slo.audio.tbt_ms = 10000000.0: expected `float` <= 3600000"),
+        ("[slo.texts]\ntbt_ms = 1", "unknown key 'slo.texts': did you mean 'text'? [slo] has text, image, video, audio"),
+        ("[slo]\nttft_ms = 1", "unknown key 'slo.ttft_ms'"),
+        ("[slo.image]\nttft = 1", "unknown key 'slo.image.ttft': did you mean 'ttft_ms'?"),
+        ("[slo]\nimage = 3", "slo.image = 3: expected a table [slo.image]"),
         ('[model]\ndtype = "fp8"', "model.dtype = \"fp8\": expected one of 'auto', 'float32', 'bfloat16'"),
         (
             '[actors]\nlayout = "PD"',

@@ -15,14 +15,16 @@ from mmrt.actors.controller.flight import ControllerFlight
 from mmrt.actors.controller.io import ControllerIO
 from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
-from mmrt.actors.controller.serve import Serving, active_generations
+from mmrt.actors.controller.serve import Serving, active_generations, objective_of
 from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.runtime.config import parse_config
 from mmrt.runtime.controller.effects import ClearPages, Effect, Send, SetPageGenerations, WriteState
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.scheduling.facts import Objective
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import EndCode, Phase
@@ -56,6 +58,11 @@ def run() -> Iterator[RunDirectory]:
         FlightRecorder.create(directory, "controller", 256).close()
         yield directory
         directory.destroy()
+
+
+def test_objectives_come_from_the_configuration() -> None:
+    config = parse_config("[slo.text]\nttft_ms = 250\ntbt_ms = 40\n")
+    assert objective_of(config, "text") == Objective(0.25, 0.04) and objective_of(config, "video") == Objective(20.0, 0.0)
 
 
 class Epoch:

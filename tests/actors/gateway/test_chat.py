@@ -26,7 +26,10 @@ def user(content: Any = "hi") -> list[Any]:
 
 def test_an_answer(stage: Any) -> None:
     async def test(scene: Any) -> None:
-        answer = await scene.client.chat.completions.create(model="tiny", messages=user(), max_tokens=9, temperature=0)
+        extra = {"priority": -4}
+        answer = await scene.client.chat.completions.create(
+            model="tiny", messages=user(), max_tokens=9, temperature=0, extra_body=extra
+        )
         (choice,) = answer.choices
         assert (choice.message.content, choice.message.role, choice.finish_reason) == (TEXT, "assistant", "stop")
         spec = scene.controller.play.spec
@@ -35,7 +38,7 @@ def test_an_answer(stage: Any) -> None:
         assert usage.completion_tokens == scene.controller.play.num_tokens == 5
         assert usage.total_tokens == usage.prompt_tokens + 5
         assert answer.id == spec.request_id and answer.model == "tiny" and answer.system_fingerprint
-        assert (spec.max_new_tokens, spec.sampling.temperature) == (9, 0.0)
+        assert (spec.max_new_tokens, spec.sampling.temperature, spec.priority) == (9, 0.0, -4)
         await scene.until(scene.controller.play.delivered.is_set)
 
     stage.run(test)

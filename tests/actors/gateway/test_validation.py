@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
-from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, read_chat
+from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, read_chat, read_text
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
@@ -69,6 +69,22 @@ def test_penalties() -> None:
         ("repetition_penalty", 11, "0.01 to 10"),
     ):
         assert refusal(body(**{name: value})).message == f"{name}: is {value}, allowed are {allowed}"
+
+
+def test_priority() -> None:
+    for value in (-1_000_000, -3, 0, 7, 1_000_000):
+        assert read(body(priority=value)).generation.priority == value
+        assert read_text(json.dumps({"prompt": "hi", "priority": value}).encode(), LIMITS).generation.priority == value
+    assert read(body()).generation.priority == read(body(priority=None)).generation.priority == 0
+    for wrong, problem in (
+        (1.0, "expected an integer, got 1.0"),
+        ("1", 'expected an integer, got "1"'),
+        (True, "expected an integer, got true"),
+        (1_000_001, "is 1000001, allowed are -1000000 to 1000000"),
+        (-(1 << 70), "is -1180591620717411303424, allowed are -1000000 to 1000000"),
+    ):
+        error = refusal(body(priority=wrong))
+        assert (error.message, error.param, error.status) == (f"priority: {problem}", "priority", 400)
 
 
 def test_rules_about_tokens() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.effects import WriteJournal
 from mmrt.runtime.controller.planner import make_view
-from mmrt.runtime.controller.policy_calls import RANK_S
+from mmrt.runtime.controller.policy_calls import AGED_S, RANK_S
 from mmrt.runtime.controller.records import JournalRecord, JournalState, Submitted
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.budgets import CostModel, prefill_budget, update
@@ -110,6 +110,20 @@ def test_a_lower_priority_goes_first_whatever_the_policy_ranks() -> None:
     driver.tick()
     requests = sorted(driver.state.waiting.values(), key=lambda request: request.rank)
     assert [request.key for request in requests] == [4, 5, 3, 2]
+
+
+@pytest.mark.parametrize("policy", ["unified", "toy"])
+def test_who_waits_for_a_minute_goes_before_a_flood_of_higher_priority(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "toy", Ages())
+    driver = Driver(num_rows=1, max_waiting=1000, policy=policy)
+    driver.submit(text(), 1)
+    driver.receive("gateway", m.Submit(1, 2, text(priority=9)))
+    for key in range(3, 3 + int(AGED_S)):
+        assert min(driver.state.waiting.values(), key=lambda request: request.rank).key != 2 or key == 3
+        driver.receive("gateway", m.Submit(1, key, text(priority=-9)))
+        driver.tick(1.0)
+    driver.tick(1.0)
+    assert min(driver.state.waiting.values(), key=lambda request: request.rank).key == 2
 
 
 class Ages:
