@@ -40,7 +40,7 @@ from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.kv_manager import Progress
 from ..runtime.controller.machine import Controller
 from ..runtime.controller.planner import make_view
-from ..runtime.controller.scheduling.policy import UNIFIED
+from ..runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.stage_table import WORKERS, InstanceId
 from ..schema.media import ItemShape, SegmentShape
@@ -71,6 +71,7 @@ class StateCost(msgspec.Struct, frozen=True, kw_only=True):
 
 class ControllerBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
+    policy: str = UNIFIED.name
     states: list[StateCost]
 
 
@@ -78,20 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 if a state could not be kept."""
     parser = argparse.ArgumentParser(prog="mmrt bench controller", description="What a tick of the controller costs.")
     parser.add_argument("--turns", type=int, default=500, help="that are timed, per state (%(default)s)")
+    parser.add_argument("--policy", choices=list(POLICIES), default=UNIFIED.name, help="the scheduling policy (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
     if options.turns < 1:
         parser.error(f"--turns {options.turns} must be at least 1")
-    bench = run_bench("controller", options.json, (), lambda _: measure_all(options.turns), show)
+    bench = run_bench("controller", options.json, (), lambda _: measure_all(options.turns, options.policy), show)
     if options.json is None:
         print(msgspec.json.encode(bench).decode())
     return 0
 
 
-def measure_all(num_turns: int) -> ControllerBench:
+def measure_all(num_turns: int, policy: str = UNIFIED.name) -> ControllerBench:
     """Each state."""
     environment = read_environment()
-    return ControllerBench(environment=environment, states=[measure(*state, num_turns) for state in STATES])
+    return ControllerBench(environment=environment, policy=policy, states=[measure(*state, num_turns, policy) for state in STATES])
 
 
 def show(console: Console, bench: ControllerBench) -> None:
@@ -101,12 +103,13 @@ def show(console: Console, bench: ControllerBench) -> None:
     for state in bench.states:
         times = [f"{value:.2f}" for value in (*state.tick_ms, *state.cpu_ms, *state.plan_ms)]
         rows.append([f"{state.running}, {state.preparing}, {state.waiting}", *times, f"{state.target_ms:g}"])
-    show_table(console, f"a tick with so many running, preparing and waiting; ms (policy: target {PLAN_TARGET_MS:g})", columns, rows)
+    title = f"a tick with so many running, preparing and waiting; ms ({bench.policy}'s plan: target {PLAN_TARGET_MS:g})"
+    show_table(console, title, columns, rows)
 
 
-def measure(running: int, preparing: int, waiting: int, target_ms: float, num_turns: int) -> StateCost:
+def measure(running: int, preparing: int, waiting: int, target_ms: float, num_turns: int, policy: str = UNIFIED.name) -> StateCost:
     """Bring a machine to this state and time ticks in it."""
-    drive = Drive(running, preparing, waiting)
+    drive = Drive(running, preparing, waiting, policy)
     drive.settle()
     gc.collect()
     gc.freeze()
@@ -140,10 +143,11 @@ class Drive:
     """A machine with actors that are function calls. All rows are taken, and texts wait. Where media prepare, every other
     waiting request has a picture."""
 
-    def __init__(self, running: int, preparing: int, waiting: int) -> None:
+    def __init__(self, running: int, preparing: int, waiting: int, policy: str = UNIFIED.name) -> None:
         self.running, self.preparing, self.waiting = running, preparing, waiting
         num_rows = running + preparing
         self.limits = Limits(
+            policy=policy,
             num_rows=num_rows,
             max_context=8192,
             kv_page_tokens=16,
@@ -228,7 +232,7 @@ class Drive:
             prefill_in_flight=0,
         )
         began_s = time.perf_counter()
-        UNIFIED.plan(view, StepLimits(2048, 8192), None)
+        self.controller.state.policy.plan(view, StepLimits(2048, 8192, max_encode_rows=8192), None)
         return time.perf_counter() - began_s
 
     @property

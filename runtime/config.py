@@ -108,8 +108,11 @@ class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_mib: Size = 4096  # of all files there that belong to this model
 
 
+Policy = Literal["unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split"]  # of controller/scheduling/policy.py
+
+
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: Literal["unified"] = "unified"  # of the registry in controller/scheduling/policy.py
+    policy: Policy = "unified"
     tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: twice the undisturbed step, on a CPU at least 50
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise

@@ -8,8 +8,14 @@ and overrules a policy that raises or that plans nothing while something could r
 from typing import Any, Protocol
 
 from .facts import Facts
+from .monolithic import Monolithic
+from .overlap import Overlap
+from .slack import Slack
+from .split import Split
+from .stage_level import StageLevel
 from .types import Candidate, Rank, StepLimits, StepPlan, View
 from .unified import Unified
+from .weighted import Weighted
 
 
 class Policy(Protocol):
@@ -33,4 +39,5 @@ class Policy(Protocol):
 
 
 UNIFIED: Policy = Unified()
-POLICIES: dict[str, Policy] = {UNIFIED.name: UNIFIED}
+_ALL: tuple[Policy, ...] = (UNIFIED, StageLevel(), Overlap(), Slack(), Weighted(), Monolithic(), Split())
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}

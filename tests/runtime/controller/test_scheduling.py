@@ -44,6 +44,7 @@ from mmrt.runtime.controller.scheduling.types import (
     View,
 )
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.runtime.controller.random_views import views
 
 LIMITS = Limits(
     num_rows=4,
@@ -65,52 +66,6 @@ LIMITS = Limits(
 def spec(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = (), companion: int = 0) -> RequestSpec:
     items = [MediaItem("image", size) for size in media]
     return RequestSpec("r", [1] * num_tokens, items, Sampling(), max_new, companion_ids=[1] * companion or None)
-
-
-@st.composite
-def views(draw: st.DrawFn) -> View:
-    requests = []
-    for index in range(draw(st.integers(0, 5))):
-        members = []
-        for _ in range(draw(st.integers(1, 2))):
-            target = draw(st.integers(0, 40))
-            ready = draw(st.integers(0, target))
-            members.append(MemberView(draw(st.integers(0, ready)), ready, target))
-        stages = draw(st.lists(st.integers(SegmentStage.PENDING, SegmentStage.ENCODING), max_size=4))
-        segments = tuple(
-            SegmentView(0, number, stage, draw(st.integers(1, 20)), draw(st.integers(1, 4)), draw(st.integers(1, 4)))
-            for number, stage in enumerate(stages)
-        )
-        requests.append(
-            RequestView(
-                index,
-                index,
-                has_kv=draw(st.booleans()),
-                prefill_in_flight=draw(st.booleans()),
-                members=tuple(members),
-                unanalysed=tuple(range(draw(st.integers(0, 2)))),
-                segments=segments,
-                patch_held=draw(st.integers(0, 4)),
-                embedding_held=draw(st.integers(0, 4)),
-                alone=draw(st.booleans()),
-            )
-        )
-    small = st.integers(0, 8)
-    return View(
-        tuple(requests),
-        video_credit=draw(st.integers(0, 2)),
-        encoder_credit=draw(st.integers(0, 2)),
-        prefill_credit=draw(st.integers(0, 2)),
-        encode_in_flight=draw(st.integers(0, 1)),
-        prefill_in_flight=draw(st.integers(0, 1)),
-        num_decoding=draw(st.integers(0, 2)),
-        num_turns=draw(st.integers(1, 3)),
-        num_patch_pages=8,
-        num_free_patch_pages=draw(small),
-        num_embedding_pages=8,
-        num_free_embedding_pages=draw(small),
-        last=draw(st.sampled_from(["encode", "prefill"])),
-    )
 
 
 @settings(deadline=None)
