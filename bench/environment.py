@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..runtime.process.processors import processor_name
+
 PACKAGES = ("torch", "transformers", "pyzmq", "aiohttp", "uvloop", "numpy", "msgspec", "av")
 
 
@@ -31,7 +33,7 @@ def read_environment() -> Environment:
     """Look at everything once, about 20 ms."""
     return Environment(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        cpu=_cpu_model(),
+        cpu=processor_name(),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         kernel=platform.release(),
@@ -41,15 +43,6 @@ def read_environment() -> Environment:
         packages={name: _version(name) for name in PACKAGES},
         load_average=os.getloadavg(),
     )
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "cpu model"))]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

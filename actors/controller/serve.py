@@ -30,11 +30,13 @@ from ...runtime.controller.scheduling.budgets import TBT_FACTOR
 from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
+from ...runtime.environment import read_environment
 from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
 from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
+from .costs_file import CostsFile
 from .flight import ControllerFlight
 from .io import ControllerIO, perform_all
 from .journal import Journal
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 STATS_S = 0.1
 SLOW_TICK_S = 0.25
+SAVE_COSTS_S = 30.0
 DEFAULT_TBT_TARGET_MS = 50.0  # until a step alone has been measured; on CUDA, steps take 5 to 100 ms by model and device
 
 
@@ -60,7 +63,9 @@ async def serve(actor: Actor) -> None:
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model, io)
-    controller = recover(limits, actor.generation, io.snapshot(journaled, active_generations(actors)))
+    costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
+    snapshot = io.snapshot(journaled, active_generations(actors))._replace(known_costs=costs.load())
+    controller = recover(limits, actor.generation, snapshot)
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
@@ -71,14 +76,19 @@ async def serve(actor: Actor) -> None:
     actor.watch_ending(asyncio.get_running_loop(), ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
+    saved, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
     while not actor.ending and serving.failure is None:
         actor.notifier.watchdog()
         status.set_queue_depth(len(controller.state.waiting))
         try:
             await asyncio.wait_for(ended.wait(), watchdog_s)
         except TimeoutError:
-            continue
+            pass
+        if time.monotonic() >= save_at_s and controller.state.costs.by_stage is not saved:
+            saved, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
+            await asyncio.to_thread(costs.save, saved)
     serving.close()
+    costs.save(controller.state.costs.by_stage)
     outages.close()
     socket.close()
     journal.close()

@@ -33,7 +33,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     elif isinstance(result, Overran):
         _correct_work(state, plan, live)
     else:
-        _learn_cost(state, plan, live, elapsed_s)
+        _learn_cost(state, inflight, live, elapsed_s)
         match plan:
             case Analyse():
                 if isinstance(result, Analysed):
@@ -52,12 +52,15 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         settle(state, request)
 
 
-def _learn_cost(state: ControllerState, plan: Plan, live: list[Request], elapsed_s: float) -> None:
+def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
     """Learn the cost of the parts of live rows, for the budgets of encode and prefill."""
+    plan = inflight.plan
     keys = {request.key_in_table for request in live}
     steering = state.steering
     done = plan.only(lambda row, generation: (row, generation) in keys)
     units = done.units if done is not None else 0
+    if inflight.disturbs_decode:
+        state.costs.observe(inflight.actor, units, elapsed_s)
     if plan.STAGE == "encoder":
         steering.encode = update(steering.encode, units, elapsed_s, steering.allowance_s)
     elif plan.STAGE == "prefill":

@@ -23,6 +23,7 @@ from .media_sharing import join, learn_shape, look_up
 from .pages import Owner, PageLedger, User
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
+from .scheduling.facts import Cost
 from .scheduling.types import Limits, SegmentStage
 from .state import ControllerState, InflightPlan, membership, owner
 
@@ -60,11 +61,12 @@ class RunSnapshot(NamedTuple):
     actors: Mapping[InstanceId, int]
     page_keys: Mapping[PoolName, Mapping[int, bytes]] = {}
     secret: bytes = b""
+    known_costs: Mapping[str, Cost] = {}  # of stages: not of the previous controller but of earlier runs
 
 
 def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     """Rebuild the controller. The first ``tick`` sends outstanding plans. An empty snapshot gives a fresh controller."""
-    state = ControllerState(limits, epoch, snapshot.page_generations, snapshot.secret)
+    state = ControllerState(limits, epoch, snapshot.page_generations, snapshot.secret, snapshot.known_costs)
     state.actors.update(snapshot.actors)
     state.next_arrival = snapshot.journal.next_arrival
     state.row_generations = list(snapshot.row_generations)

@@ -31,8 +31,9 @@ from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
-from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget
-from .scheduling.facts import Facts, kind_of
+from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
+from .scheduling.costs import Costs
+from .scheduling.facts import Cost, Facts, kind_of
 from .scheduling.gap_window import GapWindow
 from .scheduling.policy import POLICIES, Policy
 from .scheduling.types import Device, Limits
@@ -118,6 +119,7 @@ class ControllerState:
     epoch: int
     page_generations: Mapping[PoolName, Sequence[int]] = field(default_factory=_no_generations)
     secret: bytes = b""  # of the run, for keys of pages
+    known_costs: Mapping[str, Cost] = field(default_factory=dict)  # of stages, from earlier runs
     effects: list[Effect] = field(default_factory=list)
     pools: dict[PoolName, PageLedger] = field(init=False)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class ControllerState:
     now: float = 0.0  # of the message or tick that is being handled
     facts: Facts = Facts()  # of the last tick
     steering: Steering = field(init=False)
+    costs: Costs = field(init=False)
     gaps: GapWindow = field(default_factory=GapWindow)
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
@@ -170,8 +173,10 @@ class ControllerState:
         self.free_rows = list(range(limits.num_rows - 1, -1, -1))
         self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
         idle_s = allowance_s(1.0, 0, limits.tbt_target_s)
-        encode = encode_budget(limits.encode_budget, limits.rows_per_token)
-        self.steering = Steering(prefill_budget(limits.prefill_budget), encode, idle_s)
+        self.costs = costs = Costs(self.known_costs)
+        encode = encode_budget(limits.encode_budget, limits.rows_per_token, costs.of("encoder"))
+        prefill = prefill_budget(limits.prefill_budget, costs.of("prefill"))
+        self.steering = Steering(retarget(prefill, idle_s), retarget(encode, idle_s), idle_s)
 
     @property
     def tbt_target_s(self) -> float:
@@ -258,11 +263,11 @@ class ControllerState:
     def begin_tick(self, now: float, gaps: Sequence[int]) -> None:
         """Begin a tick. ``gaps``: the histogram of times between tokens since the run began, if it is known."""
         self.now = now
-        tbt_s, steering = self.tbt_objective_s, self.steering
+        tbt_s, costs = self.tbt_objective_s, self.costs
         if gaps:
             self.gaps.look(now, gaps, tbt_s)
         late_share, p99_s = self.gaps.late_share, self.gaps.p99_s
-        self.facts = Facts(now, steering.encode.line, steering.prefill.line, {}, tbt_s, late_share, p99_s)
+        self.facts = Facts(now, costs.of("encoder"), costs.of("prefill"), costs.by_actor, tbt_s, late_share, p99_s)
         self._touched_before, self._touched = self._touched, set()
         for request in self.unranked:
             if not 0 < request.arrived_s <= now:  # of an older journal, or the machine has been started since

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mmrt.runtime.controller.scheduling.budgets import MIN_TOKENS
 from mmrt.runtime.stage_table import ACTORS, restart_order
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 from mmrt.tests.end_to_end.test_outages import CONTENT, broken, wait_for_answer
@@ -103,6 +104,16 @@ def test_all_in_turn_under_load(own: Server) -> None:
     assert streams.errors == [] and streams.ids == [expected] * 2
     after = processes(own)
     assert not [name for name in ACTORS if after[name][0] == before[name][0]]
+
+
+def test_what_plans_cost_is_known_to_the_next_controller(own: Server) -> None:
+    own.chat("Tell me a story about a house. " * 60, max_tokens=2)
+    assert own.mmrt("restart", "controller").returncode == 0
+    file = Path(own.environment["XDG_STATE_HOME"]) / "mmrt" / "costs.json"
+    (setup,) = [setup for setup in json.loads(file.read_text()).values() if "prefill" in setup["stages"]]
+    assert setup["stages"]["prefill"]["largest"] >= MIN_TOKENS
+    view = json.loads(own.mmrt("inspect", "--json").stdout)
+    assert view["prefill_budget_tokens"] > MIN_TOKENS, "without them it begins with the least"
 
 
 def test_code_that_is_broken_on_disk_replaces_nothing(own: Server, source: Path) -> None:

@@ -10,7 +10,8 @@ from a small start.
 from dataclasses import dataclass, replace
 
 from ...config import MAX_STEP_TOKENS
-from .facts import Cost
+from .costs import CostModel
+from .facts import UNKNOWN, Cost
 from .types import Limits
 
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, regardless of its tokens
@@ -18,56 +19,8 @@ START_UNITS = 1  # start of a budget, in multiples of the least
 
 TBT_FACTOR = 2.0  # the TBT objective, in steps alone, where none is configured or no step meets it
 
-_DECAY = 0.9
 _SHARE_LIMITS = (0.25, 4.0)
 _IDLE_SHARE = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """elapsed = base_s + per_unit_s * units, by least squares with exponential forgetting."""
-
-    weight: float = 0.0
-    sum_x: float = 0.0
-    sum_y: float = 0.0
-    sum_xx: float = 0.0
-    sum_xy: float = 0.0
-
-    def observe(self, units: int, elapsed_s: float) -> "CostModel":
-        """Update the model with a finished plan of ``units`` (tokens or rows)."""
-        return CostModel(
-            self.weight * _DECAY + 1.0,
-            self.sum_x * _DECAY + units,
-            self.sum_y * _DECAY + elapsed_s,
-            self.sum_xx * _DECAY + units * units,
-            self.sum_xy * _DECAY + units * elapsed_s,
-        )
-
-    def predict(self, units: int) -> float:
-        """Predict the seconds of a plan of ``units``; never negative. 0 before any measurement."""
-        if not self.weight:
-            return 0.0
-        mean_x, mean_y, slope = self._fit()
-        return mean_y + slope * (units - mean_x)
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """Return the seconds of a plan of no units, and per unit; neither is negative."""
-        if not self.weight:
-            return 0.0, 0.0
-        mean_x, mean_y, slope = self._fit()
-        return max(0.0, mean_y - slope * mean_x), slope
-
-    def _fit(self) -> tuple[float, float, float]:
-        """Return mean units, mean seconds, and seconds per unit: between 0 and what makes a plan of no units take no time."""
-        mean_x, mean_y = self.sum_x / self.weight, self.sum_y / self.weight
-        variance = self.sum_xx / self.weight - mean_x * mean_x
-        if variance > 1e-6 * mean_x * mean_x:
-            slope = (self.sum_xy / self.weight - mean_x * mean_y) / variance
-            slope = min(max(slope, 0.0), mean_y / mean_x if mean_x else 0.0)
-        else:
-            slope = mean_y / mean_x if mean_x else 0.0
-        return mean_x, mean_y, slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +43,16 @@ class Budget:
         """What a policy's own budget may be."""
         return self.fixed or self.high
 
-    @property
-    def line(self) -> Cost:
-        return Cost(*self.cost.line, self.largest)
+
+def prefill_budget(configured: int, known: Cost = UNKNOWN) -> Budget:
+    """Make the budget tau, in tokens. ``known``: what earlier runs have learned."""
+    return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured, known.largest, CostModel.of(known))
 
 
-def prefill_budget(configured: int) -> Budget:
-    """Make the budget tau, in tokens."""
-    return Budget(MIN_TOKENS, MAX_STEP_TOKENS, START_UNITS * MIN_TOKENS, configured)
-
-
-def encode_budget(configured: int, rows_per_token: int) -> Budget:
+def encode_budget(configured: int, rows_per_token: int, known: Cost = UNKNOWN) -> Budget:
     """Make the budget alpha, in patch rows; ``rows_per_token`` rows make one embedding token."""
     low = MIN_TOKENS * rows_per_token
-    return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured)
+    return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured, known.largest, CostModel.of(known))
 
 
 def objective_s(limits: Limits, undisturbed_s: float) -> float:

@@ -48,6 +48,9 @@ class Cost(NamedTuple):
         return high if high * self.unit_s <= left_s else int(left_s / self.unit_s)
 
 
+UNKNOWN = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is the same for all requests at one moment. ``costs``: of each actor that has done plans; ``encode`` and ``prefill``: of
@@ -55,8 +58,8 @@ class Facts:
     window: ``late_share`` took longer than it, 99 % took at most ``tbt_p99_s``; None if there were none."""
 
     now: float = 0.0
-    encode: Cost = Cost()
-    prefill: Cost = Cost()
+    encode: Cost = UNKNOWN
+    prefill: Cost = UNKNOWN
     costs: Mapping[InstanceId, Cost] = field(default_factory=dict)
     tbt_s: float = 0.05
     late_share: float | None = None

@@ -13,10 +13,11 @@ from mmrt.runtime.controller.planner import make_view
 from mmrt.runtime.controller.policy_calls import AGED_S, RANK_S
 from mmrt.runtime.controller.records import JournalRecord, JournalState, Submitted
 from mmrt.runtime.controller.recovery import recover
-from mmrt.runtime.controller.scheduling.budgets import CostModel, prefill_budget, update
+from mmrt.runtime.controller.scheduling.costs import CostModel, Costs
 from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, kind_of
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from mmrt.runtime.controller.scheduling.types import Candidate, StepLimits, StepPlan, View
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import MediaKind
 from mmrt.tests.runtime.controller.test_machine import KEY, SHAPE, Driver, image, text
 from mmrt.tests.runtime.controller.test_recovery import remains
@@ -155,16 +156,61 @@ def test_ranks_that_change_are_looked_at_now_and_then(monkeypatch: pytest.Monkey
 # of costs
 
 
-@given(st.floats(0, 0.1), st.floats(1e-6, 1e-3), st.lists(st.integers(1, 4000), min_size=8, max_size=40, unique=True))
-def test_a_line_is_what_its_plans_took(base_s: float, unit_s: float, sizes: list[int]) -> None:
-    budget = prefill_budget(0)
+PREFILL, SECOND = InstanceId("prefill"), InstanceId("prefill.1")
+lines = st.builds(Cost, st.floats(0, 0.1), st.floats(1e-6, 1e-3), st.integers(16, 4096))
+
+
+@given(lines, st.lists(st.integers(1, 4000), min_size=8, max_size=40, unique=True))
+def test_a_line_is_what_its_plans_took(line: Cost, sizes: list[int]) -> None:
+    costs = Costs({})
+    for number, units in enumerate(sizes):
+        costs.observe((PREFILL, SECOND)[number % 2], units, line.seconds(units))
+    cost = costs.of("prefill")
+    assert cost.largest == max(sizes) == max(costs.by_actor[PREFILL].largest, costs.by_actor[SECOND].largest)
     for units in sizes:
-        budget = update(budget, units, base_s + unit_s * units, 0.1)
-    cost = budget.line
-    assert cost.largest == max(sizes)
-    for units in sizes:
-        assert cost.seconds(units) == pytest.approx(base_s + unit_s * units, rel=0.05, abs=1e-4)
-    assert cost.seconds(0) == 0
+        assert cost.seconds(units) == pytest.approx(line.seconds(units), rel=0.05, abs=1e-4)
+    assert cost.seconds(0) == 0 and costs.of("encoder") == Cost()
+
+
+def test_actors_of_one_stage_have_lines_of_their_own() -> None:
+    costs = Costs({})
+    for _ in range(20):
+        for units in (10, 100):
+            costs.observe(PREFILL, units, 0.001 * units)
+            costs.observe(SECOND, units, 0.003 * units)
+    assert costs.by_actor[PREFILL].unit_s == pytest.approx(0.001) and costs.by_actor[SECOND].unit_s == pytest.approx(0.003)
+    assert costs.of("prefill").unit_s == pytest.approx(0.002)
+
+
+def test_plans_without_work_teach_nothing() -> None:
+    costs = Costs({})
+    costs.observe(PREFILL, 0, 0.1)
+    costs.observe(PREFILL, 5, -0.1)
+    assert costs.by_actor == costs.by_stage == {}
+
+
+@given(lines)
+def test_what_is_known_counts_until_it_is_learned_anew(line: Cost) -> None:
+    costs = Costs({"prefill": line})
+    assert costs.of("prefill") == line
+    model = CostModel.of(line)
+    for units in (1, line.largest // 2, line.largest):
+        assert model.predict(units) == pytest.approx(line.seconds(units), abs=1e-6)
+    for _ in range(200):
+        for units in (100, 1000):
+            costs.observe(PREFILL, units, 0.5 + 0.002 * units)
+    assert costs.of("prefill").seconds(500) == pytest.approx(1.5, rel=0.05)
+    assert costs.of("prefill").largest == max(1000, line.largest)
+
+
+def test_a_run_begins_with_budgets_for_the_costs_that_are_known() -> None:
+    limits = Driver(prefill_budget=0, encode_budget=0).state.limits
+    known = {"prefill": Cost(0.01, 0.0001, 1500), "encoder": Cost(0.01, 0.00001, 4000)}
+    state = recover(limits, 4, remains(Driver())._replace(known_costs=known)).state
+    assert state.steering.allowance_s == pytest.approx(0.2)
+    assert state.steering.prefill.units == pytest.approx(1900, abs=5) and state.steering.encode.units == 8000, "twice the largest"
+    fresh = recover(limits, 4, remains(Driver())).state.steering
+    assert (fresh.prefill.units, fresh.encode.units) == (256, 1024)
 
 
 def test_a_line_before_the_first_plan_and_after_plans_of_one_size() -> None:

@@ -21,7 +21,6 @@ from mmrt.runtime.controller.scheduling.admission import (
 )
 from mmrt.runtime.controller.scheduling.budgets import (
     MIN_TOKENS,
-    CostModel,
     allowance_s,
     encode_budget,
     objective_s,
@@ -31,6 +30,7 @@ from mmrt.runtime.controller.scheduling.budgets import (
     steer_share,
     update,
 )
+from mmrt.runtime.controller.scheduling.costs import CostModel
 from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.policy import UNIFIED
 from mmrt.runtime.controller.scheduling.types import (
