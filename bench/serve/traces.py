@@ -6,10 +6,13 @@ Called by ``serve``. Pure except for reading the file. Traces are given by path;
 import csv
 import datetime
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -23,17 +26,31 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 def load_trace(path: Path) -> list[TraceRow]:
     """Read a Mooncake ``.jsonl`` (timestamp in ms, input_length, output_length) or an Azure ``.csv`` (TIMESTAMP, ContextTokens,
-    GeneratedTokens and, in the multimodal one, NumImages), sorted by arrival, from 0 on.
+    GeneratedTokens and, in the multimodal one, NumImages), with arrivals from 0 on.
 
-    Raises: OSError; ValueError naming the file and line.
+    Raises: OSError; ValueError naming the file and line: of missing columns, negative sizes, and arrivals before the line above.
     """
+    rows: list[TraceRow] = []
     with path.open(newline="") as lines:
-        rows = list(_azure(path, lines) if path.suffix.lower() == ".csv" else _mooncake(path, lines))
+        for number, row in _azure(path, lines) if path.suffix.lower() == ".csv" else _mooncake(path, lines):
+            _check(f"{path}:{number}", row, rows[-1].arrival_s if rows else row.arrival_s)
+            rows.append(row)
     if not rows:
         raise ValueError(f"{path} holds no requests")
-    rows.sort(key=lambda row: row.arrival_s)
     first_s = rows[0].arrival_s
     return [msgspec.structs.replace(row, arrival_s=row.arrival_s - first_s) for row in rows]
+
+
+def _check(place: str, row: TraceRow, before_s: float) -> None:
+    """Raises: ValueError naming the place."""
+    sizes = {"input tokens": row.num_input_tokens, "output tokens": row.num_output_tokens, "images": row.num_images}
+    for name, count in sizes.items():
+        if count < 0:
+            raise ValueError(f"{place}: {count} {name}, the least is 0")
+    if not math.isfinite(row.arrival_s):
+        raise ValueError(f"{place}: arrival at {row.arrival_s} s, it must be finite")
+    if row.arrival_s < before_s:
+        raise ValueError(f"{place}: arrives {before_s - row.arrival_s:g} s before the line above; time must not run backwards")
 
 
 def scale_to_rate(rows: Sequence[TraceRow], rate: float) -> list[TraceRow]:
@@ -48,29 +65,29 @@ def scale_to_rate(rows: Sequence[TraceRow], rate: float) -> list[TraceRow]:
     return [msgspec.structs.replace(row, arrival_s=row.arrival_s * factor) for row in rows]
 
 
-def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[TraceRow]:
+def _mooncake(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
-            yield TraceRow(float(fields["timestamp"]) / 1000, int(fields["input_length"]), int(fields["output_length"]))
+            yield number, TraceRow(float(fields["timestamp"]) / 1000, int(fields["input_length"]), int(fields["output_length"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number}: not a Mooncake request: {error!r}") from None
 
 
-def _azure(path: Path, lines: Iterator[str]) -> Iterator[TraceRow]:
+def _azure(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]]:
     reader = csv.DictReader(lines)
+    columns = reader.fieldnames or ()
+    if missing := [name for name in _AZURE_COLUMNS if name not in columns]:
+        raise ValueError(f"{path}:1: no column {' and '.join(missing)}; there are {', '.join(columns) or 'none'}")
     for fields in reader:
         try:
             arrival = datetime.datetime.fromisoformat(fields["TIMESTAMP"])
             if arrival.tzinfo is None:
                 arrival = arrival.replace(tzinfo=datetime.UTC)
-            yield TraceRow(
-                arrival.timestamp(),
-                int(fields["ContextTokens"]),
-                int(fields["GeneratedTokens"]),
-                int(fields.get("NumImages") or 0),
-            )
+            num_images = int(fields.get("NumImages") or 0)
+            row = TraceRow(arrival.timestamp(), int(fields["ContextTokens"]), int(fields["GeneratedTokens"]), num_images)
+            yield reader.line_num, row
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{reader.line_num}: not an Azure request: {error!r}") from None

@@ -127,9 +127,9 @@ def test_lengths_are_drawn_from_the_range_and_calibrated_to_words() -> None:
 
 
 MOONCAKE = """{"timestamp": 27000, "input_length": 300, "output_length": 20, "hash_ids": [1, 2]}
-{"timestamp": 30000, "input_length": 100, "output_length": 10, "hash_ids": [0]}
-
 {"timestamp": 27000, "input_length": 0, "output_length": 5, "hash_ids": []}
+
+{"timestamp": 30000, "input_length": 100, "output_length": 10, "hash_ids": [0]}
 """
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -158,7 +158,14 @@ def test_traces_of_both_formats(tmp_path: Path) -> None:
         ("x.jsonl", '{"timestamp": 1}\n', "x.jsonl:1"),
         ("x.jsonl", "\n\nnonsense\n", "x.jsonl:3"),
         ("x.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "x.csv:2"),
-        ("x.csv", "a,b\n1,2\n", "x.csv:2"),
+        ("x.csv", "a,b\n1,2\n", "x.csv:1: no column TIMESTAMP and ContextTokens and GeneratedTokens; there are a, b"),
+        ("x.csv", "TIMESTAMP,ContextTokens\n2024-10-01 00:00:00,2\n", "x.csv:1: no column GeneratedTokens"),
+        ("x.csv", AZURE + "2023-11-16 18:15:50.0,396,109\n", r"x.csv:4: arrives 0.6\d* s before the line above"),
+        ("x.csv", AZURE + "2023-11-16 18:15:51.0,-1,109\n", "x.csv:4: -1 input tokens, the least is 0"),
+        ("x.csv", AZURE_MULTIMODAL + "2024-10-01 00:00:02+00:00,-2,5,6\n", "x.csv:4: -2 images"),
+        ("x.jsonl", MOONCAKE + '{"timestamp": 30001, "input_length": 1, "output_length": -7}', "x.jsonl:5: -7 output tokens"),
+        ("x.jsonl", MOONCAKE + '{"timestamp": 29000, "input_length": 1, "output_length": 7}', "x.jsonl:5: arrives 1 s before"),
+        ("x.jsonl", '{"timestamp": NaN, "input_length": 1, "output_length": 7}', "x.jsonl:1: arrival at nan s"),
         ("x.jsonl", "", "no requests"),
     ],
 )
