@@ -31,7 +31,13 @@ from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
 from ...runtime.environment import read_environment
-from ...runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, MemoryLayout
+from ...runtime.process.memory_layout import (
+    EMBEDDING_PAGE_TOKENS,
+    PLAN_SLOTS,
+    ROW_DEFINITION_BYTES,
+    ROW_STATE_BYTES,
+    MemoryLayout,
+)
 from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
@@ -62,7 +68,7 @@ async def serve(actor: Actor) -> None:
     io = ControllerIO(actor.run, actor.config.instances)
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
-    limits = limits_of(actor.config, layout, actor.model, io)
+    limits = limits_of(actor.config, layout, actor.model)
     costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
     snapshot = io.snapshot(journaled, active_generations(actors))._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
@@ -96,7 +102,7 @@ async def serve(actor: Actor) -> None:
         raise serving.failure
 
 
-def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, io: ControllerIO) -> Limits:
+def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:
     """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
     return Limits(
         policy=config.scheduling.policy,
@@ -115,9 +121,9 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig, i
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
         max_items=config.media.max_items,
         max_waiting=config.server.max_waiting,
-        max_spec_bytes=io.table.max_spec_bytes,
-        max_state_bytes=io.table.max_state_bytes,
-        num_plan_slots=io.plans.num_slots,
+        max_spec_bytes=ROW_DEFINITION_BYTES,
+        max_state_bytes=ROW_STATE_BYTES,
+        num_plan_slots=PLAN_SLOTS,
         tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
         tbt_factor=0.0 if config.scheduling.tbt_target_ms else TBT_FACTOR,
         tbt_least_s=0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_MS / 1000,
