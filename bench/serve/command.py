@@ -22,26 +22,18 @@ from ..environment import read_environment
 from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run
 from ..render import show_report
-from .chat import make_conversations, plan_chat, run_alternated, run_chat
+from .chat import make_conversations, run_alternated, run_chat
 from .client import BenchError, find_model, open_session
 from .drivers import Notice, run_closed_loop, run_open_loop
-from .options import Options, parse_options, settings_of
+from .load_options import settings_of
+from .options import Options, parse_options
+from .planned import plan_requests, plan_stall
 from .plot import PlotError, plot_run, require_matplotlib
 from .record import Record
 from .report import Report, count_failures, distribution, duration_of, summarise_chat, summarise_groups, summarise_slo, summarise_stall
-from .stall import STREAM_GROUP, StallPlan, StallRun, run_stall
+from .stall import STREAM_GROUP, StallRun, run_stall
 from .target import Target
-from .traces import load_trace, scale_to_rate
-from .workload import (
-    RequestPlan,
-    plan_mixed,
-    plan_steady,
-    poisson_arrivals,
-    with_arrivals,
-    with_trace,
-)
-
-_STALL_POOL = 256  # distinct texts for streams; a stream that is started again takes the next one
+from .workload import RequestPlan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,26 +110,6 @@ async def run_bench(options: Options, urls: Sequence[str], console: Console) -> 
     return report, records, stall
 
 
-def plan_requests(options: Options) -> list[RequestPlan]:
-    """The requests of the run; for ``stall`` the fresh ones. Raises: OSError, ValueError for a trace that cannot be used."""
-    if options.scenario == "stall":
-        count = options.num_requests or max(1, int(options.phase_s / options.fresh_interval_s))
-        lengths = msgspec.structs.replace(options.lengths, max_tokens=options.fresh_max_tokens)
-        return plan_steady(options.modalities, count, lengths, options.seed)
-    if options.scenario == "chat":
-        return plan_chat(options.modalities, options.num_requests or 1, options.num_turns, options.lengths, options.seed)
-    rows = load_trace(options.trace)[: options.num_requests] if options.trace else None
-    count = len(rows) if rows is not None else options.num_requests or 0
-    plan = plan_mixed if options.scenario == "mixed" else plan_steady
-    plans = plan(options.modalities, count, options.lengths, options.seed)
-    if rows is not None:
-        rows = scale_to_rate(rows, options.rate) if options.rate is not None else rows
-        return with_trace(plans, rows, own_input=options.own_input, own_output=options.own_output)
-    if options.rate is not None:
-        return with_arrivals(plans, poisson_arrivals(options.rate, count, options.seed))
-    return plans
-
-
 async def _measure(target: Target, plans: Sequence[RequestPlan], console: Console) -> list[Record]:
     target.prepare(plans)
     with _progress(console, len(plans)) as notice, _quiet_collector():
@@ -156,20 +128,15 @@ async def _measure_chat(targets: Sequence[Target], plans: Sequence[RequestPlan],
 
 
 async def _measure_stall(target: Target, fresh: Sequence[RequestPlan], console: Console) -> StallRun:
-    options = target.options
-    texts = [
-        msgspec.structs.replace(plan, group=STREAM_GROUP, index=len(fresh) + plan.index)
-        for plan in plan_steady({"text": 1.0}, _STALL_POOL, options.lengths, options.seed)
-    ]
+    plan, texts = plan_stall(target.options, fresh)
     target.prepare([*fresh, *texts])
-    plan = StallPlan(num_streams=options.num_streams, phase_s=options.phase_s, interval_s=options.fresh_interval_s, fresh=tuple(fresh))
     with _progress(console, len(fresh)) as notice, _quiet_collector():
 
         def notice_fresh(record: Record) -> None:
             if record.group != STREAM_GROUP:
                 notice(record)
 
-        return await run_stall(plan, lambda number: texts[number % _STALL_POOL], target.send, notice_fresh)
+        return await run_stall(plan, lambda number: texts[number % len(texts)], target.send, notice_fresh)
 
 
 @contextmanager

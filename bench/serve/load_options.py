@@ -1,0 +1,235 @@
+"""The options of a load: which requests, how many, when. ``options`` adds those of a server, ``sim.options`` those of a simulation."""
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from .slo import Slo
+from .workload import Lengths, MediaShapes, Modality, parse_modalities
+
+Scenario = Literal["steady", "mixed", "stall", "chat"]
+SCENARIOS: tuple[Scenario, ...] = ("steady", "mixed", "stall", "chat")
+
+_DEFAULT_MODALITY = {"steady": "text", "mixed": "text,image", "stall": "image", "chat": "image"}
+_DEFAULT_MAX_TOKENS = {"steady": 64, "mixed": 64, "stall": 1024, "chat": 32}
+_DEFAULT_NUM_REQUESTS = {"steady": 64, "mixed": 64, "chat": 8}
+_DEFAULT_CONCURRENCY = {"steady": 4, "mixed": 4, "stall": 4, "chat": 1}
+
+ValueT = TypeVar("ValueT")
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``rate`` None and ``trace`` None: ``concurrency`` at a time."""
+
+    scenario: Scenario
+    modalities: dict[Modality, float]
+    num_requests: int | None
+    seed: int
+    rate: float | None
+    concurrency: int
+    trace: Path | None
+    lengths: Lengths
+    own_input: bool  # --input-tokens was given: a trace's lengths do not replace it
+    own_output: bool
+    shapes: MediaShapes
+    num_streams: int
+    phase_s: float
+    fresh_interval_s: float
+    fresh_max_tokens: int
+    num_turns: int
+    slo: Slo | None
+
+
+def settings_of(options: LoadOptions) -> dict[str, str | int | float | bool | None]:
+    """The options as flat plain data for the report; without the API key and the files that are written."""
+    plain: dict[str, Any] = msgspec.to_builtins(options, enc_hook=str)
+    flat: dict[str, str | int | float | bool | None] = {}
+    for key, value in plain.items():
+        if key in ("api_key", "out", "json", "plot"):
+            continue
+        if key == "modalities":
+            value = ",".join(f"{name}:{weight:g}" for name, weight in value.items())
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": _plain(inner) for name, inner in value.items()}
+        else:
+            flat[key] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def load_values(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ``LoadOptions``, checked against each other. Exits with status 2 and a message for bad ones."""
+    scenario: Scenario = given.scenario
+    try:
+        modalities = parse_modalities(given.modality or _DEFAULT_MODALITY[scenario])
+    except ValueError as error:
+        parser.error(f"--modality: {error}")
+    _check(parser, given, modalities)
+    low, high = given.input_tokens or (64, 64)
+    num_requests = given.num_requests
+    if num_requests is None and not given.trace:
+        num_requests = _DEFAULT_NUM_REQUESTS.get(scenario)
+    tbt_s = math.inf if given.slo_tbt is None else given.slo_tbt
+    return dict(
+        scenario=scenario,
+        modalities=modalities,
+        num_requests=num_requests,
+        seed=given.seed,
+        rate=given.rate,
+        concurrency=given.concurrency or _DEFAULT_CONCURRENCY[scenario],
+        trace=given.trace,
+        lengths=Lengths(input_low=low, input_high=high, max_tokens=given.max_tokens or _DEFAULT_MAX_TOKENS[scenario]),
+        own_input=given.input_tokens is not None,
+        own_output=given.max_tokens is not None,
+        shapes=MediaShapes(
+            image_size=given.image_size,
+            image_format=given.image_format,
+            video_size=given.video_size,
+            video_s=given.video_seconds,
+            video_fps=given.video_fps,
+            audio_s=given.audio_seconds,
+        ),
+        num_streams=given.streams,
+        phase_s=given.phase,
+        fresh_interval_s=given.fresh_interval,
+        fresh_max_tokens=given.fresh_max_tokens,
+        num_turns=given.turns,
+        slo=None if given.slo_ttft is None else Slo(given.slo_ttft, tbt_s),
+    )
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalities: Mapping[Modality, float]) -> None:
+    """Check the options against each other. Exits with status 2."""
+    if given.trace and given.concurrency is not None:
+        parser.error("--trace has arrivals of its own: it goes with --rate, which stretches them, not with --concurrency")
+    if given.scenario == "stall":
+        if given.trace or given.rate is not None or given.concurrency is not None:
+            parser.error("the stall scenario has --streams and --fresh-interval instead of --rate, --concurrency and --trace")
+        if len(modalities) != 1 or "text" in modalities:
+            parser.error("the stall scenario takes one --modality for the fresh requests: image, video or audio")
+    if given.scenario == "chat" and (given.trace or given.rate is not None):
+        parser.error("the chat scenario has --concurrency: conversations at a time, each turn after the one before")
+    if given.slo_ttft is None and given.slo_tbt is not None:
+        parser.error("--slo-tbt needs --slo-ttft")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a load."""
+    add = parser.add_argument
+    add(
+        "--scenario",
+        choices=SCENARIOS,
+        default="steady",
+        help="steady: requests all alike; mixed: one modality each, by weight; stall: text streams alone, then with fresh media; "
+        "chat: conversations about a medium, each turn with all before it",
+    )
+    add(
+        "--modality",
+        help="e.g. text,image; weighted for mixed: text:3,image:1. Default: text (steady), text,image (mixed), image (stall, chat)",
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--rate",
+        type=number("rate", float, above=0),
+        help="requests per second, Poisson; inf: all at once; with --trace: its mean rate",
+    )
+    load.add_argument(
+        "--concurrency", type=number("concurrency", int, least=1), help="requests at a time (default: 4); chat: conversations (1)"
+    )
+    add("--trace", type=Path, metavar="FILE", help="arrivals and lengths of a Mooncake .jsonl or Azure .csv trace")
+    add(
+        "--num-requests",
+        type=number("number", int, least=1),
+        help="default: 64, or the whole trace; stall: fresh requests; chat: conversations (8)",
+    )
+    add("--seed", type=number("seed", int, least=0), default=0)
+    _add_content(add)
+    _add_stall(add)
+    add("--turns", type=number("turns", int, least=1), default=5, help="chat: questions of a conversation (%(default)s)")
+    add("--slo-ttft", type=number("seconds", float, above=0), metavar="S", help="report the share of requests under it")
+    add("--slo-tbt", type=number("seconds", float, above=0), metavar="S", help="and with 90 %% of their TBTs under this")
+
+
+def _add_content(add: Callable[..., object]) -> None:
+    """Options for the contents of the requests."""
+    add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
+    add("--max-tokens", type=number("tokens", int, least=1), help="tokens per answer (64; stall: 1024; chat: 32)")
+    add("--image-size", type=image_size, default=(336, 336), metavar="WxH")
+    add("--image-format", choices=("png", "jpeg"), default="png")
+    add("--video-size", type=_even_size, default=(320, 240), metavar="WxH")
+    add("--video-seconds", type=number("seconds", float, above=0), default=2.0)
+    add("--video-fps", type=number("fps", int, least=1), default=8)
+    add("--audio-seconds", type=number("seconds", float, above=0), default=2.0)
+
+
+def _add_stall(add: Callable[..., object]) -> None:
+    add("--streams", type=number("streams", int, least=1), default=4, help="stall: text streams (%(default)s)")
+    add("--phase", type=number("seconds", float, above=0), default=15.0, help="stall: seconds of each phase (%(default)s)")
+    add(
+        "--fresh-interval",
+        type=number("seconds", float, above=0),
+        default=1.0,
+        help="stall: seconds between fresh requests (%(default)s)",
+    )
+    add(
+        "--fresh-max-tokens",
+        type=number("tokens", int, least=1),
+        default=16,
+        help="stall: answer of a fresh request (%(default)s)",
+    )
+
+
+def number(name: str, kind: Callable[[str], ValueT], *, least: float = -math.inf, above: float = -math.inf) -> Callable[[str], ValueT]:
+    """A converter for argparse that names the value and the limit."""
+
+    def convert(text: str) -> ValueT:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name} {text!r} is not a number") from None
+        limit = f"at least {least:g}" if least > -math.inf else f"above {above:g}"
+        number: Any = value
+        if not (number >= least and number > above):
+            raise argparse.ArgumentTypeError(f"{name} {text} must be {limit}")
+        return value
+
+    return convert
+
+
+def _token_range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    try:
+        limits = int(low), int(high or low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor LOW-HIGH") from None
+    if not 1 <= limits[0] <= limits[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: need 1 <= LOW <= HIGH")
+    return limits
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """WIDTHxHEIGHT, for argparse."""
+    width, _, height = text.lower().partition("x")
+    try:
+        size = int(width), int(height)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT") from None
+    if min(size) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: both must be at least 1")
+    return size
+
+
+def _even_size(text: str) -> tuple[int, int]:
+    size = image_size(text)
+    if size[0] % 2 or size[1] % 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: a video's sides must be even")
+    return size
