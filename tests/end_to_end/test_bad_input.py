@@ -7,6 +7,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,19 +44,19 @@ def data_of(part: dict[str, Any]) -> bytes:
 GOOD_PNG = png(picture(0, 64, 64))
 GOOD_MP4 = data_of(video(6, 64, 64, 2)[0])
 GOOD_WAV = data_of(sound(0.5, 440)[0])
-BAD_MEDIA = {
-    "truncated image": (image(GOOD_PNG[: len(GOOD_PNG) // 2]), {422}),
-    "broken image": (image(b"\x89PNG\r\n\x1a\n" + bytes(500)), {422}),
-    "empty image": (image(b""), {400, 422}),
-    "text as an image": (image(b"hello world"), {422}),
-    "extreme aspect": (image(png(np.zeros((2, 900, 3), np.uint8))), {400, 422}),
-    "bomb": (image(png(np.zeros((15000, 15000), np.uint8))), {400, 413, 422}),
-    "image as a video": (film(GOOD_PNG), {400, 422}),
-    "video as an image": (image(GOOD_MP4), {400, 422}),
-    "truncated video": (film(GOOD_MP4[: len(GOOD_MP4) // 3]), {422}),
-    "sound as a video": (film(GOOD_WAV), {400, 422}),
-    "text as a sound": (noise(b"not a sound at all"), {422}),
-    "sound without samples": (noise(GOOD_WAV[:44]), {400, 422}),
+BAD_MEDIA: dict[str, tuple[Callable[[], dict[str, Any]], set[int]]] = {  # made by the tests alone: every worker collects this module
+    "truncated image": (lambda: image(GOOD_PNG[: len(GOOD_PNG) // 2]), {422}),
+    "broken image": (lambda: image(b"\x89PNG\r\n\x1a\n" + bytes(500)), {422}),
+    "empty image": (lambda: image(b""), {400, 422}),
+    "text as an image": (lambda: image(b"hello world"), {422}),
+    "extreme aspect": (lambda: image(png(np.zeros((2, 900, 3), np.uint8))), {400, 422}),
+    "bomb": (lambda: image(png(np.zeros((15000, 15000), np.uint8))), {400, 413, 422}),
+    "image as a video": (lambda: film(GOOD_PNG), {400, 422}),
+    "video as an image": (lambda: image(GOOD_MP4), {400, 422}),
+    "truncated video": (lambda: film(GOOD_MP4[: len(GOOD_MP4) // 3]), {422}),
+    "sound as a video": (lambda: film(GOOD_WAV), {400, 422}),
+    "text as a sound": (lambda: noise(b"not a sound at all"), {422}),
+    "sound without samples": (lambda: noise(GOOD_WAV[:44]), {400, 422}),
 }
 
 
@@ -84,8 +85,8 @@ def post(server: Server, body: dict[str, Any]) -> Answer:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", BAD_MEDIA)
 def test_bad_media(server: Server, name: str, stream: bool) -> None:
-    part, statuses = BAD_MEDIA[name]
-    answer = post(server, {"messages": [{"role": "user", "content": [part, text("Hm?")]}], "max_tokens": 4, "stream": stream})
+    make_part, statuses = BAD_MEDIA[name]
+    answer = post(server, {"messages": [{"role": "user", "content": [make_part(), text("Hm?")]}], "max_tokens": 4, "stream": stream})
     assert answer.status_code in statuses, answer.text
     error = answer.error
     assert error["code"] == answer.status_code
@@ -117,8 +118,8 @@ def test_bad_media_harm_nobody_else(server: Server) -> None:
     others: list[int] = []
     thread = threading.Thread(target=lambda: others.extend(server.chat("Count to a hundred.", max_tokens=120)[1]))
     thread.start()
-    for part, _ in list(BAD_MEDIA.values())[:4]:
-        post(server, {"messages": [{"role": "user", "content": [part]}]})
+    for make_part, _ in list(BAD_MEDIA.values())[:4]:
+        post(server, {"messages": [{"role": "user", "content": [make_part()]}]})
     thread.join()
     assert others == alone
 

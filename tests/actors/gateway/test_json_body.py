@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,26 +32,26 @@ def repeated(entry: bytes, num_bytes: int = 9 * MIB) -> bytes:
     return b",".join([entry] * (num_bytes // (len(entry) + 1)))
 
 
-SHAPES = {
-    "tiny messages": messages(repeated(b'{"role":"user","content":""}')),
-    "parts": messages(b'{"role":"user","content":[' + repeated(b'{"type":"text","text":""}') + b"]}"),
-    "messages that are none": messages(repeated(b"0")),
-    "empty arrays": b'{"x":[' + repeated(b"[]") + b"]}",
-    "empty objects": b'{"x":[' + repeated(b"{}") + b"]}",
-    "unclosed arrays": b"[" * MIB,
-    "nested objects": b'{"a":' * 2 * MIB,
-    "nested arrays": b'{"x":[' + repeated(b"[" * 500 + b"]" * 500) + b"]}",
-    "unknown fields": b"{" + b",".join(b'"%d":null' % i for i in range(MIB)) + b"}",
-    "long unknown fields": b"{" + b",".join(b'"%0200d":1' % i for i in range(MIB // 16)) + b"}",
-    "stop strings": b'{"stop":[' + repeated(b'"stop"') + b"]}",
-    "ids": b'{"prompt":[' + repeated(b"1") + b"]}",
-    "long integers": b'{"prompt":[' + repeated(b"9" * 4000) + b"]}",
-    "long numbers": b'{"prompt":[' + repeated(b"9." + b"9" * 790 + b"e-300") + b"]}",
-    "spaces": b" " * 9 * MIB + b"{}",
-    "a string of escapes": text(b"\\u0905" * MIB),
-    "a string beyond ASCII": text("é".encode() * 5 * MIB),
-    "a string of words": text(b"word " * 2 * MIB),
-    "no JSON": b'{"a"' + b":" * 9 * MIB,
+SHAPES: dict[str, Callable[[], bytes]] = {  # made by the tests alone: every worker collects this module
+    "tiny messages": lambda: messages(repeated(b'{"role":"user","content":""}')),
+    "parts": lambda: messages(b'{"role":"user","content":[' + repeated(b'{"type":"text","text":""}') + b"]}"),
+    "messages that are none": lambda: messages(repeated(b"0")),
+    "empty arrays": lambda: b'{"x":[' + repeated(b"[]") + b"]}",
+    "empty objects": lambda: b'{"x":[' + repeated(b"{}") + b"]}",
+    "unclosed arrays": lambda: b"[" * MIB,
+    "nested objects": lambda: b'{"a":' * 2 * MIB,
+    "nested arrays": lambda: b'{"x":[' + repeated(b"[" * 500 + b"]" * 500) + b"]}",
+    "unknown fields": lambda: b"{" + b",".join(b'"%d":null' % i for i in range(MIB)) + b"}",
+    "long unknown fields": lambda: b"{" + b",".join(b'"%0200d":1' % i for i in range(MIB // 16)) + b"}",
+    "stop strings": lambda: b'{"stop":[' + repeated(b'"stop"') + b"]}",
+    "ids": lambda: b'{"prompt":[' + repeated(b"1") + b"]}",
+    "long integers": lambda: b'{"prompt":[' + repeated(b"9" * 4000) + b"]}",
+    "long numbers": lambda: b'{"prompt":[' + repeated(b"9." + b"9" * 790 + b"e-300") + b"]}",
+    "spaces": lambda: b" " * 9 * MIB + b"{}",
+    "a string of escapes": lambda: text(b"\\u0905" * MIB),
+    "a string beyond ASCII": lambda: text("é".encode() * 5 * MIB),
+    "a string of words": lambda: text(b"word " * 2 * MIB),
+    "no JSON": lambda: b'{"a"' + b":" * 9 * MIB,
 }
 
 
@@ -58,9 +59,10 @@ SHAPES = {
 def test_large_bodies_are_refused_unread(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody runs while msgspec decodes, and 9 MB of it may take seconds."""
     monkeypatch.setattr(json_body, "_decode", None)
+    body = SHAPES[shape]()
     for read in (read_chat, read_text):
         with pytest.raises(RequestError, match=rf"the body has more than ({BODY.elements} elements|{BODY.text_bytes} bytes of text)"):
-            read(SHAPES[shape], LIMITS)
+            read(body, LIMITS)
 
 
 @pytest.mark.parametrize("inner", [b'{"role":"user","content":""}', b'{"content":["x"]}', b"0", b"null"])
