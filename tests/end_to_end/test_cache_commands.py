@@ -1,5 +1,6 @@
 """What users see of the caches on a real run: usage, metrics, ``mmrt cache``, ``inspect`` and ``trace``."""
 
+import contextlib
 import json
 import urllib.request
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ControllerStats
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_tools import trace_of
@@ -19,14 +22,25 @@ def remembering(launch: Callable[..., Server]) -> Server:
     return launch()
 
 
+def num_finished(server: Server) -> int:
+    """The requests that the controller has finished, by the counts that all others are published with."""
+    with (
+        RunDirectory.attach(server.run_path, timeout_s=0.5) as run,
+        contextlib.closing(ControllerStats.attach(run, writable=False)) as stats,
+    ):
+        return stats.read().finished_total
+
+
 def ask(server: Server, content: Any, is_streamed: bool = False) -> tuple[str, int, int]:
-    """(id, prompt tokens, those of them from the cache)"""
+    """(id, prompt tokens, those of them from the cache), once the controller has counted the request and knows its pages."""
+    before = num_finished(server)
     asked: dict[str, Any] = {"model": server.checkpoint.name, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     if is_streamed:
         *_, answer = server.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     else:
         answer = server.client.chat.completions.create(**asked)
     usage = answer.usage
+    server.wait(lambda _: num_finished(server) > before, "a request that is counted")
     return answer.id, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
 
 
