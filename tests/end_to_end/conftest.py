@@ -1,12 +1,15 @@
 """Real runs of ``mmrt up`` on tiny checkpoints and on the demo model, an openai client for each, and transformers as the oracle."""
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,9 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         assert not self.run_path.exists()
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        address = urllib.parse.urlsplit(self.url)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address.hostname, address.port), timeout=5)
 
     def chat(self, content: Any, **options: Any) -> tuple[str, list[int]]:
         """A streamed answer: text and token ids."""
@@ -134,9 +140,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
-    """Start runs, of a tiny checkpoint or of no configured one; those still up at the end of the session must leave nothing."""
+@contextlib.contextmanager
+def launching(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    """Start runs, of a tiny checkpoint or of no configured one; those still up at the end must leave nothing."""
     servers: list[Server] = []
 
     def start(family: str | None = "qwen2_5_omni", settings: str = "", *arguments: str, source: Path | None = None) -> Server:
@@ -153,10 +159,18 @@ def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str]
             server.down()
 
 
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    """Start runs that end with the module: an idle one takes a hundredth of a core."""
+    with launching(tmp_path_factory, checkpoints) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def server(launch: Callable[..., Server]) -> Server:
+def server(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Server]:
     """The run that most tests share."""
-    return launch()
+    with launching(tmp_path_factory, checkpoints) as start:
+        yield start()
 
 
 @pytest.fixture(scope="session")
