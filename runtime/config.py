@@ -108,7 +108,9 @@ class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_mib: Size = 4096  # of all files there that belong to this model
 
 
-Policy = Literal["unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split"]  # of controller/scheduling/policy.py
+Policy = Literal[
+    "unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto"
+]  # of controller/scheduling/policy.py
 
 
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

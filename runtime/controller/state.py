@@ -266,8 +266,17 @@ class ControllerState:
         tbt_s, costs = self.tbt_objective_s, self.costs
         if gaps:
             self.gaps.look(now, gaps, tbt_s)
-        late_share, p99_s = self.gaps.late_share, self.gaps.p99_s
-        self.facts = Facts(now, costs.of("encoder"), costs.of("prefill"), costs.by_actor, tbt_s, late_share, p99_s)
+        self.facts = Facts(
+            now,
+            costs.of("encoder"),
+            costs.of("prefill"),
+            costs.by_actor,
+            tbt_s,
+            self.gaps.late_share,
+            self.gaps.p99_s,
+            self.gaps.window_s,
+            self.steering.undisturbed_s,
+        )
         self._touched_before, self._touched = self._touched, set()
         for request in self.unranked:
             if not 0 < request.arrived_s <= now:  # of an older journal, or the machine has been started since

@@ -54,8 +54,9 @@ UNKNOWN = Cost()
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is the same for all requests at one moment. ``costs``: of each actor that has done plans; ``encode`` and ``prefill``: of
-    their stages. ``tbt_s``: the objective of the time between tokens, the tightest of the rows that decode. Of the steps of the last
-    window: ``late_share`` took longer than it, 99 % took at most ``tbt_p99_s``; None if there were none."""
+    their stages. ``step_s``: the time between tokens while nothing else ran, once measured. ``tbt_s``: its objective, the tightest of
+    the rows that decode. Of the times between tokens of the last ``tbt_window_s`` the ``late_share`` was longer than that, and 99 %
+    were at most ``tbt_p99_s``; None if there were none."""
 
     now: float = 0.0
     encode: Cost = UNKNOWN
@@ -64,3 +65,5 @@ class Facts:
     tbt_s: float = 0.05
     late_share: float | None = None
     tbt_p99_s: float | None = None
+    tbt_window_s: float = 0.0
+    step_s: float | None = None

@@ -1,7 +1,8 @@
 """The times between tokens of the last few seconds, from a histogram that only grows (pure).
 
 A share of one in a hundred needs some hundred gaps. So the window reaches back until it has ``ENOUGH``, between ``LEAST_S`` and
-``MOST_S``: with many rows it follows a change of load within a second, with one row it takes ten.
+``MOST_S``: with many rows it follows a change of load within a second. With few rows P99 is the longest gap of three seconds: what
+steers by it must act within that time.
 """
 
 from collections import deque
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from ....schema.gap_buckets import NUM_BUCKETS, quantile_s, share_over
 
 SLICE_S = 0.25
-LEAST_S, MOST_S = 1.0, 10.0
+LEAST_S, MOST_S = 1.0, 3.0
 ENOUGH = 400
 
 
@@ -26,6 +27,7 @@ class GapWindow:
     def __init__(self) -> None:
         self.late_share: float | None = None  # longer than the objective
         self.p99_s: float | None = None
+        self.window_s = 0.0
         self._looks: deque[_Look] = deque()
 
     def look(self, now: float, counts: Sequence[int], objective_s: float) -> None:
@@ -35,14 +37,15 @@ class GapWindow:
         self._looks.append(_Look(now, counts))
         while len(self._looks) > 2 and now - self._looks[1].now >= MOST_S:
             self._looks.popleft()
-        window = self._window(now, counts)
+        began = self._began(now, counts)
+        window = [count - before for count, before in zip(counts, began.counts, strict=True)]
+        self.window_s = now - began.now
         self.late_share, self.p99_s = share_over(window, objective_s), quantile_s(window, 0.99)
 
-    def _window(self, now: float, counts: Sequence[int]) -> list[int]:
+    def _began(self, now: float, counts: Sequence[int]) -> _Look:
+        """Return the look at which the window begins."""
         total = sum(counts)
-        began = self._looks[0]
         for look in reversed(self._looks):
             if now - look.now >= LEAST_S and total - sum(look.counts) >= ENOUGH:
-                began = look
-                break
-        return [count - before for count, before in zip(counts, began.counts, strict=True)]
+                return look
+        return self._looks[0]

@@ -7,6 +7,7 @@ and overrules a policy that raises or that plans nothing while something could r
 
 from typing import Any, Protocol
 
+from .auto import Auto
 from .facts import Facts
 from .monolithic import Monolithic
 from .overlap import Overlap
@@ -39,5 +40,5 @@ class Policy(Protocol):
 
 
 UNIFIED: Policy = Unified()
-_ALL: tuple[Policy, ...] = (UNIFIED, StageLevel(), Overlap(), Slack(), Weighted(), Monolithic(), Split())
+_ALL: tuple[Policy, ...] = (UNIFIED, StageLevel(), Overlap(), Slack(), Weighted(), Monolithic(), Split(), Auto())
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
