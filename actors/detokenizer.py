@@ -221,7 +221,7 @@ class Detokenizer:
             is_last = len(data) == len(text.pending)
             finish = text.finish if is_last else None
             ids = text.ids if text.ids and is_last else []
-            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids)
+            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids, row)
             if not self._deltas.try_push(encode(delta)):
                 self._blocked.add(row)
                 return pushed

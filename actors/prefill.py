@@ -1,4 +1,5 @@
 """The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
+Where they are asked for it writes the log-probabilities of a prompt's tokens.
 
 A chunk may reach into ids that were generated before a preemption: then the prompt and those ids are prefilled.
 """
@@ -8,23 +9,28 @@ from collections import OrderedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
 from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
+from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.messages import Done, Result, decode_sequence_spec
 from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
+from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor
 from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
 from .host.language_model import open_language_model
+from .host.logprobs import to_host
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
 
 KEPT_POSITIONS = 64
+LOGITS_AT_ONCE = 64  # tokens
 
 
 def main(actor: Actor) -> None:
@@ -70,10 +76,30 @@ class PrefillWorker:
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
         if live:
             try:
-                self._model.prefill([self._chunk(chunk) for chunk in live])
+                wanted = [index for index, chunk in enumerate(live) if self._asks_for_logprobs(chunk)]
+                hidden = self._model.prefill([self._chunk(chunk) for chunk in live], wanted)
+                for index, states in zip(wanted, hidden, strict=True):
+                    self._write_logprobs(live[index], states)
             finally:
                 self._completion.wait()  # also after an error: kernels before it may still be writing pages
         return Done()
+
+    def _asks_for_logprobs(self, chunk: PrefillChunk) -> bool:
+        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
+        return spec.sampling.prompt_logprobs is not None and chunk.member == 0 and chunk.start + 1 < spec.num_prompt_tokens
+
+    def _write_logprobs(self, chunk: PrefillChunk, hidden: Tensor) -> None:
+        """Write those of the prompt's tokens that follow the chunk's, a few at a time: logits take much memory."""
+        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
+        asked = spec.sampling.prompt_logprobs
+        assert asked is not None
+        end = min(chunk.end + 1, spec.num_prompt_tokens)
+        for first in range(chunk.start + 1, end, LOGITS_AT_ONCE):
+            last = min(first + LOGITS_AT_ONCE, end)
+            logits = self._model.logits(hidden[first - 1 - chunk.start : last - 1 - chunk.start])
+            tokens = torch.from_numpy(self._table.prompt[chunk.row, 0, first:last].astype(np.int64)).to(logits.device)
+            found = logprobs_of(tokens, logits.log_softmax(1), asked)
+            self._table.logprobs.write(chunk.row, PROMPT, first, to_host(found))
 
     def _chunk(self, chunk: PrefillChunk) -> Chunk:
         ids = torch.from_numpy(self._ids(chunk))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..schema.rows import EndCode, Phase
 from .errors import StaleRow
 from .fence import fence
+from .logprob_file import LogprobFile
 from .run_directory import RunDirectory
 from .segment import Field, Layout, Segment
 from .versioned import VersionedBlob
@@ -60,10 +61,10 @@ class SequenceTable:
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``num_pages`` [R, M],
     ``prefilled`` [R, M] (tokens) uint64; ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
-    ``ids`` [R, max_context] int32.
+    ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, where somebody asks.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, run: RunDirectory) -> None:
         """Use ``create`` or ``attach``."""
         geometry = _Geometry(*segment.geometry[: len(_Geometry._fields)])
         fields = _Fields(geometry)
@@ -79,6 +80,7 @@ class SequenceTable:
         self.counts: NDArray[np.uint64] = segment.field(fields.counts)
         self.ends: NDArray[np.uint64] = segment.field(fields.ends)
         self.ids: NDArray[np.int32] = segment.field(fields.ids)
+        self.logprobs = LogprobFile(run, self.max_context, writable=segment.writable)
         self._generation = _word(fields.generation)
         self._phase = _word(fields.phases)
         self._num_pages = _word(fields.num_pages)
@@ -106,17 +108,20 @@ class SequenceTable:
         """Make the table; ``max_pages`` is the length of one member's block table. Raises: SpaceError, FileExistsError."""
         geometry = _Geometry(num_rows, max_context, max_pages, max_spec_bytes, max_state_bytes)
         num_bytes = _Fields(geometry).layout.num_bytes
-        return cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry))
+        table = cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry), run)
+        table.logprobs.create()
+        return table
 
     @classmethod
     def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
         """Map the table. Raises: MissingError, SegmentError."""
-        return cls(Segment.attach(run.segment_path(_NAME), kind=_KIND, writable=writable))
+        return cls(Segment.attach(run.segment_path(_NAME), kind=_KIND, writable=writable), run)
 
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
         del self.generation, self.phases, self.num_pages, self.prefilled, self.block_table, self.prompt
         del self.counts, self.ends, self.ids
+        self.logprobs.close()
         self._segment.close()
 
     def begin(self, row: int) -> int:
@@ -137,6 +142,8 @@ class SequenceTable:
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
         self._check_row(row)
+        if phase == Phase.FREE:
+            self.logprobs.release(row)
         fence()
         self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
 

@@ -1,6 +1,6 @@
 """Members of the running set as arrays, one element per member or sequence: the input of a decode step.
 
-Array suffixes: N members, P members that are pairs (CF3), B = N + P sequences of a step.
+Array suffixes: N members, P members that are pairs (CF3), Q members with log-probabilities, B = N + P sequences of a step.
 """
 
 from collections.abc import Sequence
@@ -60,6 +60,9 @@ class Batch:
         )
         self.penalties, self.histories = self._penalties(table)
         self.rules = self._rules(table, eos)
+        wanted = [(number, asked) for number, spec in enumerate(specs) if (asked := spec.sampling.logprobs) is not None]
+        self.logprob_Q = np.array([number for number, _ in wanted], dtype=np.int64)
+        self.num_alternatives = [asked for _, asked in wanted]
 
     def _rules(self, table: SequenceTable, eos: Sequence[int]) -> LogitRules | None:
         """The rules of members that have any."""

@@ -7,11 +7,12 @@ Where launching does not wait for the result, on CUDA, a step is prepared, excep
 launched as soon as these ids arrive, before they are committed and announced, and only for the same members: the only id ever thrown
 away is that of a row which is removed meanwhile.
 
-Array suffixes: N members, P members that are pairs, B = N + P sequences of a step, V vocabulary.
+Array suffixes: N members, P members that are pairs, Q members with log-probabilities, B = N + P sequences of a step, V vocabulary.
 """
 
 import logging
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +22,14 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
+from ...models.sampling.logprobs import TokenLogprobs, log_softmax, logprobs_of
 from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec
 from ...schema.rows import EndCode
 from ...shm.errors import StaleRow
+from ...shm.logprob_file import ANSWER, Logprobs
 from ...shm.sequence_table import SequenceTable
 from ..host.device import Completion, raise_if_fatal
+from ..host.logprobs import to_host
 from .batch import Batch, Ints, Member
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,13 @@ class _Step:
     lengths: Tensor
     block_tables: Tensor
     sampling: SamplingRows
+
+
+class _Drawn(NamedTuple):
+    """A step's result on the device: tokens [N], and log-probabilities [Q] where they are asked for."""
+
+    tokens: Tensor
+    logprobs: TokenLogprobs | None
 
 
 class RunningSet:
@@ -74,7 +85,7 @@ class RunningSet:
         self._page_tokens = page_tokens
         self._members: dict[int, Member] = {}
         self._batch: Batch | None = None
-        self._launched: Tensor | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted
+        self._launched: _Drawn | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted
         self._waiting: list[Member] = []
         self._held: set[int] = set()
 
@@ -217,7 +228,9 @@ class RunningSet:
         try:
             following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
         finally:
-            tokens_N = launched.cpu().numpy()  # also ensures that nothing writes pages any more
+            tokens_N = launched.tokens.cpu().numpy()  # also ensures that nothing writes pages any more
+        if launched.logprobs is not None:
+            self._write_logprobs(batch, to_host(launched.logprobs))
         end_N = batch.ends(tokens_N, self._eos)
         batch.advance(tokens_N)
         try:
@@ -232,6 +245,13 @@ class RunningSet:
             self.remove(row, generation)
             ended.append((row, generation, code))
         return Outcome(batch.row_N.tolist(), ended)
+
+    def _write_logprobs(self, batch: Batch, logprobs_Q: Logprobs) -> None:
+        """Write those of the ids that are about to be committed. Raises OSError where memory is full: then none is."""
+        for at, (number, asked) in enumerate(zip(batch.logprob_Q.tolist(), batch.num_alternatives, strict=True)):
+            row, generation = int(batch.row_N[number]), int(batch.generation_N[number])
+            if self._table.generation[row] == generation:
+                self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
 
     def _end_of(self, row: int, spec: SequenceSpec, count: int) -> EndCode:
         """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""
@@ -287,11 +307,16 @@ class RunningSet:
             replace(batch.sampling, index=batch.count_N + ahead),
         )
 
-    def _forward(self, batch: Batch, step: _Step) -> Tensor:
+    def _forward(self, batch: Batch, step: _Step) -> _Drawn:
         ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
         logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
+        logprobs_QV = log_softmax(logits_BV, batch.logprob_Q, batch.pairs) if batch.logprob_Q.size else None
         changes = None if batch.rules is None else batch.rules.changes()
-        return self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes)
+        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes)
+        if logprobs_QV is None:
+            return _Drawn(tokens_N, None)
+        tokens_Q = tokens_N[torch.from_numpy(batch.logprob_Q).to(tokens_N.device)]
+        return _Drawn(tokens_N, logprobs_of(tokens_Q, logprobs_QV, max(batch.num_alternatives)))
 
     def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; entries behind a sequence's own pages are not read."""

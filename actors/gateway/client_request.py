@@ -31,8 +31,9 @@ from ...runtime.bus.messages import (
     Unknown,
 )
 from ...runtime.errors import RequestError
-from ...shm.errors import StalePage
+from ...shm.errors import StalePage, StaleRow
 from .flight import GatewayFlight
+from .token_table import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +56,21 @@ class MediaPool(Protocol):
     def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
 
 
+class TokenReader(Protocol):
+    """The part of ``TokenTable`` that requests need."""
+
+    def answer(self, row: int, generation: int, first: int, last: int, num_alternatives: int) -> Tokens: ...
+    def prompt(self, row: int, generation: int, num_alternatives: int) -> Tokens: ...
+
+
 class Link(NamedTuple):
-    """Shared by the requests of one gateway generation: the way to the controller, the media pages, the flight recorder."""
+    """Shared by the requests of one gateway generation: the way to the controller, media pages, flight recorder, the table's tokens."""
 
     generation: int
     send: Callable[[ToController], bool]
     pool: MediaPool
     flight: GatewayFlight
+    tokens: TokenReader
 
 
 class RequestStage(enum.Enum):
@@ -99,6 +108,9 @@ class ClientRequest:
         self._pending = bytearray()
         self._ids: list[int] = []
         self._num_ids = 0
+        self.prompt: Tokens | None = None  # with log-probabilities, if asked for: there with the first text
+        self._tokens: list[Tokens] = []
+        self._num_read = 0  # tokens of the answer, with their log-probabilities
         self._unanswered: ToController | None = None
         self._resend_s = RESEND_S
         self._resend_at_s = 0.0
@@ -126,6 +138,11 @@ class ClientRequest:
         """Prompt tokens for the usage, media included once Prepared has come."""
         return len(self.spec.prompt_ids) if self.num_prompt_tokens is None else self.num_prompt_tokens
 
+    @property
+    def has_text(self) -> bool:
+        """Return whether ``take`` gives any."""
+        return bool(self._pending)
+
     def take(self) -> str:
         """Take the text that has come since the last call."""
         text = self._pending.decode()
@@ -136,6 +153,11 @@ class ClientRequest:
         """Take the token ids that have come since the last call; always empty unless they were asked for."""
         ids, self._ids = self._ids, []
         return ids
+
+    def take_tokens(self) -> Tokens | None:
+        """Take the tokens that have come since the last call, with log-probabilities; None if there are none or none were asked for."""
+        parts, self._tokens = self._tokens, []
+        return Tokens.joined(parts) if parts else None
 
     def sent(self, num_tokens: int, now_s: float) -> None:
         """Note that the client has been sent the text of so many tokens."""
@@ -270,6 +292,11 @@ class ClientRequest:
         if known < 0:
             log.warning("%s: a gap of %d bytes in its text; all of it will come again", self.spec.request_id, -known)
             return
+        try:
+            self._read_logprobs(delta)
+        except (StaleRow, ValueError) as error:
+            log.warning("%s: text of a row that it has lost: %s", self.spec.request_id, error)
+            return
         if self.first_text_s is None:
             self._begin_text(now_s)
         data = delta.data[known:]
@@ -290,6 +317,19 @@ class ClientRequest:
             self.is_too_slow = True
             self.cancel(now_s)
         self._wake()
+
+    def _read_logprobs(self, delta: Delta) -> None:
+        """Read the log-probabilities of the delta's tokens, if asked for, and with the first ones those of the prompt.
+
+        Raises: StaleRow; ValueError for a row without any, which may be one that has failed.
+        """
+        asked = self.spec.sampling
+        if asked.prompt_logprobs is not None and self.prompt is None and delta.finish not in ("abort", "error"):
+            self.prompt = self._link.tokens.prompt(delta.row, delta.row_generation, asked.prompt_logprobs)
+        if asked.logprobs is not None and delta.token_index > self._num_read:
+            place = delta.row, delta.row_generation
+            self._tokens.append(self._link.tokens.answer(*place, self._num_read, delta.token_index, asked.logprobs))
+            self._num_read = delta.token_index
 
     def _begin_text(self, now_s: float) -> None:
         self.first_text_s = now_s

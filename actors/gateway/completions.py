@@ -7,12 +7,9 @@ stream that has begun ends with a finish reason or an error event, then ``[DONE]
 import asyncio
 import logging
 import secrets
-import socket
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -22,12 +19,15 @@ from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .cache_keys import tenant_salt
+from .choices import Choice, best_of, error_of, specs_of
 from .client_request import ClientRequest
+from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
-from .responses import CHAT, DONE, KEEP_ALIVE, TEXT, Answer, ChunkEncoder, Completion, error_event, final_usage, json_response
+from .responses import CHAT, TEXT, Answer, ChunkEncoder, Completion, final_usage, json_response
+from .streams import Stream, name_as_asked, reset, usage_of
 from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 # is not.
 BODY_TIMEOUT_S = 60.0
 LEAST_BYTES_S = 128 * 1024
-SLOW_READER_S = 30.0
 OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
 # Bodies and media in memory at once, in bodies of the largest size.
@@ -53,36 +52,9 @@ _Asked = ChatRequest | TextRequest
 _Read = Callable[[bytearray, Limits], _Asked]
 
 
-@dataclass(eq=False)
-class _Stream:
-    """One connection that is being written to; ``tick`` checks it."""
-
-    transport: asyncio.Transport | None
-    event: asyncio.Event
-    asked: _Asked
-    request: ClientRequest
-    written_s: float
-    write_began_s: float | None = None
-
-
 def shutting_down() -> RequestError:
     """The error that clients get when the server ends."""
     return RequestError("the server is shutting down", status=503, type="overloaded_error", retry_after_s=DRAIN_RETRY_S)
-
-
-def _name_as_asked(error: RequestError, asked: _Asked) -> None:
-    """Rename the field at fault from the controller's name to the request's."""
-    if error.param in asked.field_names:
-        name = asked.field_names[error.param]
-        error.message, error.param = error.message.replace(f"{error.param}: ", f"{name}: ", 1), name
-
-
-def _reset(transport: asyncio.Transport | None) -> None:
-    """Drop a connection with a TCP reset: unsent bytes are lost, and the client can tell that from an end."""
-    if transport is None or transport.is_closing():
-        return
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 class Completions:
@@ -108,7 +80,7 @@ class Completions:
         self._num_reading_bytes = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
-        self._streams: set[_Stream] = set()
+        self._streams: set[Stream] = set()
         self.num_open = 0
         self.num_reading = 0  # of them, those whose body has not come whole
         self.is_draining = False
@@ -159,17 +131,12 @@ class Completions:
     def tick(self, now_s: float) -> None:
         """Every 0.1 s or so: wake streams that owe their client a sign of life, and drop clients that do not read."""
         for stream in list(self._streams):
-            began_s = stream.write_began_s
-            if stream.request.is_too_slow or (began_s is not None and now_s - began_s > SLOW_READER_S):
-                log.info("%s: its client reads too slowly", stream.request.spec.request_id)
-                _reset(stream.transport)
-            elif now_s - stream.written_s >= self._server.keep_alive_s:
-                stream.event.set()
+            stream.tick(now_s)
 
     def abandon(self) -> None:
         """Drop the streams that are still open: their clients did not even read the error."""
         for stream in list(self._streams):
-            _reset(stream.transport)
+            reset(stream.transport)
 
     # --------------------------------------------------------------------------------------------------------- intake
 
@@ -269,125 +236,92 @@ class Completions:
         )
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
-        request = self._registry.submit(spec, [medium.data for medium in media], event.set, now_s)
+        data = [medium.data for medium in media]
+        requests = [self._registry.submit(one, data, event.set, now_s) for one in specs_of(spec, generation.output)]
         try:
+            choices = self._choices(asked, prompt, requests)
             if generation.stream:
-                chunks = ChunkEncoder(completion, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
-                return await self._stream(http, asked, request, completion, chunks, event)
-            return await self._whole(request, completion, event)
+                return await self._stream(http, asked, choices, completion, event)
+            return await self._whole(asked, choices, completion, event)
         except RequestError as error:
-            _name_as_asked(error, asked)
+            name_as_asked(error, asked)
             raise
         finally:
             now_s = time.monotonic()
-            request.cancel(now_s)
-            self._metrics.on_over(request, now_s)
+            for request in requests:
+                request.cancel(now_s)
+            self._metrics.on_over(requests, now_s)
+
+    def _choices(self, asked: _Asked, prompt: Prompt, requests: list[ClientRequest]) -> list[Choice]:
+        output = asked.generation.output
+        text = self._prompts.text_of(prompt.ids) if output.echo else None
+        make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
+        is_alone = asked.generation.max_new_tokens == 0
+        return [
+            Choice(index, request, requests[0], output, text, make and make(self._prompts.tokenizer), is_echo_alone=is_alone)
+            for index, request in enumerate(requests)
+        ]
 
     def _max_new_tokens(self, asked: _Asked, prompt: Prompt) -> int | None:
         """The limit on new tokens; None for as many as fit."""
-        if asked.generation.max_new_tokens is not None or isinstance(asked, ChatRequest):
-            return asked.generation.max_new_tokens
+        wanted = asked.generation.max_new_tokens
+        if wanted is not None or isinstance(asked, ChatRequest):
+            return 1 if wanted == 0 else wanted  # with 0 the prompt is echoed alone: its log-probabilities come with the first token
         wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
         return min(wanted, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
 
-    async def _whole(self, request: ClientRequest, completion: Completion, event: asyncio.Event) -> web.Response:
-        parts: list[str] = []
-        ids: list[int] = []
-        while not request.is_over:
+    async def _whole(self, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event) -> web.Response:
+        while error_of(choices) is None and not all(choice.request.is_over for choice in choices):
             event.clear()
             await event.wait()
-            parts.append(request.take())
-            ids += request.take_ids()
-        if request.error is not None:
-            raise request.error
-        assert request.finish is not None
-        self._metrics.on_first_text(request)
-        body = completion.whole(
-            "".join(parts),
-            request.finish,
-            final_usage(request.prompt_tokens(), request.num_cached_tokens, request.num_tokens),
-            ids if request.spec.return_token_ids else None,
-        )
+        if (error := error_of(choices)) is not None:
+            raise error
+        for choice in choices:
+            self._metrics.on_first_text(choice.request)
+        encode = partial(self._encode_whole, asked, choices, completion)
+        is_large = asked.generation.output.logprobs is not None or asked.generation.output.prompt_logprobs is not None
+        body = await asyncio.get_running_loop().run_in_executor(self._threads, encode) if is_large else encode()
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
 
+    def _encode_whole(self, asked: _Asked, choices: list[Choice], completion: Completion) -> bytes:
+        """Return the body of an answer, in a thread where there may be much to encode."""
+        output = asked.generation.output
+        pieces = [choice.take() for choice in choices]
+        shown = best_of(choices, output.n) if output.best_of > output.n else choices
+        with_ids = asked.generation.return_token_ids
+        bodies = [
+            completion.choice(index, pieces[choice.index], choice.finish, with_ids)
+            for index, choice in enumerate(shown)
+            if choice.finish is not None
+        ]
+        of_prompt = None
+        if output.prompt_logprobs is not None and (prompt := choices[0].request.prompt) is not None:
+            of_prompt = prompt_logprobs(prompt.likeliest(output.prompt_logprobs), self._prompts.tokenizer)
+        return completion.whole(bodies, final_usage(*usage_of(choices), choices[0].request.num_cached_tokens), of_prompt)
+
     async def _stream(
-        self,
-        http: web.Request,
-        asked: _Asked,
-        request: ClientRequest,
-        completion: Completion,
-        chunks: ChunkEncoder,
-        event: asyncio.Event,
+        self, http: web.Request, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event
     ) -> web.StreamResponse:
         """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
-        stream = _Stream(http.transport, event, asked, request, time.monotonic())
+        generation = asked.generation
+        chunks = ChunkEncoder(completion, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
+        stream = Stream(http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s)
         self._streams.add(stream)
         try:
-            while not (request.has_started or request.is_over):
-                event.clear()
-                await event.wait()
-                if time.monotonic() - stream.written_s >= self._server.keep_alive_s:
-                    break
-            if request.error is not None:
-                raise request.error
+            await stream.until_started()
             headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers={**headers, "X-Request-Id": completion.id})
             await response.prepare(http)
             try:
-                await self._write_events(response, stream, chunks)
-                if request.error is not None:
-                    http[PROBLEM] = request.error.message
+                await stream.write(response)
+                if (error := error_of(choices)) is not None:
+                    http[PROBLEM] = error.message
                 await response.write_eof()
             except ConnectionResetError:
                 http[PROBLEM] = "its client has gone"
             except Exception:  # a bug here must not look like an end, nor like a second response
                 log.exception("%s: its stream failed", completion.id)
-                _reset(http.transport)
+                reset(http.transport)
             return response
         finally:
             self._streams.discard(stream)
-
-    async def _write_events(self, response: web.StreamResponse, stream: _Stream, chunks: ChunkEncoder) -> None:
-        """Write all events from the role, which goes with the first text or the end, to ``[DONE]``. All text since the last write
-        shares a chunk."""
-        request = stream.request
-        frames = b""
-        has_role = False
-        num_tokens = 0
-        text_s: float | None = None
-        while True:
-            stream.event.clear()
-            if request.is_too_slow:
-                _reset(stream.transport)
-                return
-            text, is_over = request.take(), request.is_over
-            now_s = time.monotonic()
-            if (text or request.finish is not None) and not has_role:
-                frames, has_role = chunks.role(request.prompt_tokens()), True
-            if text:
-                frames += chunks.text(text, request.take_ids(), request.prompt_tokens(), request.num_tokens)
-                if text_s is None:
-                    self._metrics.on_first_text(request)
-                else:
-                    self._metrics.on_text(now_s - text_s, request.num_tokens - num_tokens)
-                text_s, num_tokens = now_s, request.num_tokens
-            if request.error is not None:
-                _name_as_asked(request.error, stream.asked)
-                frames += error_event(request.error) + DONE
-            elif request.finish is not None:
-                prompt_tokens = request.prompt_tokens()
-                frames += chunks.finish(request.finish, request.take_ids(), prompt_tokens, request.num_tokens)
-                frames += chunks.usage(final_usage(prompt_tokens, request.num_cached_tokens, request.num_tokens)) + DONE
-            elif not frames and now_s - stream.written_s >= self._server.keep_alive_s:
-                frames = KEEP_ALIVE
-            if frames:
-                stream.write_began_s = now_s
-                await response.write(frames)
-                request.sent(num_tokens, now_s)
-                if is_over:
-                    return  # the end of the response waits for a client to read what stands in buffers: its time runs on
-                stream.write_began_s = None
-                stream.written_s = now_s
-                frames = b""
-            else:
-                await stream.event.wait()

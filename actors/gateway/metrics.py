@@ -90,8 +90,11 @@ class Metrics:
     def on_rejected(self, status: int) -> None:
         self._rejections.labels(str(status)).inc()
 
-    def on_over(self, request: ClientRequest, now_s: float) -> None:
-        """Count a request answered by its text or by an error. A refusal of the controller's counts as those of the gateway do."""
+    def on_over(self, choices: Sequence[ClientRequest], now_s: float) -> None:
+        """Count a request answered by its text or by an error, with all its choices as one. A refusal of the controller's counts as
+        those of the gateway do."""
+        failed = [choice for choice in choices if choice.error is not None]  # the others of one that fails are cancelled
+        request = min(failed, key=lambda choice: choice.error is not None and choice.error.status == CLIENT_GONE, default=choices[0])
         if request.error is not None:
             if request.first_text_s is None and _is_refusal(request.error.status):
                 self.on_rejected(request.error.status)
@@ -102,7 +105,7 @@ class Metrics:
         if request.error is None or request.first_text_s is not None:
             self._prompt_tokens.inc(request.prompt_tokens())
         self._requests.labels(reason).inc()
-        self._generation_tokens.inc(request.num_tokens)
+        self._generation_tokens.inc(sum(choice.num_tokens for choice in choices))
         self._whole.observe(now_s - request.submitted_s)
         if request.granted_s is not None:
             self._queue.observe(request.granted_s - request.submitted_s)

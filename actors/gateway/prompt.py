@@ -33,7 +33,7 @@ class PromptBuilder:
     """Renders and tokenizes prompts. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelConfig, max_context: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = self._tokenizer = tokenizer
         self._template = template
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id

@@ -10,10 +10,18 @@ from aiohttp import web
 
 from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
+from .choices import NOTHING, Piece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
+
+
+class Usage(NamedTuple):
+    """Tokens of the prompt, and of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -25,7 +33,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def final_usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def final_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """``cached_tokens``: of the prompt, those whose KV pages were in the prefix cache."""
     return {**usage(prompt_tokens, completion_tokens), "prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
@@ -80,12 +88,15 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(self, text: str, finish: FinishReason, usage: dict[str, Any], token_ids: list[int] | None) -> bytes:
-        """The body of an answer that is not streamed."""
-        choice = {"index": 0, **self.answer.choice(text), "logprobs": None, "finish_reason": finish}
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
-        return _encode(self._object(self.answer.object, [choice], {"usage": usage}))
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], prompt_logprobs: list[Any] | None) -> bytes:
+        """The body of an answer that is not streamed. ``choices`` are ``choice``s."""
+        more = {"usage": usage} if prompt_logprobs is None else {"usage": usage, "prompt_logprobs": prompt_logprobs}
+        return _encode(self._object(self.answer.object, choices, more))
+
+    def choice(self, index: int, piece: Piece, finish: FinishReason, with_ids: bool) -> dict[str, Any]:
+        """A whole choice."""
+        choice = {"index": index, **self.answer.choice(piece.text), "logprobs": piece.logprobs, "finish_reason": finish}
+        return {**choice, "token_ids": piece.ids} if with_ids else choice
 
     def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -100,7 +111,8 @@ class Completion:
 
 
 class ChunkEncoder:
-    """Chunks of one stream: role, text …, finish, usage. All chunks except the last say ``usage: null`` when usage was asked for."""
+    """Chunks of one stream: of each choice role, text …, finish; then usage. All chunks except the last say ``usage: null`` when usage
+    was asked for."""
 
     def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion
@@ -111,18 +123,18 @@ class ChunkEncoder:
         head = _encode(completion._object(self._answer.chunk, [], {}))
         assert head.endswith(b'"choices":[]}')
         self._head = b"data: " + head.removesuffix(b"]}")
-        self._choice = self._head + b'{"index":0,'
-        self._text_head = self._choice + self._answer.before
 
-    def role(self, prompt_tokens: int) -> bytes:
-        """The opening chunk of a stream; empty where there are no roles."""
-        return self._choice + self._answer.role + self._tail(b"null", [], prompt_tokens, 0) if self._answer.role else b""
+    def role(self, index: int, usage: Usage) -> bytes:
+        """The opening chunk of a choice; empty where there are no roles."""
+        return self._choice(index) + self._answer.role + self._tail(b"null", NOTHING, usage) if self._answer.role else b""
 
-    def text(self, text: str, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._text_head + _encode(text) + self._answer.after + self._tail(b"null", ids, prompt_tokens, completion_tokens)
+    def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
+        text = self._answer.before + _encode(piece.text) + self._answer.after
+        return self._choice(index) + text + self._tail(b"null", piece, usage)
 
-    def finish(self, reason: FinishReason, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
-        return self._choice + self._answer.nothing + self._tail(_encode(reason), ids, prompt_tokens, completion_tokens)
+    def finish(self, index: int, reason: FinishReason, piece: Piece, usage: Usage) -> bytes:
+        """The last chunk of a choice. The text of ``piece`` is empty."""
+        return self._choice(index) + self._answer.nothing + self._tail(_encode(reason), piece, usage)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The usage chunk, empty unless usage was asked for."""
@@ -130,8 +142,13 @@ class ChunkEncoder:
             return b""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def _tail(self, finish: bytes, ids: list[int], prompt_tokens: int, completion_tokens: int) -> bytes:
-        tail = b',"logprobs":null,"finish_reason":' + finish + (b',"token_ids":' + _encode(ids) if self._token_ids else b"") + b"}]"
+    def _choice(self, index: int) -> bytes:
+        return self._head + b'{"index":%d,' % index
+
+    def _tail(self, finish: bytes, piece: Piece, numbers: Usage) -> bytes:
+        logprobs = b"null" if piece.logprobs is None else _encode(piece.logprobs)
+        ids = b',"token_ids":' + _encode(piece.ids) if self._token_ids else b""
+        tail = b',"logprobs":' + logprobs + b',"finish_reason":' + finish + ids + b"}]"
         if self._continuous_usage:
-            return tail + b',"usage":' + _encode(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
+            return tail + b',"usage":' + _encode(usage(*numbers)) + b"}\n\n"
         return tail + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")

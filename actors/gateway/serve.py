@@ -29,6 +29,7 @@ from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
+from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..host.actor import Actor
 from ..host.media_rules import for_run
@@ -38,8 +39,10 @@ from .completions import Completions, shutting_down
 from .connections import Runner
 from .flight import GatewayFlight
 from .metrics import Metrics
+from .output_fields import MAX_CHOICES
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
+from .token_table import TokenTable
 from .validation import Limits
 
 log = logging.getLogger(__name__)
@@ -80,6 +83,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         model_name=actor.config.model.name or actor.model_path.name,
         kinds=model.media_kinds,
         max_context=layout.max_context,
+        max_choices=min(MAX_CHOICES, layout.num_rows),
         sampling=model.sampling,
         media=actor.config.media,
         vision_rules=for_run(model, actor.config.media).vision_rules,
@@ -101,7 +105,8 @@ class GatewayServer:
         self._actors = ActorTable.attach(actor.run, writable=False)
         self._deltas = Ring.attach(actor.run, "deltas")
         media = PagePool.attach(actor.run, "media")
-        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight)))
+        tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
+        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
         stats = ControllerStats.attach(actor.run, writable=False)
         metrics = Metrics(text.limits.model_name, stats.read, self._actors.actors)
         self._completions = Completions(

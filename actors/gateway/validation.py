@@ -19,6 +19,7 @@ from .fields import Fields, kind_of, refuse, show
 from .json_body import BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
+from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
 from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
 
 MAX_STOPS = 16
@@ -36,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     kinds: tuple[MediaKind, ...]
     max_context: int
+    max_choices: int = MAX_CHOICES
     sampling: SamplingDefaults = SamplingDefaults()
     media: MediaSection = MediaSection()
     vision_rules: VisionRules | None = None
@@ -63,6 +65,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     include_stop: bool = False
     bad_words: list[str] = []
     priority: int = 0
+    output: Output = Output()
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -118,11 +121,9 @@ _THINKING = Harmless(
 _FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
 IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "n": _number(1),
     "best_of": _number(1),
     "use_beam_search": _one_of(False),
     "length_penalty": _number(1),
-    "logprobs": _one_of(False),
     "top_logprobs": _number(0),
     "echo": _one_of(False),
     "suffix": _one_of(""),
@@ -163,7 +164,7 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
 
 
 def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
-    generation = _read_generation(fields, limits)
+    generation = _read_generation(fields, limits, read_chat_output)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     _refuse_others(fields)
@@ -177,7 +178,7 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
 
 
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
-    generation = _read_generation(fields, limits)
+    generation = _read_generation(fields, limits, read_text_output)
     prompt = _read_prompt(fields.take_required("prompt"))
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
@@ -221,12 +222,13 @@ def _read_prompt(value: Any) -> str | list[int]:
     return _read_ids(value, "prompt") if isinstance(value, list) else value
 
 
-def _read_generation(fields: Fields, limits: Limits) -> Generation:
-    """Take the fields common to all requests for work."""
+def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output]) -> Generation:
+    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently."""
     _check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context)
+    output = read_output(fields, limits.max_choices, stream)
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context, 0 if output.echo else 1)
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
@@ -246,6 +248,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         include_stop=fields.take_bool("include_stop_str_in_output"),
         bad_words=read_bad_words(fields),
         priority=fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        output=output,
     )
 
 
@@ -287,10 +290,10 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, max_context: int) -> tuple[int | None, str]:
-    """The number, and its field."""
-    old = fields.take_int("max_tokens", 1, max_context)
-    new = fields.take_int("max_completion_tokens", 1, max_context)
+def _read_max_tokens(fields: Fields, max_context: int, least: int) -> tuple[int | None, str]:
+    """The number, and its field. 0 is for an echo alone."""
+    old = fields.take_int("max_tokens", least, max_context)
+    new = fields.take_int("max_completion_tokens", least, max_context)
     if old is not None and new is not None and old != new:
         raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
     return (old, "max_tokens") if new is None else (new, "max_completion_tokens")

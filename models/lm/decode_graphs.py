@@ -5,6 +5,7 @@ smaller batch is filled up with rows of length 0, which store nothing; lengths a
 Array suffixes: B rows of the step, P pages of its longest row.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -106,8 +107,11 @@ class DecodeGraphs:
     def embed(self, ids: Tensor) -> Tensor:
         return self._model.embed(ids)
 
-    def prefill(self, chunks: list[Chunk]) -> None:
-        self._model.prefill(chunks)
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
+        return self._model.prefill(chunks, wanted)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:

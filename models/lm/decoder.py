@@ -1,5 +1,6 @@
 """The interface of a language model for the prefill and decode actors; ``lm`` and ``null_model`` implement it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +27,15 @@ class Decoder(Protocol):
         """ids int64 [n] -> [n, H] in the model's dtype."""
         ...
 
-    def prefill(self, chunks: list[Chunk]) -> None:
-        """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier."""
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
+        """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier.
+
+        Returns the last hidden states [n, H] of the ``wanted`` chunks, given by their indices, in order: input of ``logits``.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, H] of ``prefill`` -> float32 [n, V]: of the token after each."""
         ...
 
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ The prefill actor calls ``prefill``, the decode actor ``decode``; they share wei
 Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -67,16 +69,20 @@ class LanguageModel:
         return F.embedding(ids.to(self._device), self._embeddings)
 
     @torch.inference_mode()
-    def prefill(self, chunks: list[Chunk]) -> None:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         self._attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
         normed = self._operations.norm(hidden, self._layers[0].input_norm)
-        for layer in self._layers[:-1]:
+        for layer in self._layers if wanted else self._layers[:-1]:
             q, kv = torch.tensor_split(self._project(layer, normed), [self._config.num_heads], 1)
             normed = self._finish(layer, hidden, self._attention.prefill_attend(layer.index, q, kv.flatten(1)))
-        self._project_kv(self._layers[-1], normed)
+        if not wanted:
+            self._project_kv(self._layers[-1], normed)
+            return []
+        parts = torch.split(normed, [chunk.embeds.shape[0] for chunk in chunks])
+        return [parts[index] for index in sorted(wanted)]
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
@@ -87,7 +93,11 @@ class LanguageModel:
         for layer in self._layers:
             q = self._project(layer, normed)[:, : self._config.num_heads]
             normed = self._finish(layer, hidden, self._attention.decode_attend(layer.index, q))
-        return F.linear(normed, self._head).float()
+        return self.logits(normed)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self._head).float()
 
     def _project(self, layer: _Layer, normed: Tensor) -> Tensor:
         """Heads [N, num_heads + 2 x num_kv_heads, head_dim] of a layer, ready for attention; stores K and V."""

@@ -1,6 +1,7 @@
 """The null model: a decoder without weights that takes a fixed time and gives the same tokens for the same prompt."""
 
 import time
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -21,8 +22,12 @@ class NullModel:
     def embed(self, ids: Tensor) -> Tensor:
         return torch.zeros(ids.shape[0], self._config.language.hidden_size)
 
-    def prefill(self, chunks: list[Chunk]) -> None:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
         time.sleep(self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
+        return [chunks[index].embeds for index in sorted(wanted)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape[0], self._config.language.vocab_size)
 
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
         end = time.monotonic() + self._times.step_ms / 1e3

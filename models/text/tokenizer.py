@@ -44,6 +44,7 @@ class Tokenizer:
         self.control_ids = {token.content: id for id, token in added.items() if id in control}
         self.token_bytes = _token_bytes(backend, special)
         self.vocab_size = len(self.token_bytes)
+        self._special_text = {id: token.content for id, token in added.items() if id in special}
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
         self._literal_ids = {content: self._encode_literally(content) for content in self.control_ids}
 
@@ -85,6 +86,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], with_control_tokens: bool = False) -> str:
         """The whole text at once. Without control tokens it is what the joined deltas equal."""
         return self._backend.decode(list(ids), skip_special_tokens=not with_control_tokens)
+
+    def bytes_of(self, id: int) -> bytes:
+        """Return the bytes of one token, a control token's name included; none for an id without a token."""
+        if (name := self._special_text.get(id)) is not None:
+            return name.encode()
+        return self.token_bytes[id] if 0 <= id < self.vocab_size else b""
 
     def min_tokens(self, num_chars: int) -> int:
         """A lower bound on the tokens of so many characters, however they are cut; used to refuse far too long prompts."""

@@ -349,6 +349,7 @@ class Delta(Record, frozen=True):
     data: bytes
     finish: FinishReason | None = None
     ids: list[int] = []  # with return_token_ids: the ids from the end of the last delta up to token_index
+    row: int = -1  # of the sequence table
 
 
 _encoder = msgspec.msgpack.Encoder()

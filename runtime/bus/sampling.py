@@ -20,6 +20,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0  # before that many neither a stop token nor a stop string ends the answer
     bad_words: list[list[int]] = []  # the last id of each is not drawn behind the ids before it
 
+    logprobs: int | None = None  # so many alternatives of each token of the answer, beside its own; None: none at all
+    prompt_logprobs: int | None = None  # likewise of the prompt
+
     @property
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

@@ -15,7 +15,7 @@ from .lifecycle import end, fail, failed_message
 from .media_sharing import join, known_shapes, look_up
 from .outages import check_served
 from .poison import MAX_STRIKES, STRIKE_BYTES
-from .prefix_cache import find_hits, num_saved, set_keys
+from .prefix_cache import PagesToCome, find_hits, num_saved, set_keys
 from .records import Submitted
 from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
@@ -89,16 +89,20 @@ def cancel_older_gateways(state: ControllerState) -> None:
         end(state, request)
 
 
-def admit(state: ControllerState, gate: ResourceGate, request: Request, now: float) -> None:
-    """Give a waiting request a row and pages, if the gate has all that it needs and no earlier request waits for any of it."""
+def admit(state: ControllerState, gate: ResourceGate, to_come: PagesToCome, request: Request, now: float) -> None:
+    """Give a waiting request a row and pages, if the gate has all that it needs and no earlier request waits for any of it. One that
+    waits for pages ``to_come`` takes nothing and keeps nothing from others."""
     if request.admission_need is None:
         request.admission_need = _admission_need(state, request.spec)
         if not request.spec.items:
             set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids))
     media, kv = request.admission_need
-    kv -= num_saved(state, find_hits(state, request))
-    if gate.take(row=1, media=media, kv=kv):
+    hits = find_hits(state, request)
+    if to_come.have_next_of(request, hits):
+        return
+    if gate.take(row=1, media=media, kv=kv - num_saved(state, hits)):
         _place(state, request, now)
+        to_come.add(request)
 
 
 def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, int]:

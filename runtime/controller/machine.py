@@ -51,6 +51,7 @@ from .outages import fail_stranded
 from .plan_results import finish_plan
 from .planner import issue
 from .policy_calls import rank_requests
+from .prefix_cache import PagesToCome, find_hits
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
 from .state import BY_RANK, GATEWAY, LONG_AGO_S, ControllerState
@@ -246,18 +247,21 @@ class Controller:
             not request.spec.items and request.rank < first.rank  # a text request, which also waits for KV pages
             for request in state.waiting.values()
         )
-        num_short = len(short)
+        num_short, to_come = len(short), PagesToCome(state)
         for request in sorted([*short, *state.waiting.values()], key=BY_RANK):
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # all remaining requests need one
                 if request.spec.items or not gate.is_blocked("kv"):  # a text request would be refused: it needs KV pages
-                    admit(state, gate, request, now)
+                    admit(state, gate, to_come, request, now)
                 continue
             num_short -= 1
+            if to_come.have_next_of(request, find_hits(state, request)):
+                continue
             need = kv_need(state, request)
             if request is first:  # it need not leave room for later ones' growth, only for an earlier waiting text request
                 if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
+                    to_come.add(request)
                     if not is_passed:
                         gate.charge("kv", need)
                 else:
@@ -266,6 +270,7 @@ class Controller:
             elif gate.take(kv=need):
                 granted = grant_kv(state, request)
                 assert granted, "the granter gave KV pages that are not free"
+                to_come.add(request)
 
     def _take_effects(self) -> list[Effect]:
         effects, self.state.effects = self.state.effects, []

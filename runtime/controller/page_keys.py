@@ -97,6 +97,13 @@ class PageKeys:
         self._compute(count)
         return self._keys[first:count]
 
+    def at(self, page: int) -> bytes | None:
+        """Return the key of a page; None if not all of its ids and media are known."""
+        if page >= self._num_pages(self.num_tokens):
+            return None
+        self._compute(page + 1)
+        return self._keys[page]
+
     def _num_pages(self, num_tokens: int) -> int:
         known = len(self._ids) if self._end is None else min(self._end, len(self._ids))
         return max(0, min(num_tokens, known)) // self._page_tokens

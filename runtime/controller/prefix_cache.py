@@ -14,6 +14,7 @@ from ...schema.rows import Phase
 from .effects import AppendPages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key
 from .request import Request
+from .scheduling.types import Rank
 from .state import ControllerState, owner
 
 Hits = list[list[int]]
@@ -44,9 +45,62 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 
 
 def find_hits(state: ControllerState, request: Request) -> Hits:
-    """Return the pages that a row without KV pages would be given from the cache."""
+    """Return the pages that a row without KV pages would be given from the cache: none to a member whose prompt's log-probabilities
+    are asked for, since they come from computing it."""
     cache = state.pools["kv"].cache
-    return [cache.find_leading(keys.leading(keys.num_tokens - 1)) for keys in request.keys]
+    return [[] if _must_compute(request, at) else cache.find_leading(k.leading(k.num_tokens - 1)) for at, k in enumerate(request.keys)]
+
+
+def _must_compute(request: Request, member: int) -> bool:
+    return member == 0 and request.spec.sampling.prompt_logprobs is not None
+
+
+class PagesToCome:
+    """The pages that rows in preparation are about to fill, for one round of grants.
+
+    A row waits for a page that a row ahead of it is about to fill, rather than computing it as well: of equal prompts that come
+    together one is prefilled. Rows wait only for rows ahead that have all their KV pages, so never for each other; when such a
+    row fails or is preempted, they wait no longer. Nothing of this is stored: a new controller finds it in the rows.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self._page_tokens = state.limits.kv_page_tokens
+        self._rows = [request for request in state.preparing() if request.keys and request.can_prefill and not request.is_prefilled]
+        self._ranks: dict[int, dict[bytes, Rank]] = {}  # by place and key: the first of the rows that fill it
+
+    def add(self, request: Request) -> None:
+        """Note a row that has got its KV pages."""
+        if request.keys and request.can_prefill and not request.is_prefilled:
+            self._rows.append(request)
+            for place, ranks in self._ranks.items():
+                self._note(ranks, place, request)
+
+    def have_next_of(self, request: Request, hits: Hits) -> bool:
+        """Return whether a row ahead is about to fill the page behind these hits, of some member."""
+        if not self._rows:
+            return False
+        for member, (keys, pages) in enumerate(zip(request.keys, hits, strict=True)):
+            place = len(pages)
+            if _must_compute(request, member) or (place + 1) * self._page_tokens >= keys.num_tokens:
+                continue
+            key = keys.at(place)
+            rank = None if key is None else self._filled_at(place).get(key)
+            if rank is not None and rank < request.rank:
+                return True
+        return False
+
+    def _filled_at(self, place: int) -> dict[bytes, Rank]:
+        """The keys of the pages at this place that are to be filled."""
+        if place not in self._ranks:
+            self._ranks[place] = ranks = dict[bytes, Rank]()
+            for row in self._rows:
+                self._note(ranks, place, row)
+        return self._ranks[place]
+
+    def _note(self, ranks: dict[bytes, Rank], place: int, row: Request) -> None:
+        for keys, target, num_named in zip(row.keys, row.targets, row.num_named, strict=False):
+            if num_named <= place < target // self._page_tokens and (key := keys.at(place)) is not None:
+                ranks[key] = min(row.rank, ranks.get(key, row.rank))
 
 
 def num_saved(state: ControllerState, hits: Hits) -> int:

@@ -1,6 +1,6 @@
 """A sequence table and pools on tmpfs with a model on them, and the controller's part: rows, pages, plans, phases."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -41,8 +41,11 @@ class Counting:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(ids), 1)
 
-    def prefill(self, chunks: list[Chunk]) -> None:
-        pass
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[torch.Tensor]:
+        return [chunks[index].embeds for index in wanted]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(hidden), self.vocab_size)
 
     def decode(self, ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
         if self.broken & set(ids.tolist()):

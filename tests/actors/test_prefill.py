@@ -1,5 +1,7 @@
 """The prefill worker on real pages: how a prompt is cut into chunks and where its embedding rows lie makes no difference."""
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Done
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.shm.errors import StalePage
+from mmrt.shm.logprob_file import PROMPT
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import PAGE_TOKENS, Bench, Counting, Row, Weights
 
@@ -61,6 +65,28 @@ def test_a_chunk_may_reach_into_what_was_generated(bench: Bench) -> None:
     torch.testing.assert_close(cache(bench, resumed, 49), cache(bench, whole, 49), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [7, 16, 200])
+def test_log_probabilities_of_a_prompt(bench: Bench, chunk: int) -> None:
+    """In any chunks, beside rows without, what decode says when it feeds the prompt token by token."""
+    ids = bench.ids(150)
+    row = bench.place(ids, row=3, max_new_tokens=1, sampling=Sampling(prompt_logprobs=2))
+    silent = bench.place(bench.ids(20), row=4)
+    for one in (row, silent):
+        bench.grant_all(one)
+        bench.prefill(one, chunk=chunk)
+    found = bench.table.logprobs.read(3, PROMPT, 1, 150, 2)
+    pages = torch.from_numpy(bench.table.block_table[3, 0].astype(np.int64))[None]
+    for index in range(0, 149, 37):
+        at, length = torch.tensor([index]), torch.tensor([index + 1])
+        logits = bench.model.decode(torch.tensor(ids[index : index + 1]), at.expand(3, -1), length, pages)
+        expected = logits.log_softmax(1)[0]
+        assert abs(float(expected[ids[index + 1]]) - found.own[index]) < 1e-4
+        np.testing.assert_allclose(found.values[index], expected.topk(2).values.numpy(), atol=1e-4)
+        assert found.rank[index] == 1 + int((expected > expected[ids[index + 1]]).sum())
+    with pytest.raises(ValueError, match="no records"):
+        bench.table.logprobs.read(4, PROMPT, 1, 20, 2)
+
+
 def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> None:
     seen: list[Chunk] = []
 
@@ -68,8 +94,9 @@ def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tin
         def embed(self, ids: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(ids), tiny[0].language.hidden_size)
 
-        def prefill(self, chunks: list[Chunk]) -> None:
+        def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[torch.Tensor]:
             seen.extend(chunks)
+            return []
 
     bench = Bench(run, *tiny, Recording(tiny[0].language.vocab_size))
     media, rows = bench.image(4, 8, 8)  # 16 tokens at 4 .. 8: what follows it begins at 8
@@ -116,7 +143,7 @@ def test_in_bfloat16_embedding_rows_are_what_was_written(run: RunDirectory, tiny
     media, rows = bench.image(3, 6, 6)
     bench.embeddings.scatter_rows(rows.source.pages, values.view(torch.uint8).numpy())
     seen: list[Chunk] = []
-    bench.model.prefill = seen.extend  # type: ignore[method-assign]
+    bench.model.prefill = lambda chunks, wanted: seen.extend(chunks) or []  # type: ignore[method-assign]
     row = bench.place(bench.ids(20), spans=[media])
     bench.grant_all(row)
     bench.prefill(row, 8, [rows])

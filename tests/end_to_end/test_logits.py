@@ -1,12 +1,16 @@
-"""Biases, words that must not appear and least lengths through the openai client."""
+"""Biases, bad words, least lengths, log-probabilities and several choices through the openai client, against transformers."""
 
 from typing import Any
 
+import httpx2
 import openai
 import pytest
+import torch
 
 from mmrt.tests.end_to_end.conftest import Server
-from mmrt.tests.end_to_end.oracle import Oracle
+from mmrt.tests.end_to_end.oracle import Media, Oracle
+from mmrt.tests.end_to_end.test_guidance import companion, guided
+from mmrt.tests.end_to_end.test_media import image_part, picture, text
 
 QUESTION = "Say something long."
 
@@ -41,3 +45,141 @@ def test_an_answer_has_its_least_length(server: Server) -> None:
 def test_an_id_outside_the_vocabulary(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="logit_bias: has the token id 9999999, allowed are 0 to"):
         server.chat(QUESTION, logit_bias={"9999999": 1})
+
+
+def check_answer(content: Any, ids: list[int], logits: torch.Tensor) -> None:
+    """Every log-probability and alternative is that of these logits."""
+    expected = logits.log_softmax(-1)
+    assert len(content) == len(ids)
+    for entry, id, row in zip(content, ids, expected, strict=True):
+        assert abs(entry.logprob - float(row[id])) < 1e-4
+        best = row.topk(len(entry.top_logprobs)).values.tolist()
+        assert [one.logprob for one in entry.top_logprobs] == pytest.approx(best, abs=1e-4)
+
+
+def streamed(server: Server, content: Any, **options: Any) -> tuple[str, list[int], list[Any]]:
+    text, ids, entries = "", [], []
+    for chunk in server.stream(content, logprobs=True, **options):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            ids += getattr(choice, "token_ids", None) or []
+            entries += choice.logprobs.content if choice.logprobs else []
+    return text, ids, entries
+
+
+def test_log_probabilities_are_transformers(server: Server, oracle: Oracle) -> None:
+    """Before temperature, biases and penalties."""
+    options: dict[str, Any] = {"temperature": 1.3, "top_logprobs": 20, "frequency_penalty": 1.0, "logit_bias": {"5": 50}}
+    text, ids, entries = streamed(server, QUESTION, max_tokens=40, extra_body={"ignore_eos": True}, **options)
+    inputs = oracle.inputs([{"role": "user", "content": QUESTION}])
+    check_answer(entries, ids, oracle.logits(inputs, ids))
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == text
+    assert ids.count(5) > 5
+
+
+def test_log_probabilities_about_a_picture_with_guidance(server: Server, oracle: Oracle) -> None:
+    pixels = picture(4, 98, 126)
+    parts = [image_part(pixels), text(QUESTION)]
+    _, ids, entries = streamed(server, parts, top_logprobs=3, extra_body={"guidance_scale": 2.0})
+    inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, text(QUESTION)]}], Media(images=[pixels]))
+    check_answer(entries, ids, guided(oracle, inputs, companion(oracle, ""), ids, 2.0))
+
+
+def test_log_probabilities_outlive_decode_and_detokenizer(server: Server, oracle: Oracle) -> None:
+    entries: list[Any] = []
+    ids: list[int] = []
+    victims = ["decode", "detokenizer"]
+    options = {"max_tokens": 150, "logprobs": True, "top_logprobs": 2, "extra_body": {"ignore_eos": True}}
+    for chunk in server.stream(QUESTION, **options):
+        for choice in chunk.choices:
+            entries += choice.logprobs.content if choice.logprobs else []
+            ids += getattr(choice, "token_ids", None) or []
+        if victims and len(ids) > 60 - 20 * len(victims):
+            server.kill(victims.pop())
+    assert not victims and len(ids) == 150
+    check_answer(entries, ids, oracle.logits(oracle.inputs([{"role": "user", "content": QUESTION}]), ids))
+
+
+def prompt_expected(oracle: Oracle, inputs: dict[str, Any], ids: list[int]) -> list[float]:
+    """What the model says of each token of a prompt, the first excepted."""
+    with torch.inference_mode():
+        oracle.model.rope_deltas = None
+        given = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
+        logits = oracle.model(**given, use_cache=False).logits[0].float()
+    return logits.log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
+
+
+def test_an_echoed_prompt(server: Server, oracle: Oracle) -> None:
+    """Also when the cache has its pages."""
+    prompt = "The quick brown fox jumps over the lazy dog, again and again, and every time it thinks of something better to do."
+    ids = oracle.tokenizer(prompt)["input_ids"]
+    expected = prompt_expected(oracle, {"input_ids": torch.tensor([ids])}, ids)
+    for asked in (prompt, ids, prompt):
+        answer = server.client.completions.create(
+            model=server.checkpoint.name, prompt=asked, echo=True, logprobs=2, max_tokens=2, temperature=0
+        )
+        (choice,) = answer.choices
+        found = choice.logprobs
+        assert choice.text.startswith(prompt) and len(found.tokens) == len(ids) + 2
+        assert found.token_logprobs[0] is None and found.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+        assert "".join(found.tokens[: len(ids)]) == prompt
+        for name, offset in zip(found.tokens[: len(ids)], found.text_offset, strict=False):
+            assert prompt[offset:].startswith(name)
+        assert all(max(best.values()) >= own for best, own in zip(found.top_logprobs[1:], found.token_logprobs[1:], strict=True))
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0, "cached pages have no logits"
+    alone = server.client.completions.create(model=server.checkpoint.name, prompt=ids, echo=True, logprobs=0, max_tokens=0)
+    assert alone.choices[0].text == prompt and alone.usage.completion_tokens == 0
+    assert alone.choices[0].logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompt_log_probabilities_about_a_picture(server: Server, oracle: Oracle) -> None:
+    pixels = picture(5, 98, 126)
+    inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, text(QUESTION)]}], Media(images=[pixels]))
+    ids = inputs["input_ids"][0].tolist()
+    expected = prompt_expected(oracle, inputs, ids)
+    for salt in ("one", "one"):
+        answer = server.client.chat.completions.create(
+            model=server.checkpoint.name,
+            messages=[{"role": "user", "content": [image_part(pixels), text(QUESTION)]}],
+            max_tokens=1,
+            extra_body={"prompt_logprobs": 1, "cache_salt": salt},
+        )
+        found = answer.prompt_logprobs
+        assert found[0] is None and len(found) == len(ids)
+        own = [entry[str(id)]["logprob"] for entry, id in zip(found[1:], ids[1:], strict=True)]
+        assert own == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_prefill_their_prompt_once(server: Server, stream: bool) -> None:
+    """They are those of their seeds, each alone."""
+    content = "Tell me a story about a fox and a dog, and what became of both in the long winter. " * 4
+    before = hits(server)
+    salt = f"choices {stream}"
+    options: dict[str, Any] = {
+        "model": server.checkpoint.name,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 12,
+        "temperature": 1,
+        "seed": 3,
+        "n": 6,
+        "extra_body": {"cache_salt": salt, "return_token_ids": True, "ignore_eos": True},
+    }
+    found: dict[int, list[int]] = {index: [] for index in range(6)}
+    answer = server.client.chat.completions.create(**options, stream=stream)
+    for one in answer if stream else [answer]:
+        for choice in one.choices:
+            found[choice.index] += choice.token_ids or []
+    assert {len(ids) for ids in found.values()} == {12} and len({tuple(ids) for ids in found.values()}) > 3
+    looked_up, cached = (now - then for now, then in zip(hits(server), before, strict=True))
+    num_prompt = looked_up / 6
+    assert cached >= 5 * (num_prompt - 2 * 16 - 1), "all but the last page"
+    again = server.client.chat.completions.create(**options)
+    assert [choice.token_ids for choice in again.choices] == [found[index] for index in range(6)]
+    server.wait_until_empty()
+
+
+def hits(server: Server) -> tuple[float, float]:
+    text = httpx2.get(f"{server.url}/metrics").text
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return float(samples["mmrt_prefix_cache_queries_total"]), float(samples["mmrt_prefix_cache_hits_total"])

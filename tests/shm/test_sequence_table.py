@@ -38,7 +38,8 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize()
     def create(self):
-        self.run.segment_path("sequences").unlink(missing_ok=True)
+        for name in ("sequences", "logprobs"):
+            self.run.segment_path(name).unlink(missing_ok=True)
         self.controller = SequenceTable.create(self.run, ROWS, CONTEXT, PAGES, max_spec_bytes=40, max_state_bytes=40)
         self.decode = SequenceTable.attach(self.run)
         self.reader = SequenceTable.attach(self.run, writable=False)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import httpx2
 import msgspec
+import numpy as np
 import openai
 import pytest
 import uvloop
@@ -51,15 +52,18 @@ from mmrt.runtime.config import MediaSection, RuntimeConfig, ServerSection, Supe
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.logprob_file import ANSWER, Logprobs
 from mmrt.shm.pool import PagePool
 from mmrt.shm.ring import Ring
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 
 MODEL = "tiny"
 MAX_CONTEXT = 2048
 PAGE_BYTES = 4096
+NUM_ROWS = 8
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_bos|>", "<|audio_eos|>"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -136,6 +140,9 @@ class Play:
         self.runs: list[PageRun] = []
         self.offset = 0
         self.num_tokens = 0
+        self.number = len(controller.plays)
+        self.row = self.number % NUM_ROWS
+        self.logprob = -1.0  # of each token
 
     def queue(self, position: int = 0) -> None:
         self._say(Queued(1, self.key, position))
@@ -158,7 +165,10 @@ class Play:
         known = self.num_tokens
         self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
         ids = list(range(known, self.num_tokens)) if self.spec.return_token_ids else []
-        self._controller.push(Delta(self.key, 1, self.offset, self.num_tokens, data, finish, ids))
+        if (asked := self.spec.sampling.logprobs) is not None:
+            self._controller.write_logprobs(self.row, known, self.num_tokens, self.logprob, asked)
+        generation = int(self._controller.table.generation[self.row])
+        self._controller.push(Delta(self.key, generation, self.offset, self.num_tokens, data, finish, ids, self.row))
         self.offset += len(data)
 
     def fail(self, status: int, message: str, **more: Any) -> None:
@@ -186,6 +196,7 @@ class Controller:
 
     def __init__(self, run: RunDirectory, generation: int) -> None:
         self.pool = PagePool.attach(run, "media")
+        self.table = SequenceTable.attach(run)
         self.script: Script = answer_hello
         self.plays: dict[int, Play] = {}
         self.log: list[ToController] = []
@@ -211,6 +222,7 @@ class Controller:
     async def close(self) -> None:
         self.stop()
         self._bell.close()
+        self.table.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -239,6 +251,16 @@ class Controller:
         if not self.loses():
             self._socket.send("gateway", self._generation, message)
             self._reader.poke()
+
+    def write_logprobs(self, row: int, first: int, last: int, logprob: float, num: int) -> None:
+        """Ids count up from 10; the alternatives of each are the ids before it."""
+        ids = np.arange(first, last, dtype=np.int32) + 10
+        self.table.ids[row, first:last] = ids
+        others = ids[:, None] - np.arange(1, num + 1, dtype=np.int32)
+        values = np.full(others.shape, -0.5, np.float32)
+        self.table.logprobs.write(
+            row, ANSWER, first, Logprobs(np.full(len(ids), logprob, np.float32), np.full(len(ids), 2, np.int32), others, values)
+        )
 
     def push(self, delta: Delta) -> None:
         assert self._deltas.try_push(encode(delta))
@@ -407,6 +429,7 @@ def stage(limits: Limits, prompts: PromptBuilder, actors: tuple[str, ...], monke
     run = RunDirectory.create(path, {})
     PagePool.create(run, "media", 64, PAGE_BYTES).close()
     Ring.create(run, "deltas", 1 << 20).close()
+    SequenceTable.create(run, NUM_ROWS, MAX_CONTEXT, 8).close()
     ActorTable.create(run, actors).close()
     stats = ControllerStats.create(run)
     stats.publish(StatsSnapshot(running=3, waiting=2, pools={"kv": PoolUse(8, 2)}))

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from mmrt.actors.gateway import client_request
-from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import serve as serving
+from mmrt.actors.gateway import streams as streams_module
 from mmrt.runtime.bus.messages import Cancel, Delivered, Filled, Query, Submit
 from mmrt.runtime.process.listening import open_listeners
 
@@ -390,7 +390,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
     stage: Any, writes: Callable[[bytes], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its whole answer is written, and stands in buffers: more than the kernel takes, less than makes a write wait."""
-    monkeypatch.setattr(completions_module, "SLOW_READER_S", 0.2)
+    monkeypatch.setattr(streams_module, "SLOW_READER_S", 0.2)
 
     async def script(play: Any) -> None:
         await play.grant()

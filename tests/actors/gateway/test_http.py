@@ -381,7 +381,7 @@ def test_each_request_for_work_and_each_refusal_is_a_line_in_the_log(stage: Any,
     async def test(scene: Any) -> None:
         answers = [
             await scene.post(scene.chat()),
-            await scene.post(scene.chat(n=2)),
+            await scene.post(scene.chat(n=0)),
             await scene.http.get("/v1/nothing"),
             await scene.http.get("/health"),
         ]
@@ -389,7 +389,7 @@ def test_each_request_for_work_and_each_refusal_is_a_line_in_the_log(stage: Any,
         lines = [record.getMessage() for record in caplog.records if " after " in record.getMessage()]
         assert len({*ids}) == 4 and ids[3] is None
         for line, id, words in zip(
-            lines, ids[:3], ("completions: 200 after", "n: is 2, only 1 is supported", "nothing: 404 after"), strict=True
+            lines, ids[:3], ("completions: 200 after", "n: is 0, allowed are 1 to 128", "nothing: 404 after"), strict=True
         ):
             assert id is not None and id in line and words in line
         assert "Hello" not in caplog.text
@@ -603,7 +603,7 @@ def test_metrics(stage: Any) -> None:
     async def test(scene: Any) -> None:
         await scene.post(scene.chat())
         await scene.post(scene.chat(stream=True))
-        await scene.post(scene.chat(n=2))
+        await scene.post(scene.chat(n=0))
         text = (await scene.http.get("/metrics")).text
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         name = 'model_name="tiny"'
@@ -674,7 +674,7 @@ def test_refusals_are_no_finished_requests(stage: Any, status: int, refused: int
     async def test(scene: Any) -> None:
         scene.controller.script = script
         assert (await scene.post(scene.chat())).status_code == status
-        await scene.post(scene.chat(n=2))
+        await scene.post(scene.chat(n=0))
         text = (await scene.http.get("/metrics")).text
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         sums: dict[str, float] = {}
@@ -694,10 +694,10 @@ def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() ->
     gone = RequestError("gone", status=CLIENT_GONE)
     request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, cast(Link, None), 0.0)
     request.error = gone
-    metrics.on_over(request, 1.0)
+    metrics.on_over([request], 1.0)
     assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"
     request.first_text_s = 0.5
-    metrics.on_over(request, 1.0)
+    metrics.on_over([request], 1.0)
     metrics.on_text(0.4, 4)
     text = metrics.render()
     assert b"\nmmrt_prompt_tokens_total 3.0" in text

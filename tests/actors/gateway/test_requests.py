@@ -4,12 +4,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmrt.actors.gateway import client_request as module
 from mmrt.actors.gateway.client_request import ClientRequest, Link, RequestStage
 from mmrt.actors.gateway.flight import GatewayFlight
 from mmrt.actors.gateway.requests import RequestRegistry
+from mmrt.actors.gateway.token_table import Tokens
 from mmrt.runtime.bus.messages import (
     Cancel,
     Delivered,
@@ -31,8 +33,9 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.errors import RequestError
-from mmrt.shm.errors import StalePage
+from mmrt.shm.errors import StalePage, StaleRow
 from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.logprob_file import Logprobs
 from mmrt.shm.run_directory import RunDirectory
 
 RUNS = [PageRun([4, 2], [7, 7])]
@@ -55,6 +58,26 @@ class Pool:
         self.written.append((list(pages), data))
 
 
+class Words:
+    """The ids of every answer count up; every prompt is three tokens."""
+
+    is_stale = False
+
+    def answer(self, row: int, generation: int, first: int, last: int, num_alternatives: int) -> Tokens:
+        if self.is_stale:
+            raise StaleRow("another's")
+        return _tokens(first, last, num_alternatives)
+
+    def prompt(self, row: int, generation: int, num_alternatives: int) -> Tokens:
+        return _tokens(0, 3, num_alternatives)
+
+
+def _tokens(first: int, last: int, num: int) -> Tokens:
+    ids = np.arange(first, last, dtype=np.int32)
+    values = np.zeros((len(ids), num), np.float32)
+    return Tokens(ids, Logprobs(values.sum(1), ids, values.astype(np.int32), values))
+
+
 class Desk:
     """A registry with everything around it."""
 
@@ -64,16 +87,17 @@ class Desk:
         self.reachable = True
         self.wakes = 0
         self.pool = Pool()
-        self.registry = RequestRegistry(Link(3, self._send, self.pool, flight))
+        self.tokens = Words()
+        self.registry = RequestRegistry(Link(3, self._send, self.pool, flight, self.tokens))
 
     def _send(self, message: ToController) -> bool:
         if self.reachable:
             self.sent.append(message)
         return self.reachable
 
-    def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0) -> ClientRequest:
+    def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0, sampling: Sampling | None = None) -> ClientRequest:
         items = [MediaItem("image", len(data), "image/png") for data in media]
-        spec = RequestSpec("id", [1, 2, 3], items, Sampling(), 10, deadline_s=deadline_s)
+        spec = RequestSpec("id", [1, 2, 3], items, sampling or Sampling(), 10, deadline_s=deadline_s)
         return self.registry.submit(spec, media, self._wake, self.now_s)
 
     def _wake(self) -> None:
@@ -375,3 +399,31 @@ def test_fail_all_ends_what_is_running(desk: Desk) -> None:
     desk.registry.fail_all(RequestError("bye", status=503), desk.now_s)
     assert running.error is not None and running.error.status == 503
     assert over.error is None
+
+
+def test_log_probabilities_are_read_up_to_each_delta_once(desk: Desk) -> None:
+    request = desk.submit([], sampling=Sampling(logprobs=2, prompt_logprobs=1))
+    desk.answer(Prepared(1, request.key, 3))
+    assert request.prompt is None and request.take_tokens() is None
+    desk.text(request, 0, "ab", 2)
+    assert request.prompt is not None and request.prompt.logprobs.ids.shape == (3, 1)
+    first = request.take_tokens()
+    assert first is not None and first.ids.tolist() == [0, 1] and first.logprobs.ids.shape == (2, 2)
+    desk.text(request, 0, "ab", 2)  # a new detokenizer begins anew
+    assert request.take_tokens() is None
+    for offset, text, num_tokens in ((0, "abc", 4), (3, "d", 5)):
+        desk.text(request, offset, text, num_tokens)
+    rest = request.take_tokens()
+    assert rest is not None and rest.ids.tolist() == [2, 3, 4]
+    desk.text(request, 4, "", 6, "stop")
+    assert request.finish == "stop" and [t.ids.tolist() for t in [request.take_tokens()] if t is not None] == [[5]]
+
+
+def test_text_of_a_row_that_is_another_s_by_now_is_dropped(desk: Desk) -> None:
+    """Its request has failed, and the message that says so is on its way."""
+    request = desk.submit([], sampling=Sampling(logprobs=0))
+    desk.tokens.is_stale = True
+    assert desk.text(request, 0, "late", 1, "stop") == []
+    assert not request.is_over and request.take() == ""
+    desk.answer(Failed(1, request.key, 500, "the model failed", "internal_error"))
+    assert request.error is not None and request.error.status == 500

@@ -89,10 +89,7 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": [7, 10**300]}, "prompt", "has the token id an integer of 997 bits, allowed are 0 to 399"),
         ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs", "is not supported"),
         ({"prompt": "a", "messages": []}, "messages", "is not supported"),
-        ({"prompt": "a", "echo": True}, "echo", "is true, only false is supported"),
         ({"prompt": "a", "suffix": "b"}, "suffix", 'is "b", only "" is supported'),
-        ({"prompt": "a", "logprobs": 0}, "logprobs", "is 0, only false is supported"),
-        ({"prompt": "a", "n": 2}, "n", "is 2, only 1 is supported"),
     ],
 )
 def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
@@ -151,3 +148,21 @@ def test_errors_behind_the_headers_name_the_field_that_was_sent(stage: Any) -> N
         assert '"message":"max_completion_tokens: is 2000"' in received and '"param":"max_completion_tokens"' in received
 
     stage.run(test)
+
+
+def test_choices_and_echoes(limits: Limits) -> None:
+    output = read(limits, prompt="a", n=2, best_of=3, logprobs=5, echo=True).generation.output
+    assert (output.n, output.best_of, output.logprobs, output.echo) == (2, 3, 5, True)
+    assert read(limits, prompt="a", echo=True, max_tokens=0).generation.max_new_tokens == 0
+    for fields, problem in (
+        ({"best_of": 1, "n": 2}, "best_of: is 1, but n is 2"),
+        ({"best_of": 2, "stream": True}, "best_of: is 2, but n is 1: the best are known at the end, and stream is true"),
+        ({"best_of": 129}, "best_of: is 129, allowed are 1 to 128"),
+        ({"logprobs": 21}, "logprobs: is 21, allowed are 0 to 20"),
+        ({"logprobs": True}, "logprobs: is true, allowed are 0 to 20"),
+        ({"echo": 1}, "echo: expected true or false, got 1"),
+        ({"max_tokens": 0}, f"max_tokens: is 0, allowed are 1 to {limits.max_context}"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            read(limits, prompt="a", **fields)
+        assert caught.value.message == problem

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
+from mmrt.actors.gateway.output_fields import Output
 from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, read_chat, read_text
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
@@ -85,6 +86,28 @@ def test_priority() -> None:
     ):
         error = refusal(body(priority=wrong))
         assert (error.message, error.param, error.status) == (f"priority: {problem}", "priority", 400)
+
+
+def test_choices_and_log_probabilities() -> None:
+    output = read(body(n=3, logprobs=True, top_logprobs=20, prompt_logprobs=0)).generation.output
+    assert (output.n, output.best_of, output.logprobs, output.prompt_logprobs) == (3, 3, 20, 0)
+    assert read(body(logprobs=True)).generation.output.logprobs == 0
+    assert read(body(logprobs=False, top_logprobs=0)).generation.output == Output()
+    for fields, problem in (
+        ({"n": 0}, "n: is 0, allowed are 1 to 128"),
+        ({"n": 129}, "n: is 129, allowed are 1 to 128"),
+        ({"n": True}, "n: expected an integer, got true"),
+        ({"logprobs": 1}, "logprobs: expected true or false, got 1"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: is 21, allowed are 0 to 20"),
+        ({"top_logprobs": 2}, "top_logprobs: is 2, but logprobs is not true"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: is -1, allowed are 0 to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: is not allowed when stream is true"),
+        ({"echo": True}, "echo: is true, only false is supported"),
+    ):
+        error = refusal(body(**fields))
+        assert (error.message, error.param) == (problem, problem.partition(":")[0])
+    few = msgspec.structs.replace(LIMITS, max_choices=4)
+    assert refusal(body(n=5), few).message == "n: is 5, allowed are 1 to 4"
 
 
 def test_rules_about_tokens() -> None:
@@ -186,12 +209,7 @@ def test_harmless_values_are_taken() -> None:
 
 
 EFFECTS: list[tuple[str, Any]] = [
-    ("n", 2),
-    ("n", True),
     ("best_of", 3),
-    ("logprobs", True),
-    ("logprobs", 0),
-    ("top_logprobs", 2),
     ("tools", [{}]),
     ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
@@ -222,7 +240,7 @@ def test_tools_that_must_not_be_called_are_harmless() -> None:
 
 
 def test_what_is_supported_instead_is_said() -> None:
-    assert refusal(body(n=2)).message == "n: is 2, only 1 is supported"
+    assert refusal(body(best_of=2)).message == "best_of: is 2, only 1 is supported"
     assert refusal(body(tools=[{}])).message == "tools: is an array with 1 entry, only an empty one is supported"
     text = 'response_format: is an object with 1 entry, only {"type":"text"} is supported'
     assert refusal(body(response_format={"type": "json_object"})).message == text

@@ -297,6 +297,7 @@ class World:
         for request in state.rows:
             if request is None or request.ending:
                 continue
+            assert request.spec.sampling.prompt_logprobs is None or not request.num_cached[0], "cached pages have no logits"
             patch: set[int] = set()
             embedding: set[int] = set()
             for index, item in enumerate(request.record.items):
@@ -751,14 +752,17 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlie
     continued = [] if poison or broken else [before for before in earlier if not before.poison and before.broken is None]
     if continued and rng.random() < 0.3:
         before = rng.choice(continued)
-        ids = [*before.spec.prompt_ids, *map(before.token, range(rng.randint(0, 12))), rng.randint(1, 99)]
+        is_choice = rng.random() < 0.4  # another choice of the same answer
+        more = [] if is_choice else [*map(before.token, range(rng.randint(0, 12))), rng.randint(1, 99)]
+        ids = [*before.spec.prompt_ids, *more]
         items, shapes, salt = list(before.spec.items), list(before.shapes), before.spec.salt
         if rng.random() < 0.3:  # the same text about media that look like those
             items = [m.MediaItem(item.kind, item.num_bytes, content=look_alike(item.content)) for item in items]
     companion = make_text(rng, rng.choice((1, 3, 8))) if rng.random() < (0.1 if crowded else 0.25) else None
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
-    spec = m.RequestSpec(str(key), ids, items, m.Sampling(), max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt)
+    sampling = m.Sampling(prompt_logprobs=0 if rng.random() < 0.1 else None)
+    spec = m.RequestSpec(str(key), ids, items, sampling, max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt)
     return Wanted(
         key,
         spec,

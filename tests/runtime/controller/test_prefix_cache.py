@@ -7,11 +7,13 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.page_keys import content_digest
 from mmrt.runtime.controller.pages import Owner
+from mmrt.runtime.controller.prefix_cache import PagesToCome, find_hits
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.request import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId
@@ -269,3 +271,85 @@ def test_an_equal_medium_that_is_cut_otherwise_gives_other_keys() -> None:
     digests = {content_digest(content, whole), content_digest(content, halves), content_digest(b"d" * 32, whole)}
     assert len(digests) == 3 and content_digest(content, whole) in digests
     assert content_digest(b"", whole) == b"", "what is not known stays that"
+
+
+def prefill_all(driver: Driver) -> int:
+    """Let all prefill plans be done; returns how many tokens they had."""
+    num_tokens = 0
+    while driver.state.plans:
+        num_tokens += driver.plan("prefill")[1].units
+        driver.done("prefill")
+    return num_tokens
+
+
+def test_of_equal_prompts_that_come_together_one_is_prefilled() -> None:
+    driver = cached(num_rows=8)
+    for key in range(1, 6):
+        driver.receive("gateway", m.Submit(1, key, text(30, 4)))
+    driver.tick()
+    rows = [driver.state.requests[key].has_row for key in range(1, 6)]
+    assert rows == [True, False, False, False, False], "the others take no row until then"
+    assert prefill_all(driver) == 29 + 4 * 1, "of each other one the tail behind the last whole page"
+    assert all(driver.state.requests[key].is_prefilled for key in range(1, 6))
+
+
+def test_a_request_waits_for_no_page_that_differs() -> None:
+    """Prompts that begin alike: the later one waits for the common pages, and goes on as soon as these are there."""
+    driver = cached(num_rows=4, prefill_budget=8)
+    driver.submit(text(30, 4), 1)
+    other = msgspec.structs.replace(text(30, 4), prompt_ids=[*range(1, 10), *range(700, 720)])
+    driver.submit(other, 2)
+    driver.submit(msgspec.structs.replace(text(30, 4), salt=b"other"), 3)
+    assert not driver.state.requests[2].has_row and driver.state.requests[3].has_row
+    driver.done("prefill")
+    assert driver.state.requests[1].prefilled[0] == 8 and driver.state.requests[2].prefilled[0] == 8
+
+
+def test_it_waits_no_longer_when_the_row_ahead_fails() -> None:
+    driver = cached(num_rows=4, prefill_budget=8)
+    driver.submit(text(30, 4), 1)
+    driver.submit(text(30, 4), 2)
+    driver.submit(text(30, 4), 3)
+    driver.done("prefill")
+    driver.receive("gateway", m.Cancel(1, 1)).tick()
+    second, third = driver.state.requests[2], driver.state.requests[3]
+    assert second.has_kv and second.num_cached[0] == 8 and not third.has_row
+    preempt(driver.state, second)
+    driver.tick()
+    assert third.has_kv or second.has_kv, "one of them prefills"
+
+
+def test_a_row_behind_is_not_waited_for() -> None:
+    driver = cached(num_rows=4)
+    driver.submit(text(30, 4), 1)
+    driver.submit(text(30, 4), 2)
+    first, second = driver.state.requests[1], driver.state.requests[2]
+    hits = find_hits(driver.state, second)
+    assert PagesToCome(driver.state).have_next_of(second, hits)
+    first.rank, second.rank = second.rank, first.rank
+    assert not PagesToCome(driver.state).have_next_of(second, hits)
+
+
+def test_a_new_controller_holds_it_back_as_well() -> None:
+    driver = cached(num_rows=4, prefill_budget=8)
+    driver.submit(text(30, 4), 1)
+    driver.submit(text(30, 4), 2)
+    driver.machine = recover(driver.state.limits, 4, remains(driver))
+    driver.state = driver.machine.state
+    driver.tick()
+    assert driver.state.requests[1].has_kv and not driver.state.requests[2].has_row
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed() -> None:
+    """It takes no hits and waits for nobody; others take hits of its pages."""
+    driver = cached(num_rows=8)
+    asking = msgspec.structs.replace(text(30, 4), sampling=Sampling(prompt_logprobs=0))
+    for key, spec in enumerate((text(30, 4), asking, text(30, 4)), 1):
+        driver.receive("gateway", m.Submit(1, key, spec))
+    driver.tick()
+    assert prefill_all(driver) == 29 + 29 + 1
+    driver = cached(num_rows=8)
+    for key, spec in enumerate((asking, text(30, 4)), 1):
+        driver.receive("gateway", m.Submit(1, key, spec))
+    driver.tick()
+    assert prefill_all(driver) == 29 + 1

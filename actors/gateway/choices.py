@@ -1,0 +1,119 @@
+"""The choices of an answer: the requests that compute them, and what a client gets of each. Runs in the gateway's event loop.
+
+The choices of one answer are requests of their own with equal prompts, of which the controller prefills one (``prefix_cache``).
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...runtime.bus.messages import FinishReason, RequestSpec
+from ...runtime.bus.sampling import Sampling
+from ...runtime.errors import RequestError
+from .client_request import ClientRequest
+from .logprobs import LogprobFormat, joined
+from .output_fields import Output
+
+
+class Piece(NamedTuple):
+    """A piece of a choice: text, ids if they were asked for, and the ``logprobs`` field, None without."""
+
+    text: str
+    ids: list[int]
+    logprobs: dict[str, Any] | None
+
+
+NOTHING = Piece("", [], None)
+
+
+class Choice:
+    """One choice. ``first``: the request of the first choice, which has the log-probabilities of the prompt. ``echo``: text that comes
+    before the answer; None: nothing does. ``format`` makes the ``logprobs``; None: without. ``is_echo_alone``: no answer follows."""
+
+    def __init__(
+        self,
+        index: int,
+        request: ClientRequest,
+        first: ClientRequest,
+        output: Output,
+        echo: str | None,
+        format: LogprobFormat | None,
+        *,
+        is_echo_alone: bool = False,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.cumulative_logprob = 0.0
+        self._first = first
+        self._alternatives = output.logprobs or 0
+        self._echo = echo
+        self._format = format
+        self._is_echo_alone = is_echo_alone
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the answer that have come."""
+        return 0 if self._is_echo_alone else self.request.num_tokens
+
+    @property
+    def finish(self) -> FinishReason | None:
+        finish = self.request.finish
+        return "length" if finish is not None and self._is_echo_alone else finish
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether ``take`` gives text or the end. A prompt to be echoed has to be there first."""
+        if self._echo is not None and (self.request.first_text_s is None or (self._format is not None and self._first.prompt is None)):
+            return False
+        return self.request.has_text or self.request.is_over
+
+    def take(self) -> Piece:
+        """Take what has come since the last call, when there is news."""
+        tokens, text, ids = self.request.take_tokens(), self.request.take(), self.request.take_ids()
+        if tokens is not None:
+            self.cumulative_logprob += float(tokens.logprobs.own.sum())
+        if self._is_echo_alone:
+            tokens, text, ids = None, "", []
+        logprobs = None
+        if self._echo is not None:
+            text, self._echo = self._echo + text, None
+            if self._format is not None and self._first.prompt is not None:
+                logprobs = self._format.prompt(self._first.prompt.likeliest(self._alternatives))
+        if self._format is not None:
+            answer = self._format.answer(tokens)
+            logprobs = answer if logprobs is None else joined(logprobs, answer)
+        return Piece(text, ids, logprobs)
+
+
+def specs_of(spec: RequestSpec, output: Output) -> list[RequestSpec]:
+    """Return the requests that compute the choices. Each has a seed of its own that follows from the request's."""
+    wanted = output.logprobs
+    if wanted is None and output.best_of > output.n:
+        wanted = 0  # to find the best
+    of_prompt = output.prompt_logprobs
+    if output.echo and output.logprobs is not None:
+        of_prompt = max(output.logprobs, of_prompt or 0)
+    replace = msgspec.structs.replace
+    sampling = replace(spec.sampling, logprobs=wanted)
+    first = replace(spec, sampling=replace(sampling, prompt_logprobs=of_prompt))
+    others = [
+        replace(spec, request_id=f"{spec.request_id}.{index}", sampling=replace(sampling, seed=_seed_of(sampling, index)))
+        for index in range(1, output.best_of)
+    ]
+    return [first, *others]
+
+
+def _seed_of(sampling: Sampling, index: int) -> int:
+    return int.from_bytes(blake2b(f"{sampling.seed} {index}".encode(), digest_size=8).digest()) >> 1
+
+
+def best_of(choices: Sequence[Choice], num: int) -> list[Choice]:
+    """Return the ``num`` choices of the largest cumulative log-probability, the best first."""
+    return sorted(choices, key=lambda choice: choice.cumulative_logprob, reverse=True)[:num]
+
+
+def error_of(choices: Sequence[Choice]) -> RequestError | None:
+    """Return the first choice's error, if one has failed: then all fail."""
+    return next((choice.request.error for choice in choices if choice.request.error is not None), None)

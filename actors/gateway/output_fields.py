@@ -1,0 +1,52 @@
+"""Fields of a request for what an answer holds: how many choices, and which log-probabilities. Pure; used by ``validation``."""
+
+import msgspec
+
+from ...shm.logprob_file import MAX_ALTERNATIVES
+from .fields import Fields, refuse, show
+
+MAX_CHOICES = 128
+
+
+class Output(msgspec.Struct, frozen=True):
+    """``n`` choices, the best of ``best_of``. ``logprobs`` and ``prompt_logprobs``: with so many alternatives per token; None: without.
+    ``echo``: the prompt is the beginning of each choice's text."""
+
+    n: int = 1
+    best_of: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+
+def read_chat_output(fields: Fields, max_choices: int, stream: bool) -> Output:
+    """Take the fields of a chat request. Raises: RequestError."""
+    num_choices = fields.take_int("n", 1, max_choices) or 1
+    wants_logprobs = fields.take_bool("logprobs")
+    num_alternatives = fields.take_int("top_logprobs", 0, MAX_ALTERNATIVES)
+    if num_alternatives and not wants_logprobs:
+        raise refuse("top_logprobs", f"is {num_alternatives}, but logprobs is not true")
+    logprobs = (num_alternatives or 0) if wants_logprobs else None
+    return Output(num_choices, num_choices, logprobs, _read_prompt_logprobs(fields, stream))
+
+
+def read_text_output(fields: Fields, max_choices: int, stream: bool) -> Output:
+    """Take the fields of a request to continue a text. Raises: RequestError."""
+    num_choices = fields.take_int("n", 1, max_choices) or 1
+    best_of = fields.take_int("best_of", 1, max_choices) or num_choices
+    if best_of < num_choices:
+        raise refuse("best_of", f"is {best_of}, but n is {num_choices}")
+    if stream and best_of > num_choices:
+        raise refuse("best_of", f"is {best_of}, but n is {num_choices}: the best are known at the end, and stream is true")
+    logprobs = fields.take("logprobs")
+    if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= MAX_ALTERNATIVES) and logprobs is not False:
+        raise refuse("logprobs", f"is {show(logprobs)}, allowed are 0 to {MAX_ALTERNATIVES}")
+    echo = fields.take_bool("echo")
+    return Output(num_choices, best_of, None if logprobs is False else logprobs, _read_prompt_logprobs(fields, stream), echo)
+
+
+def _read_prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    found = fields.take_int("prompt_logprobs", 0, MAX_ALTERNATIVES)
+    if found is not None and stream:
+        raise refuse("prompt_logprobs", "is not allowed when stream is true")
+    return found

@@ -1,0 +1,161 @@
+"""Several choices of one answer: requests of their own, one stream, one usage, and one end."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from mmrt.tests.actors.gateway.conftest import Play
+
+
+async def count_up(play: Play) -> None:
+    """Choice i says i + 1 words; the first ends first."""
+    play.queue()
+    play.prepare(num_cached_tokens=play.number)
+    for word in range(play.number + 1):
+        play.text(f"{play.number}.{word} ")
+        await asyncio.sleep(0.02)
+    play.text("", "stop" if play.number else "length")
+
+
+def test_choices_of_an_answer(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = count_up
+        answer = await scene.client.chat.completions.create(**scene.chat(n=3, seed=5, stop=["x"]))
+        assert [(choice.index, choice.message.content, choice.finish_reason) for choice in answer.choices] == [
+            (0, "0.0 ", "length"),
+            (1, "1.0 1.1 ", "stop"),
+            (2, "2.0 2.1 2.2 ", "stop"),
+        ]
+        specs = [play.spec for play in scene.controller.plays.values()]
+        assert answer.usage.prompt_tokens == len(specs[0].prompt_ids) and answer.usage.completion_tokens == 1 + 2 + 3
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0, "what choices find of each other does not count"
+        assert specs[0].sampling.seed == 5 and len({spec.sampling.seed for spec in specs}) == 3
+        assert len({spec.request_id for spec in specs}) == 3 and all(spec.request_id.startswith(answer.id) for spec in specs)
+        assert {tuple(spec.prompt_ids) for spec in specs} == {tuple(specs[0].prompt_ids)} and {tuple(s.stop) for s in specs} == {("x",)}
+        seeds = [spec.sampling.seed for spec in specs]
+        scene.controller.plays.clear()
+        await scene.client.chat.completions.create(**scene.chat(n=3, seed=5))
+        assert [play.spec.sampling.seed for play in scene.controller.plays.values()] == seeds
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_of_choices(stage: Any, path: str) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = count_up
+        asked = {"stream": True, "n": 3, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        body = scene.chat(**asked) if "chat" in path else {"prompt": "fox", **asked}
+        lines = (await scene.http.post(path, json=body)).text.split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        *chunks, usage = chunks
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 6
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == sorted(c["usage"]["completion_tokens"] for c in chunks)
+        choices = [chunk["choices"][0] for chunk in chunks]
+        for index in range(3):
+            own = [choice for choice in choices if choice["index"] == index]
+            texts = [choice["delta"].get("content", "") if "chat" in path else choice["text"] for choice in own]
+            assert "".join(texts) == "".join(f"{index}.{word} " for word in range(index + 1))
+            assert [choice["finish_reason"] for choice in own[:-1]] == [None] * (len(own) - 1)
+            assert own[-1]["finish_reason"] == ("stop" if index else "length")
+            if "chat" in path:
+                assert [choice["delta"].get("role") for choice in own] == ["assistant"] + [None] * (len(own) - 1)
+        order = [choice["index"] for choice in choices]
+        assert order != sorted(order), "choices take turns"
+
+    stage.run(test)
+
+
+def test_one_that_fails_ends_all(stage: Any) -> None:
+    async def fail_second(play: Play) -> None:
+        play.queue()
+        play.prepare()
+        play.text("word")
+        if play.number == 1:
+            play.fail(500, "out of luck", error_type="internal_error")
+        await asyncio.sleep(60)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = fail_second
+        with pytest.raises(openai.InternalServerError, match="out of luck"):
+            await scene.client.chat.completions.create(**scene.chat(n=3))
+        first, second, third = scene.controller.plays.values()
+        await asyncio.gather(first.cancelled.wait(), second.delivered.wait(), third.cancelled.wait())
+        scene.controller.plays.clear()
+        with pytest.raises(openai.APIError, match="out of luck"):
+            async for _ in await scene.client.chat.completions.create(**scene.chat(n=3, stream=True)):
+                pass
+        text = (await scene.http.get("/metrics")).text
+        assert 'mmrt_requests_total{finished_reason="error"} 2.0' in text, "an answer is one request"
+
+    stage.run(test)
+
+
+def test_a_client_that_goes_ends_all(stage: Any) -> None:
+    async def talk(play: Play) -> None:
+        play.prepare()
+        while True:
+            play.text("word ")
+            await asyncio.sleep(0.02)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = talk
+        stream = await scene.client.chat.completions.create(**scene.chat(n=4, stream=True))
+        seen = set()
+        async for chunk in stream:
+            seen.add(chunk.choices[0].index)
+            if len(seen) == 4:
+                break
+        await stream.close()
+        await asyncio.gather(*(play.cancelled.wait() for play in scene.controller.plays.values()))
+
+    stage.run(test)
+
+
+def test_the_best_of_several(stage: Any) -> None:
+    """By the sum of log-probabilities; all are computed, and all count."""
+
+    async def rate(play: Play) -> None:
+        play.prepare()
+        play.logprob = [-3.0, -1.0, -2.0, -0.6][play.number]
+        play.text(f"answer {play.number}", "stop", num_tokens=4 if play.number == 3 else 2)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = rate
+        answer = await scene.client.completions.create(model="tiny", prompt="fox", n=2, best_of=4)
+        assert [(choice.index, choice.text, choice.logprobs) for choice in answer.choices] == [
+            (0, "answer 1", None),
+            (1, "answer 3", None),
+        ]
+        assert answer.usage.completion_tokens == 2 + 2 + 2 + 4
+        assert {play.spec.sampling.logprobs for play in scene.controller.plays.values()} == {0}
+        scene.controller.plays.clear()
+        answer = await scene.client.completions.create(model="tiny", prompt="fox", n=1, best_of=4, logprobs=1)
+        assert answer.choices[0].text == "answer 1" and answer.choices[0].logprobs.token_logprobs == [-1.0, -1.0]
+
+    stage.run(test)
+
+
+def test_log_probabilities_go_with_the_text(stage: Any) -> None:
+    async def talk(play: Play) -> None:
+        play.prepare()
+        play.text("one two", num_tokens=2)
+        await asyncio.sleep(0.05)
+        play.text("", num_tokens=2)  # an incomplete character
+        play.text("three", num_tokens=1)
+        await asyncio.sleep(0.05)
+        play.text("", "stop", num_tokens=1)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = talk
+        stream = await scene.client.chat.completions.create(**scene.chat(stream=True, logprobs=True, top_logprobs=3))
+        choices = [chunk.choices[0] async for chunk in stream]
+        lengths = [len(choice.logprobs.content) if choice.logprobs else None for choice in choices]
+        assert lengths == [None, 2, 3, 1], "role, two texts, and the token that ends the answer"
+        assert all(len(entry.top_logprobs) == 3 for choice in choices[1:] for entry in choice.logprobs.content)
+
+    stage.run(test)
