@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...runtime.bus.messages import POOLS, Filled, PlanDone, Prepared, ToController
 from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
-from ...runtime.controller.records import Refused, Submitted
+from ...runtime.controller.records import Ended, Refused, Submitted
 from ...runtime.controller.request import Request
 from ...runtime.controller.state import ControllerState, InflightPlan
 from ...runtime.observe.flight import Kind, pack_pair
@@ -95,7 +95,7 @@ class ControllerFlight:
             self._flight.event(Kind.SUBMITTED, record.key, len(spec.prompt_ids), len(spec.items), record.arrival)
         elif isinstance(record, Refused):
             self._flight.event(Kind.FAILED, record.key, record.failure.status)
-        else:
+        elif isinstance(record, Ended):
             self._flight.event(Kind.ENDED, record.key)
 
     def _row(self, effect: BeginRow | SetPhase | WriteSpec, request: Request) -> None:

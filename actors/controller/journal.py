@@ -22,7 +22,7 @@ from typing import Self
 
 import msgspec
 
-from ...runtime.controller.records import KEPT_ENDS, Ended, JournalRecord, JournalState, Submitted
+from ...runtime.controller.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Submitted
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ RESERVE_BYTES = 64 * 1024  # for failures and ends alone
 _FAREWELL_BYTES = 1024  # more, for those of each live request
 _STEP_BYTES = 256 * 1024  # room is taken in pieces of this size
 _END_BYTES = 24
+_ERA = -1  # in the place of a key
 _FALLOC_FL_KEEP_SIZE = 1
 _MAGIC = b"mmrtjnl1"
 _HEAD = struct.Struct("=II")
@@ -50,7 +51,7 @@ class Journal:
         self._compact_bytes = compact_bytes
         self._size = 0
         self._room = 0  # bytes from the start of the file that the file system has set aside
-        self._spans: dict[int, list[tuple[int, int]]] = {}  # live key -> its records as (offset, bytes)
+        self._spans: dict[int, list[tuple[int, int]]] = {}  # live key, or ``_ERA`` -> its records as (offset, bytes)
         self._live_bytes = 0
         self._ends: OrderedDict[int, None] = OrderedDict()
 
@@ -123,6 +124,10 @@ class Journal:
         return state
 
     def _account(self, record: JournalRecord, offset: int, num_bytes: int) -> None:
+        if isinstance(record, CacheEra):
+            self._live_bytes += num_bytes - sum(size for _, size in self._spans.get(_ERA, ()))
+            self._spans[_ERA] = [(offset, num_bytes)]
+            return
         if not isinstance(record, Ended):
             self._spans.setdefault(record.key, []).append((offset, num_bytes))
             self._live_bytes += num_bytes
@@ -134,7 +139,7 @@ class Journal:
             self._ends.popitem(last=False)
 
     def _compact(self) -> None:
-        """Write live requests and recent ends beside the journal and rename: a crash leaves the old file or the new one."""
+        """Write live requests, recent ends and the era beside the journal and rename: a crash leaves the old file or the new one."""
         part = self._path.with_suffix(".part")
         spans: dict[int, list[tuple[int, int]]] = {}
         offset = len(_MAGIC)

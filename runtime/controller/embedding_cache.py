@@ -37,8 +37,8 @@ def _keys_of(state: ControllerState, request: Request, item: int) -> list[list[b
     assert shape is not None
     if (key := request.media_key(item)) is None:
         return [[] for _ in shape.segments]
-    salt, content = key
-    stem = blake2b(content_digest(content, shape), digest_size=KEY_BYTES, key=root_key(state.secret, salt))
+    era, salt, content = key
+    stem = blake2b(content_digest(content, shape), digest_size=KEY_BYTES, key=root_key(state.secret, era, salt))
     return [
         [_key(stem, number, page) for page in range(num_pages(segment.num_tokens, state.limits.embedding_page_tokens))]
         for number, segment in enumerate(shape.segments)

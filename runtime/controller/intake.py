@@ -95,6 +95,7 @@ def admit(state: ControllerState, gate: ResourceGate, to_come: PagesToCome, requ
     if request.admission_need is None:
         request.admission_need = _admission_need(state, request.spec)
         if not request.spec.items:
+            request.record.era = state.era
             set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids))
     media, kv = request.admission_need
     hits = find_hits(state, request)
@@ -137,7 +138,7 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
         run = state.allocate("media", request, count)
         assert run is not None, "the granter gave media pages that are not free"
         items.append(ItemRecord(run))
-    request.record = RowRecord(request.key, filled=not items, items=items)
+    request.record = RowRecord(request.key, filled=not items, items=items, era=state.era)
     state.save(request)
     state.set_phase(request, Phase.PREPARE)
     join(state, request)

@@ -10,16 +10,16 @@ from typing import NamedTuple
 from ...schema.media import ItemShape
 from ..bus.messages import RequestSpec
 
-MediaKey = tuple[bytes, bytes]
-"""(salt, content): equal keys mean equal media of one tenant."""
+MediaKey = tuple[bytes, bytes, bytes]
+"""(era, salt, content): equal keys mean equal media of one tenant, worked on by equal code."""
 
 _MAX_SEGMENTS = 1 << 16  # of all shapes together: they take the memory
 
 
-def media_key(spec: RequestSpec, item: int) -> MediaKey | None:
+def media_key(spec: RequestSpec, era: bytes, item: int) -> MediaKey | None:
     """Return the key of a request's medium; None where its content is not known."""
     content = spec.items[item].content
-    return (spec.salt, content) if content else None
+    return (era, spec.salt, content) if content else None
 
 
 class KnownMedium(NamedTuple):

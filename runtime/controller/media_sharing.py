@@ -36,7 +36,7 @@ def join(state: ControllerState, request: Request) -> None:
     """Make a row and those with equal media known to each other."""
     if not state.limits.embedding_cache:
         return
-    request.media_keys = [media_key(request.spec, item) for item in range(len(request.spec.items))]
+    request.media_keys = [media_key(request.spec, request.record.era, item) for item in range(len(request.spec.items))]
     for item, key in enumerate(request.media_keys):
         if key is None:
             continue

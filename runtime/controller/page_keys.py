@@ -40,9 +40,9 @@ def indices(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
     return _indices(0, num_tokens), 0
 
 
-def root_key(secret: bytes, salt: bytes) -> bytes:
+def root_key(secret: bytes, era: bytes, salt: bytes) -> bytes:
     """Return the key before the first page of every sequence of this run and salt."""
-    return blake2b(salt, digest_size=KEY_BYTES, key=secret).digest()
+    return blake2b(salt, digest_size=KEY_BYTES, key=secret, person=era).digest()
 
 
 def content_digest(content: bytes, shape: ItemShape) -> bytes:

@@ -25,7 +25,7 @@ def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequenc
     """Prepare the names of the row's pages. ``prompts``: expanded ids per member; ``spans``: of the first one's media."""
     if not state.limits.prefix_cache or request.keys:
         return
-    root = root_key(state.secret, request.spec.salt)
+    root = root_key(state.secret, request.record.era, request.spec.salt)
     media = [
         Medium(s.start, s.start + s.shape.num_tokens, content_digest(item.content, s.shape))
         for s, item in zip(spans, request.spec.items, strict=True)

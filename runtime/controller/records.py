@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..bus.messages import Failed, RequestSpec
+from ..stage_table import InstanceId
 
 KEPT_ENDS = 4096
 
@@ -32,17 +33,25 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     key: int
 
 
-JournalRecord = Submitted | Refused | Ended
+class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What the caches held before is outdated (``ControllerState.clear_caches``). ``codes``: of the actors that fill pages."""
+
+    era: bytes
+    codes: dict[InstanceId, int]
+
+
+JournalRecord = Submitted | Refused | Ended | CacheEra
 
 
 @dataclass(slots=True)
 class JournalState:
-    """The state of the journal: live requests in order of arrival, their failures, and recently ended keys."""
+    """The state of the journal: live requests in order of arrival, their failures, recently ended keys, and the era of the caches."""
 
     live: dict[int, Submitted] = field(default_factory=dict)
     failures: dict[int, Failed] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
     next_arrival: int = 0
+    era: CacheEra = CacheEra(b"", {})
 
     def apply(self, record: JournalRecord) -> None:
         if isinstance(record, Submitted):
@@ -50,6 +59,8 @@ class JournalState:
             self.next_arrival = max(self.next_arrival, record.arrival + 1)
         elif isinstance(record, Refused):
             self.failures[record.key] = record.failure
+        elif isinstance(record, CacheEra):
+            self.era = record
         else:
             self.live.pop(record.key, None)
             self.failures.pop(record.key, None)

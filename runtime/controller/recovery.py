@@ -69,6 +69,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     state = ControllerState(limits, epoch, snapshot.page_generations, snapshot.secret, snapshot.known_costs)
     state.actors.update(snapshot.actors)
     state.next_arrival = snapshot.journal.next_arrival
+    state.era, state.codes = snapshot.journal.era.era, dict(snapshot.journal.era.codes)
     state.row_generations = list(snapshot.row_generations)
     _restore_requests(state, snapshot.journal)
     for row in snapshot.rows:

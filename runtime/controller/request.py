@@ -120,7 +120,7 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 
 class RowRecord(msgspec.Struct, array_like=True):
     """A row's record. ``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back.
-    ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages."""
+    ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages. ``era``: of the caches that it uses."""
 
     key: int
     filled: bool = False
@@ -131,6 +131,7 @@ class RowRecord(msgspec.Struct, array_like=True):
     items: list[ItemRecord] = []
     strikes: list[Strike] = []
     num_cached_tokens: int | None = None  # no grant yet
+    era: bytes = b""
 
     def segment(self, place: Place) -> SegmentRecord:
         item, number = place

@@ -8,10 +8,12 @@ derived from them (design §3), except ``outages``, which the supervisor provide
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
+from ...schema.page_key import KEY_BYTES
 from ...schema.rows import Phase
 from ..bus.messages import POOLS, ClearedPool, PageRun, PoolName, Run, ToActor, encode
 from ..bus.plans import Plan
@@ -29,7 +31,7 @@ from .effects import (
 )
 from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
-from .records import KEPT_ENDS, JournalRecord, Submitted
+from .records import KEPT_ENDS, CacheEra, JournalRecord, Submitted
 from .request import Request, encode_record
 from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from .scheduling.costs import Costs
@@ -120,6 +122,7 @@ class ControllerState:
     page_generations: Mapping[PoolName, Sequence[int]] = field(default_factory=_no_generations)
     secret: bytes = b""  # of the run, for keys of pages
     known_costs: Mapping[str, Cost] = field(default_factory=dict)  # of stages, from earlier runs
+    era: bytes = b""  # of the caches: a part of all keys
     effects: list[Effect] = field(default_factory=list)
     pools: dict[PoolName, PageLedger] = field(init=False)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -359,13 +362,18 @@ class ControllerState:
 
     def note_code(self, actor: InstanceId, code: int) -> None:
         """Note the code of an actor that fills pages. When it is other code than before, what the caches hold is outdated."""
-        if self.codes.get(actor, code) != code:
-            self.clear_caches()
+        known = self.codes.get(actor)
+        if code in (0, known):
+            return
         self.codes[actor] = code
+        if known is None:
+            self.journal(CacheEra(self.era, dict(self.codes)))
+        else:
+            self.clear_caches()
 
     def clear_caches(self) -> list[ClearedPool]:
         """Forget analyses of media, and the contents of pages that the cache alone holds. The pages get new generations, so later
-        controllers find no keys of theirs either."""
+        controllers find no keys of theirs either. A new era begins."""
         cleared = []
         for pool, ledger in self.pools.items():
             run = ledger.forget_idle()
@@ -373,7 +381,16 @@ class ControllerState:
                 self.emit(SetPageGenerations(pool, run))
             cleared.append(ClearedPool(pool, len(run.pages), len(ledger.cache)))
         self.known_media = KnownMedia()
+        self._begin_era()
         return cleared
+
+    def _begin_era(self) -> None:
+        """Give pages other keys from now on. Requests in rows stay in their era: they go on to name their pages, which no later request
+        finds."""
+        self.era = blake2b(f"{self.now!r} {self.number()}".encode(), digest_size=KEY_BYTES, key=self.era).digest()
+        self.journal(CacheEra(self.era, dict(self.codes)))
+        for request in self.waiting.values():
+            request.admission_need, request.keys = None, ()
 
     # -------------------------------------------------------------------------------------------------------- plans
 

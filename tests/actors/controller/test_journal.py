@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mmrt.actors.controller.journal import JOURNAL_NAME, Journal
 from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec, encode
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.controller.records import KEPT_ENDS, Ended, JournalRecord, JournalState, Refused, Submitted
+from mmrt.runtime.controller.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import MediaOptions
 
 
@@ -254,6 +255,10 @@ class JournalMachine(RuleBasedStateMachine):
     def end(self, at: int) -> None:
         self.append(Ended(list(self.model.live)[at % len(self.model.live)]))
 
+    @rule(number=st.integers(0, 255), size=st.integers(0, 20))
+    def begin_an_era(self, number: int, size: int) -> None:
+        self.append(CacheEra(bytes([number] * 16), {InstanceId(f"actor.{index}"): number for index in range(size)}))
+
     @rule()
     def end_somebody_unknown(self) -> None:
         self.append(Ended(self.next_key + 10**6))
@@ -287,11 +292,13 @@ class JournalMachine(RuleBasedStateMachine):
         assert state.live == self.model.live and list(state.live) == list(self.model.live)
         assert state.failures == {key: failure for key, failure in self.model.failures.items() if key in self.model.live}
         assert state.ended == self.ended[-KEPT_ENDS:]
+        assert state.era == self.model.era
         assert state.next_arrival > max(self.model.live, default=-1)
 
     @invariant()
     def bounded(self) -> None:
         live = sum(len(encode(record)) + 8 for record in self.model.live.values())
+        live += len(encode(self.model.era)) + 8
         live += sum(len(encode(Refused(key, failure))) + 8 for key, failure in self.model.failures.items()) * 40
         assert self.journal.num_bytes <= max(100_000, 2 * (live + 24 * (len(self.ended) + 1)) + 1000)
 

@@ -219,7 +219,7 @@ def test_the_command_line_clears_the_caches(run: RunDirectory, capsys: pytest.Ca
                 state.name_pages(pool, [(granted.pages[0], keys[row])])
                 if row == 0:
                     state.pools[pool].retire(Owner("row", row))
-            state.known_media.learn_large((b"", b"content"))
+            state.known_media.learn_large((b"", b"", b"content"))
             epoch.serving._perform(epoch.controller._take_effects())
             assert sum(len(pool.read_keys()) for pool in epoch.io.pools.values()) == 3
             cleared = await asyncio.to_thread(clear_caches, run.path)
@@ -229,7 +229,7 @@ def test_the_command_line_clears_the_caches(run: RunDirectory, capsys: pytest.Ca
             ]
             assert [pool.cache.num_idle for pool in state.pools.values()] == [0, 0, 0, 0]
             assert sum(map(len, [pool.read_keys() for pool in epoch.io.pools.values()])) == 1, "the page of row 1"
-            assert not state.known_media.find((b"", b"content")).is_large
+            assert not state.known_media.find((b"", b"", b"content")).is_large
             again = await asyncio.to_thread(clear_caches, run.path)
             assert [pool.num_forgotten for pool in again.pools] == [0, 0, 0, 0]
             assert epoch.serving.failure is None

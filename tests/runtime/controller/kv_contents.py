@@ -44,8 +44,8 @@ class KVContents:
         self._values: dict[tuple[int, int], list[int]] = {}
         self._named: dict[bytes, tuple[int, ...]] = {}
 
-    def values(self, request: m.RequestSpec, spec: m.SequenceSpec, member: int, tokens: Sequence[int]) -> list[int]:
-        """Return the value of each of the row's tokens. ``tokens``: the expanded prompt and what has been generated."""
+    def values(self, request: m.RequestSpec, spec: m.SequenceSpec, member: int, tokens: Sequence[int], era: bytes) -> list[int]:
+        """Return the value of each of the row's tokens. ``tokens``: the expanded prompt and the generated ones. ``era``: its own."""
         values = self._values.setdefault((spec.key, member), [])
         if len(values) < len(tokens):
             num_prompt = spec.num_companion_tokens if member else spec.num_prompt_tokens
@@ -58,7 +58,7 @@ class KVContents:
                 content = medium.content or (spec.key, item)
                 media |= {span.start + offset: (content, offset) for offset in range(span.shape.num_tokens)}
             for index in range(len(values), len(tokens)):
-                before = values[-1] if values else hash(request.salt)
+                before = values[-1] if values else hash((era, request.salt))
                 values.append(hash((before, tokens[index], at[index], media.get(index))))
         return values
 

@@ -24,6 +24,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.request import decode_record
 from mmrt.runtime.controller.scheduling.admission import check_lengths
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import owner
@@ -67,10 +68,10 @@ class Wanted:
     def length(self, max_new_tokens: int) -> int:
         return min(max_new_tokens, self.eos_at or max_new_tokens)
 
-    def medium(self, item: int) -> tuple:
-        """What its patches and embeddings are of: nobody else's, unless both content and salt are the same."""
+    def medium(self, item: int, era: bytes) -> tuple:
+        """What its patches and embeddings are of: nobody else's, unless content, salt and era are the same."""
         content = self.spec.items[item].content
-        return (self.spec.salt, content) if content else (self.key, item)
+        return (era, self.spec.salt, content) if content else (self.key, item)
 
 
 @dataclass
@@ -100,6 +101,7 @@ class Process:
     death: Death | None = None  # of the generation before
     trials: SoloTrials | None = None  # decode's
     broken_until_s: float = 0.0  # the supervisor has given it up until then
+    code: int = 1
 
 
 class World:
@@ -184,13 +186,15 @@ class World:
         process.last_generation += 1
         process.generation = process.last_generation
         process.hello_s = -9.0
+        process.code += self.storm and self.random.random() < 0.03  # somebody has edited it
 
     def to_controller(self, name: str, message: m.ToController) -> None:
         process = self.processes[name]
         self.post("controller", process.generation, m.encode((name, m.encode(message))))
 
     def to_actor(self, name: str, generation: int, message: m.ToActor) -> None:
-        self.post(name, generation, m.encode(message))
+        if name != "cache":
+            self.post(name, generation, m.encode(message))
 
     def post(self, to: str, generation: int, data: bytes) -> None:
         copies = 1
@@ -275,6 +279,10 @@ class World:
             self.take_pages()
             if self.io is None:
                 return
+        if self.storm and self.random.random() < 0.002:  # `mmrt cache clear`
+            self.perform(self.controller.on_message(InstanceId("cache"), 1, m.ClearCaches(), self.now))
+            if self.io is None:
+                return
         if self.now >= self.tick_s or self.random.random() < 0.5:
             self.controller.set_outages(self.outages())
             progress = self.io.progress(self.controller.watched())
@@ -354,7 +362,7 @@ class World:
                 process.hello_s = self.now
                 if self.random.random() < 0.3:
                     self.to_controller(name, m.Hello(name, process.generation + 1, 1, False))  # of a standby
-                self.to_controller(name, m.Hello(name, process.generation, 1, True))
+                self.to_controller(name, m.Hello(name, process.generation, 1, True, process.code))
             if name == "gateway":
                 self.gateway_turn()
             elif name == "decode":
@@ -447,8 +455,10 @@ class World:
             wanted = self.read_media(plan.source, plan.item)
             assert plan.shape == wanted.shapes[plan.item]
             self.check_run("patch", plan.target)
+            eras = {self.era(row) for row, generation in plan.rows if self.table.phase(row)[0] == generation}
+            medium = wanted.medium(plan.item, *eras)
             for index, (page, generation) in enumerate(zip(plan.target.pages, plan.target.generations, strict=True)):
-                writes.append(("patch", page, generation, 0, (wanted.medium(plan.item), plan.segment, index, plan.item, wanted.key)))
+                writes.append(("patch", page, generation, 0, (medium, plan.segment, index, plan.item, wanted.key)))
         elif isinstance(plan, p.Encode):
             for part in plan.parts:
                 self.check_run("patch", part.source)
@@ -482,12 +492,19 @@ class World:
             self.table.prompt_ids(row, member, length).tolist() + self.table.ids[row, : self.table.committed(row, generation)].tolist()
         )
 
+    def era(self, row: int) -> bytes:
+        """Return the era of a row: what is computed for it counts as other than for equal ones of another era."""
+        state = self.table.read_state(row)
+        assert state is not None
+        return decode_record(state).era
+
     def begin_chunk(self, chunk: p.PrefillChunk, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
         tokens = self.tokens_of(chunk.row, spec, chunk.member)
-        values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens)
+        era = self.era(chunk.row)
+        values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
         pages = self.table.pages(chunk.row, chunk.member).tolist()
         assert chunk.end <= len(tokens) - 1, "the last token is decode's"
         media = {}
@@ -505,7 +522,7 @@ class World:
             if place is not None:
                 item, segment, row = place
                 found, slot = media[position]
-                medium = self.wanted[spec.key].medium(item)
+                medium = self.wanted[spec.key].medium(item, era)
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
@@ -599,7 +616,7 @@ class World:
         writes = []
         for member in range(2 if spec.num_companion_tokens else 1):
             tokens = self.tokens_of(row, spec, member)
-            values = self.kv.values(wanted.spec, spec, member, tokens)
+            values = self.kv.values(wanted.spec, spec, member, tokens, self.era(row))
             pages = self.table.pages(row, member).tolist()
             if len(pages) * 4 < len(tokens):
                 return None  # out of pages: both members leave the batch

@@ -259,7 +259,7 @@ def test_edited_code_outdates_the_caches_and_a_kill_does_not(actor: str) -> None
     assert driver.state.pools["embedding"].cache.num_idle == 2
     driver.receive(actor, m.Hello(actor, 3, 3, True, code=6), generation=3)
     assert driver.state.pools["embedding"].cache.num_idle == (2 if actor == "gateway" else 0)
-    assert (driver.state.known_media.find((b"", b"a picture")).shape is None) == (actor != "gateway")
+    assert (driver.state.known_media.find((driver.state.era, b"", b"a picture")).shape is None) == (actor != "gateway")
 
 
 def test_a_medium_that_could_not_be_decoded_is_analysed_again() -> None:
@@ -356,7 +356,7 @@ def test_a_round_of_planning_looks_at_no_encoded_segment(monkeypatch: pytest.Mon
 def test_known_media_are_bounded_and_the_oldest_go() -> None:
     known, rng = KnownMedia(max_segments=40), random.Random(1)
     for number in range(2000):
-        key = (b"", b"%d" % rng.randrange(300))
+        key = (b"", b"", b"%d" % rng.randrange(300))
         draw = rng.random()
         if draw < 0.2:
             known.learn_large(key)
@@ -368,7 +368,7 @@ def test_known_media_are_bounded_and_the_oldest_go() -> None:
         assert (known.find(key).shape is None) >= (0.2 <= draw < 0.3), "forgotten"
         assert draw >= 0.2 or known.find(key).is_large
         assert draw < 0.3 or known.find(key).shape is not None
-        held = [found for n in range(300) if (found := known._media.get((b"", b"%d" % n))) is not None]
+        held = [found for n in range(300) if (found := known._media.get((b"", b"", b"%d" % n))) is not None]
         assert sum(medium.num_segments for medium in held) == known._num_segments <= 40, number
 
 
@@ -376,9 +376,9 @@ def test_known_media_are_bounded_and_the_oldest_go() -> None:
 
 
 def without_salt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(spec: m.RequestSpec, item: int) -> MediaKey | None:
-        found = media_key(spec, item)
-        return found and (b"", found[1])
+    def key(spec: m.RequestSpec, era: bytes, item: int) -> MediaKey | None:
+        found = media_key(spec, era, item)
+        return found and (era, b"", found[2])
 
     monkeypatch.setattr(media_sharing, "media_key", key)
 

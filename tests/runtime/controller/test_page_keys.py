@@ -11,7 +11,7 @@ from mmrt.runtime.controller.page_cache import PageCache
 from mmrt.runtime.controller.page_keys import Medium, PageKeys, indices, root_key
 
 PAGE = 4
-ROOT = root_key(b"secret", b"")
+ROOT = root_key(b"secret", b"", b"")
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
 
@@ -47,9 +47,9 @@ def test_generated_ids_are_named_as_a_prompt_that_holds_them(prompt: list[int], 
     assert grown.up_to(1000) == whole and grown.up_to(1000, 1) == whole[1:]
 
 
-def test_roots_differ_by_secret_and_salt() -> None:
-    roots = [root_key(secret, salt) for secret in (b"a", b"b") for salt in (b"", b"tenant")]
-    assert len({keys_of([1, 2, 3, 4], root=root)[0] for root in roots}) == 4
+def test_roots_differ_by_secret_era_and_salt() -> None:
+    roots = [root_key(secret, era, salt) for secret in (b"a", b"b") for era in (b"", b"era") for salt in (b"", b"tenant")]
+    assert len({keys_of([1, 2, 3, 4], root=root)[0] for root in roots}) == 8
 
 
 def test_a_medium_is_in_the_keys_from_its_first_page_on() -> None:

@@ -142,6 +142,42 @@ def test_a_pair_hits_separately() -> None:
     assert driver.is_empty
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_pages_that_rows_hold_are_not_found_once_the_caches_are_cleared(is_new: bool) -> None:
+    """Neither by requests that come or wait, nor under names that the row gives later, nor after a recovery."""
+    driver = cached(num_rows=2)
+    ask(driver, text(10, 6), 1)
+    driver.done("prefill")
+    assert len(driver.state.pools["kv"].cache) == 2
+    ask(driver, text(20, 6), 2)
+    ask(driver, text(10, 6), 3)
+    assert driver.state.requests[3].keys, "it waits for a row, and its keys are made"
+    driver.receive("cache", m.ClearCaches())
+    if is_new:
+        driver.machine = recover(driver.state.limits, 4, remains(driver))
+        driver.state, driver.effects = driver.machine.state, []
+    finish(driver, 1, 6)
+    assert len(driver.state.pools["kv"].cache) >= 3, "the row has named what decode filled"
+    driver.tick()
+    assert driver.state.requests[3].record.num_cached_tokens == 0
+    finish(driver, 2, 6)
+    finish(driver, 3, 6)
+    assert hits(ask(driver, text(10, 6), 4)) == [8], "what was computed since then is found"
+
+
+def test_a_new_controller_knows_the_code_that_filled_the_pages() -> None:
+    driver = cached()
+    driver.receive("prefill", m.Hello("prefill", 1, 1, True, code=5))
+    ask(driver, text(10, 6), 1)
+    finish(driver, 1, 6)
+    driver.machine = recover(driver.state.limits, 4, remains(driver))
+    driver.state, driver.effects = driver.machine.state, []
+    driver.receive("prefill", m.Hello("prefill", 1, 1, True, code=5))
+    assert len(driver.state.pools["kv"].cache) == 3
+    driver.receive("prefill", m.Hello("prefill", 2, 2, True, code=6), generation=2)
+    assert not driver.state.pools["kv"].cache
+
+
 def test_a_medium_inside_a_hit_is_not_decoded_again() -> None:
     driver = cached()
     ask(driver, known_image(), 1)

@@ -76,7 +76,12 @@ def round_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_salt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefix_cache, "root_key", lambda secret, salt: page_keys.root_key(secret, b""))
+    patch.setattr(prefix_cache, "root_key", lambda secret, era, salt: page_keys.root_key(secret, era, b""))
+
+
+def forget_the_era(patch: pytest.MonkeyPatch) -> None:
+    """What was computed before the caches were cleared, and is held by rows, is found afterwards."""
+    patch.setattr(prefix_cache, "root_key", lambda secret, era, salt: page_keys.root_key(secret, b"", salt))
 
 
 def forget_the_media(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +129,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     name_too_early,
     round_up,
     forget_the_salt,
+    forget_the_era,
     forget_the_media,
     name_unknown_media,
     name_pages_given_back,

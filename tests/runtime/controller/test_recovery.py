@@ -9,7 +9,7 @@ from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.pages import CACHE
-from mmrt.runtime.controller.records import JournalState, Submitted
+from mmrt.runtime.controller.records import CacheEra, JournalState, Submitted
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import encode_record
 from mmrt.schema.rows import Phase
@@ -31,7 +31,7 @@ def remains(driver: Driver) -> RunSnapshot:
     plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in state.plans.values()]
     generations = {name: list(pool.generations) for name, pool in state.pools.items()}
     keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.owned_by(CACHE)} for name, pool in state.pools.items()}
-    journal = JournalState(live, {}, [], state.next_arrival)
+    journal = JournalState(live, {}, [], state.next_arrival, CacheEra(state.era, dict(state.codes)))
     return RunSnapshot(journal, rows, state.row_generations, plans, generations, state.actors, keys, state.secret)
 
 
