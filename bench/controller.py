@@ -43,6 +43,7 @@ from ..runtime.controller.planner import make_view
 from ..runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.stage_table import WORKERS, InstanceId
+from ..schema.gap_buckets import NUM_BUCKETS, bucket_of
 from ..schema.media import ItemShape, SegmentShape
 from ..schema.rows import EndCode, Phase
 from .environment import Environment, read_environment
@@ -169,6 +170,7 @@ class Drive:
         self.num_turns = self.num_requests = 0
         self.plans: dict[str, deque[int]] = {actor: deque() for actor in WORKERS}
         self.committed, self.end_codes = [0] * num_rows, [0] * num_rows
+        self.gaps = [0] * NUM_BUCKETS
         self.tick_s = self.cpu_s = 0.0
         for actor in ("gateway", *WORKERS, "decode"):
             self.tell(actor, Hello(actor, 1, 1, True))
@@ -207,6 +209,7 @@ class Drive:
         decoding = [request for request in self.controller.state.rows if request is not None and request.phase == Phase.DECODE]
         for request in decoding:
             self.committed[request.row] += 1
+        self.gaps[bucket_of(int(1e9 * _STEP_S))] += len(decoding)
         if len(decoding) > self.running or self.num_turns % _END_EVERY == 0 and len(decoding) == self.running:
             self.end_codes[min(decoding, key=lambda request: request.arrival).row] = EndCode.LENGTH
         for actor in working:
@@ -215,7 +218,7 @@ class Drive:
         progress = [Progress(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         new_ids = [(span, range(span.first, span.last)) for span in self.controller.wanted_ids(progress)]
-        effects = self.controller.tick(self.now, progress, new_ids)
+        effects = self.controller.tick(self.now, progress, new_ids, list(self.gaps))
         self.controller.next_tick_s()
         self.controller.watched()
         self.tick_s, self.cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
