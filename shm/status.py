@@ -261,7 +261,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens_total: int = 0
     media_queries_total: int = 0  # segments of media looked up in the embedding cache
     media_hits_total: int = 0
-    overruled_total: int = 0  # rounds in which the scheduling policy failed, and another planned in its place
+    overruled_total: int = 0  # times that the scheduling policy failed, and another acted in its place
     illegal_choices_total: int = 0  # of the scheduling policy, dropped
     encode_budget: int = 0
     prefill_budget: int = 0

@@ -135,7 +135,7 @@ class _StatsCollector(Collector):
         yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
         yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
         yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
-        overruled = "Rounds in which the scheduling policy failed and unified planned."
+        overruled = "Times that the scheduling policy failed and unified acted in its place."
         yield CounterMetricFamily("mmrt_policy_overruled", overruled, stats.overruled_total)
         yield CounterMetricFamily(
             "mmrt_policy_illegal_choices", "Choices of the scheduling policy dropped.", stats.illegal_choices_total

@@ -6,7 +6,7 @@ derived from them (design §3), except ``outages``, which the supervisor provide
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -37,7 +37,7 @@ from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, 
 from .scheduling.costs import Costs
 from .scheduling.facts import Cost, Facts, kind_of
 from .scheduling.gap_window import GapWindow
-from .scheduling.policy import POLICIES, Policy
+from .scheduling.policy import POLICIES, Policy, PolicyRecord
 from .scheduling.types import Device, Limits
 
 BY_RANK = attrgetter("rank")
@@ -82,7 +82,7 @@ class Totals:
     preempted: int = 0
     evicted: int = 0
     quarantined: int = 0
-    overruled: int = 0  # rounds in which the policy was overruled (``policy_calls``)
+    overruled: int = 0  # times that the policy was overruled (``policy_calls``)
     illegal: int = 0  # choices of the policy that were dropped
     prompt_tokens: int = 0
     looked_up_tokens: int = 0  # of the prompts, looked up in the cache by first grants
@@ -149,6 +149,8 @@ class ControllerState:
     gaps: GapWindow = field(default_factory=GapWindow)
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
+    policy_record: PolicyRecord = field(default_factory=PolicyRecord)
+    guard: Callable[[Callable[[], Any]], Any] = lambda call: call()  # makes the calls of the policy
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
     unranked: list[Request] = field(default_factory=list)
     ranked_s: float = LONG_AGO_S  # when all were ranked, by a policy that ages

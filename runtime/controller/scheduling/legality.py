@@ -7,19 +7,19 @@ chunks continue after the prefilled tokens and end where media are ready (RS4); 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, takewhile
+from typing import TypeVar
 
 from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
 
 Requests = Mapping[int, RequestView]
+Choice = TypeVar("Choice", ItemChoice, SegmentChoice, ChunkChoice)
 
 
 def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int]:
     """Return the plan without its illegal choices, and their number. A malformed plan can raise any exception."""
+    plan = _rebuilt(plan)
     if not plan:
         return plan, 0
-    for number in chain.from_iterable((*plan.analyse, *plan.preprocess, *plan.encode, *plan.prefill)):
-        if type(number) is not int:  # a message cannot carry an int of numpy
-            raise TypeError(f"{number!r} in a plan is no int")
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
     # Requests without KV pages take theirs first: the order of video's plans does not determine how many pages each leaves free.
@@ -45,6 +45,26 @@ def may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) 
     if held and held + need > num_pages // 2:
         return False
     return has_kv or num_free - need >= num_pages // 2
+
+
+def _rebuilt(plan: StepPlan) -> StepPlan:
+    """Return a plan of these types and of nothing else: a policy's own may change, or run its code when they are read."""
+    if not isinstance(plan, StepPlan):
+        raise TypeError(f"a plan is of type {type(plan).__name__}, not StepPlan")
+    return StepPlan(
+        _choices(ItemChoice, plan.analyse),
+        _choices(SegmentChoice, plan.preprocess),
+        _choices(SegmentChoice, plan.encode),
+        _choices(ChunkChoice, plan.prefill),
+    )
+
+
+def _choices(kind: type[Choice], given: Iterable[Iterable[int]]) -> tuple[Choice, ...]:
+    choices = tuple([kind(*choice) for choice in given])
+    for number in chain.from_iterable(choices):
+        if type(number) is not int:  # a message cannot carry an int of numpy
+            raise TypeError(f"{number!r} in a plan is no int")
+    return choices
 
 
 def _num_choices(plan: StepPlan) -> int:

@@ -5,6 +5,7 @@ decides what video, encoder and prefill do next. The core keeps control: it gran
 and overrules a policy that raises or that plans nothing while something could run (``policy_calls``).
 """
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .auto import Auto
@@ -42,3 +43,20 @@ class Policy(Protocol):
 UNIFIED: Policy = Unified()
 _ALL: tuple[Policy, ...] = (UNIFIED, StageLevel(), Overlap(), Slack(), Weighted(), Monolithic(), Split(), Auto())
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
+
+
+class PolicyFailure(Exception):
+    """A policy's call failed. The message is for users: it names the place in the policy's file, if it has one."""
+
+
+@dataclass(slots=True)
+class PolicyRecord:
+    """What the policy in charge has done since it took over."""
+
+    plans: int = 0  # with something to do
+    overruled: int = 0
+    illegal: int = 0  # choices that were dropped
+    error: str = ""  # why it was last overruled
+    failed_s: list[float] = field(default_factory=list)  # when it was, lately
+    rank_length: int = 0  # numbers in each of its ranks, once it has ranked a request
+    set_aside: str = ""  # why ``unified`` is in charge in its place for good

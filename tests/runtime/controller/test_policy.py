@@ -14,7 +14,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.config import SchedulingSection
-from mmrt.runtime.controller.policy_calls import STARVED_S
+from mmrt.runtime.controller.policy_calls import FAILURES_S, MAX_FAILURES, STARVED_S, swap
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
@@ -357,3 +357,117 @@ def test_a_suspect_that_does_not_fit_closes_no_batch() -> None:
     view = View(requests, encoder_credit=1, num_embedding_pages=8, num_free_embedding_pages=8)
     plan, _ = check(view, LIMITS, StepPlan(encode=(SegmentChoice(1, 0, 0), SegmentChoice(2, 0, 0))))
     assert plan.encode == (SegmentChoice(2, 0, 0),)
+
+
+# replacement
+
+
+def test_a_swap_ranks_all_requests_anew_and_begins_without_memory() -> None:
+    driver = Driver(num_rows=1)
+    for key in (1, 2, 3):
+        driver.receive("gateway", m.Submit(1, key, text()))
+    driver.tick()
+    assert [request.rank for request in driver.state.requests.values()] == [(0, 0, 0), (0, 1, 1), (0, 2, 2)]
+    swap(driver.state, ByTurns())
+    driver.tick()
+    assert driver.state.policy_memory and driver.state.policy_record.plans <= driver.state.policy_memory
+    swap(driver.state, LastComeFirstServed())
+    assert driver.state.policy_memory is None
+    driver.receive("gateway", m.Submit(1, 4, text()))
+    driver.tick()
+    assert [request.rank for request in driver.state.requests.values()] == [(0, 0, 0), (0, -1, 1), (0, -2, 2), (0, -3, 3)]
+
+
+class RanksOfAnyLength(LastComeFirstServed):
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        return (0.0,) * (request.arrival + 1)
+
+
+class NoRank(LastComeFirstServed):
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        return ()
+
+
+class LongRank(LastComeFirstServed):
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        return (0.0,) * 1000
+
+
+class Incomparable(LastComeFirstServed):
+    def rank(self, request: Candidate, facts: Facts) -> tuple[float, ...]:
+        return ("first",)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (RanksOfAnyLength(), "a rank has 2 numbers, others have 1"),
+        (NoRank(), "a rank has 0 numbers, it must have 1 to 16"),
+        (LongRank(), "a rank has 1000 numbers, it must have 1 to 16"),
+        (Incomparable(), "could not convert string to float: 'first'"),
+    ],
+)
+def test_ranks_that_cannot_be_compared_are_replaced_by_order_of_arrival(policy: Any, why: str) -> None:
+    driver = Driver()
+    swap(driver.state, policy)
+    for key in (1, 2):
+        driver.submit(text(), key)
+    assert why in driver.state.overruled_because
+    driver.submit(text(), 3)
+    assert [request.rank for request in driver.state.requests.values()] == [(0, 0, 0), (0, 1, 1), (0, 2, 2)]
+    assert driver.state.totals.overruled == 1 and driver.state.policy is policy, "it still plans"
+
+
+def test_one_that_fails_again_and_again_is_set_aside() -> None:
+    driver = Driver()
+    swap(driver.state, Raises())
+    driver.submit(text())
+    for _ in range(3 * MAX_FAILURES):
+        driver.tick(0.2)
+        driver.submit(text(), key=100 + driver.state.next_arrival)
+    record = driver.state.policy_record
+    assert driver.state.policy is UNIFIED and driver.state.totals.overruled == MAX_FAILURES
+    assert record.set_aside.startswith(f"overruled {MAX_FAILURES} times within {FAILURES_S:g} s") and "no plan" in record.set_aside
+    swap(driver.state, LastComeFirstServed())
+    assert not driver.state.policy_record.set_aside and not driver.state.policy_record.overruled
+
+
+def test_failures_far_apart_set_nobody_aside() -> None:
+    driver = Driver()
+    policy = Raises()
+    swap(driver.state, policy)
+    for key in range(4 * MAX_FAILURES):
+        driver.submit(text(), key=key + 1)
+        driver.receive("gateway", m.Cancel(1, key + 1))
+        driver.done("prefill")
+        driver.tick(FAILURES_S / 2)
+    assert driver.state.totals.overruled > MAX_FAILURES and driver.state.policy is policy
+
+
+class Lookalike:
+    """It has a plan's fields, and is none."""
+
+    analyse = preprocess = encode = prefill = ()
+
+
+class Changing(ChunkChoice):
+    """A choice whose numbers are others at the second look."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.reads += 1
+        return iter(tuple(self[:]) if self.reads == 1 else (-1, -1, -1, -1))
+
+
+@pytest.mark.parametrize("plan", [Lookalike(), None, "nonsense", (), StepPlan(analyse=((1,),)), StepPlan(prefill=(7,))])  # type: ignore[arg-type]
+def test_a_plan_of_another_type_is_refused(plan: Any) -> None:
+    with pytest.raises(TypeError):
+        check(View(()), LIMITS, plan)
+
+
+def test_a_checked_plan_has_no_objects_of_the_policy() -> None:
+    view = View((RequestView(1, 0, has_kv=True, members=(MemberView(0, 8, 8),)),), prefill_credit=1)
+    legal, num_illegal = check(view, LIMITS, StepPlan(prefill=[Changing(1, 0, 0, 8)]))  # type: ignore[arg-type]
+    assert legal == StepPlan(prefill=(ChunkChoice(1, 0, 0, 8),)) and not num_illegal
+    assert type(legal.prefill[0]) is ChunkChoice
