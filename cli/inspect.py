@@ -89,7 +89,8 @@ def _shared(view: RunView) -> str:
     return (
         f"{view.waiting} waiting, {view.preparing} preparing, {view.running} running; epoch {view.epoch}; budgets: prefill"
         f" {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows; {_between_tokens(view)}\n"
-        f"pages used: {pools}; cached: {cached or 'none'}"
+        f"pages used: {pools}; cached: {cached or 'none'}\n"
+        f"policy: {view.policy}"
     )
 
 

@@ -22,6 +22,7 @@ COMMANDS = (
     "trace",
     "inspect",
     "cache",
+    "policy",
     "replay",
     "ask",
     "model",

@@ -31,6 +31,8 @@ from .stage_table import (
 )
 
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
+# Of the registry in controller/scheduling/policy.py.
+POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
@@ -108,13 +110,8 @@ class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_mib: Size = 4096  # of all files there that belong to this model
 
 
-Policy = Literal[
-    "unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto"
-]  # of controller/scheduling/policy.py
-
-
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: Policy = "unified"
+    policy: str = "unified"  # one of POLICY_NAMES, or a file NAME.py, relative to the configuration's
     tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: twice the undisturbed step, on a CPU at least 50
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
@@ -231,9 +228,25 @@ def load_config(path: Path | None = None) -> RuntimeConfig:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
-        return parse_config(text)
+        return _with_policy_file(parse_config(text), path)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def is_policy_file(policy: str) -> bool:
+    """Return whether a policy is that of a file, and not one of mmrt's."""
+    return policy.endswith(".py")
+
+
+def _with_policy_file(config: RuntimeConfig, path: Path) -> RuntimeConfig:
+    """Make the path of a policy's file absolute. Raises ConfigError if there is none."""
+    policy = config.scheduling.policy
+    if not is_policy_file(policy):
+        return config
+    file = Path(path.absolute().parent, Path(policy))
+    if not file.is_file():
+        raise ConfigError(f"scheduling.policy = {_show(policy)}: there is no file {file}")
+    return msgspec.structs.replace(config, scheduling=msgspec.structs.replace(config.scheduling, policy=str(file)))
 
 
 def parse_config(text: str) -> RuntimeConfig:
@@ -256,6 +269,11 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         check_layout(config.actors.layout)
     except ConfigError as error:
         raise ConfigError(f"actors.layout = {_show(config.actors.layout)}: {error}") from None
+    policy = config.scheduling.policy
+    if policy not in POLICY_NAMES and not is_policy_file(policy):
+        near = difflib.get_close_matches(policy, POLICY_NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"scheduling.policy = {_show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {_show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:

@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from ..schema.policy_report import NO_POLICY_YET, PolicyReport
 from .fence import fence
 from .run_directory import RunDirectory
 from .segment import Layout, Segment
@@ -273,6 +274,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gaps_s: float = 0.0  # their sum
     pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
     broken: dict[str, str] = {}  # actors that the run does without for now, and why
+    policy: PolicyReport = NO_POLICY_YET
 
 
 class ControllerStats:

@@ -20,7 +20,7 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
-from ...runtime.config import ObjectiveSection, RuntimeConfig
+from ...runtime.config import ObjectiveSection, RuntimeConfig, is_policy_file
 from ...runtime.controller.effects import (
     Effect,
 )
@@ -38,8 +38,10 @@ from ...runtime.process.memory_layout import (
     ROW_STATE_BYTES,
     MemoryLayout,
 )
+from ...runtime.process.tuning import read_tuning
 from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
+from ...schema.policy_report import NO_POLICY_YET, PolicyReport
 from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
 from ..host.actor import Actor
 from .costs_file import CostsFile
@@ -47,6 +49,8 @@ from .flight import ControllerFlight
 from .io import ControllerIO, perform_all
 from .journal import Journal
 from .outage_watch import OutageWatch
+from .policy_guard import PolicyGuard
+from .policy_switch import PolicySwitch, inherited
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +76,16 @@ async def serve(actor: Actor) -> None:
     costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
     snapshot = io.snapshot(journaled, active_generations(actors))._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
+    stats = ControllerStats.attach(actor.run)
+    policies = _policies(actor, controller.state, stats.read())
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
     gc.freeze()
     ended = asyncio.Event()
     flight = ControllerFlight(actor.flight, controller.state, actor.config.instances)
-    serving = Serving(controller, io, journal, socket, ControllerStats.attach(actor.run), outages, flight, ended.set)
+    policies.look(time.monotonic())
+    serving = Serving(controller, io, journal, socket, stats, outages, flight, policies, ended.set)
     actor.watch_ending(asyncio.get_running_loop(), ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
@@ -102,10 +109,21 @@ async def serve(actor: Actor) -> None:
         raise serving.failure
 
 
+def _policies(actor: Actor, state: ControllerState, before: StatsSnapshot) -> PolicySwitch:
+    """Make the choice of the policy, with what is known of the previous controller's end."""
+    tuning = read_tuning(actor.run.path)
+    number = 0 if tuning is None else tuning.number
+    report = inherited(before.policy, number, actor.death, actor.follows_a_death, actor.last_exit)
+    guard = PolicyGuard(actor.status, actor.session is not None)
+    logs = read_environment().state_home / actor.run.path.name
+    return PolicySwitch(actor.run.path, actor.config.scheduling.policy, state, guard, report, logs)
+
+
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:
     """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
+    policy = config.scheduling.policy
     return Limits(
-        policy=config.scheduling.policy,
+        policy="unified" if is_policy_file(policy) else policy,  # until the file is loaded
         actors=config.instances,
         with_decode=frozenset(map(stage_of, config.processes[InstanceId(config.process_of("decode"))])),
         num_rows=layout.num_rows,
@@ -170,6 +188,7 @@ class Serving:
         stats: ControllerStats,
         outages: OutageWatch,
         flight: ControllerFlight,
+        policies: PolicySwitch,
         on_failure: Callable[[], None],
     ) -> None:
         self.failure: Exception | None = None
@@ -181,6 +200,7 @@ class Serving:
         self._stats = stats
         self._outages = outages
         self._flight = flight
+        self._policies = policies
         self._before = stats.read()
         self._stats_at_s = 0.0
         self._num_overruled = 0
@@ -235,7 +255,7 @@ class Serving:
         state = self._controller.state
         if state.totals.overruled != self._num_overruled:
             count, self._num_overruled = state.totals.overruled - self._num_overruled, state.totals.overruled
-            log.warning("policy %s was overruled %d times, last because of %s", state.policy.name, count, state.overruled_because)
+            log.warning("policy %s was overruled %d times, last because of %s", self._policies.name, count, state.overruled_because)
 
     def _look_for_outages(self, now: float) -> None:
         outages = self._outages.changed(now)
@@ -262,6 +282,8 @@ class Serving:
         now, began_ns = time.monotonic(), time.monotonic_ns()
         try:
             self._look_for_outages(now)
+            if self._policies.look(now):
+                self._stats_at_s = now
             progress = self._io.progress(self._controller.watched())
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
             effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read())
@@ -287,13 +309,14 @@ class Serving:
 
     def _publish(self) -> None:
         gaps = self._io.gaps
-        stats = msgspec.structs.replace(stats_of(self._controller.state, self._before), gaps=gaps.read(), gaps_s=gaps.sum_s)
+        stats = stats_of(self._controller.state, self._before, self._policies.report())
+        stats = msgspec.structs.replace(stats, gaps=gaps.read(), gaps_s=gaps.sum_s)
         self._flight.counters(stats)
         self._log_overruled()
         self._stats.publish(stats)
 
 
-def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
+def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport = NO_POLICY_YET) -> StatsSnapshot:
     """Return the controller's current counts. Totals continue those of ``before``, the last snapshot of the previous controllers."""
     totals, steering = state.totals, state.steering
     return StatsSnapshot(
@@ -324,4 +347,5 @@ def stats_of(state: ControllerState, before: StatsSnapshot) -> StatsSnapshot:
         late_share=state.facts.late_share,
         pools={name: PoolUse(p.num_pages, p.num_used, len(p.cache), p.cache.num_idle) for name, p in state.pools.items()},
         broken={outage.actor: outage.reason for outage in state.outages.values()},
+        policy=policy,
     )

@@ -140,6 +140,11 @@ class _StatsCollector(Collector):
         yield CounterMetricFamily(
             "mmrt_policy_illegal_choices", "Choices of the scheduling policy dropped.", stats.illegal_choices_total
         )
+        policy = GaugeMetricFamily("mmrt_policy", "1 for the scheduling policy in charge.", labels=["policy", "version"])
+        policy.add_metric([stats.policy.name, stats.policy.version], 1)
+        yield policy
+        yield GaugeMetricFamily("mmrt_policy_call_p99_seconds", "99 % of its last calls took at most this.", stats.policy.p99_s)
+        yield GaugeMetricFamily("mmrt_policy_call_max_seconds", "Longest call since it took over.", stats.policy.longest_s)
         queries, hits = "Prompt tokens looked up in the prefix cache.", "Prompt tokens whose KV pages were in the prefix cache."
         yield CounterMetricFamily("mmrt_prefix_cache_queries", queries, stats.looked_up_tokens_total)
         yield CounterMetricFamily("mmrt_prefix_cache_hits", hits, stats.cached_tokens_total)

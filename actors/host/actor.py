@@ -74,6 +74,7 @@ class Actor:
         self.session: DebugSession | None = None
         self.death: Death | None = None  # of the previous process, in the middle of a step; known once active
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
+        self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
@@ -148,6 +149,7 @@ class Actor:
             while note is None and time.monotonic() < patient_until_s:
                 self.pause(POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
+        self.last_exit = note
         self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.follows_a_death and self.config.model.on_cuda and STAGES[stage_of(self.name)].letter:

@@ -38,7 +38,8 @@ def swap(state: ControllerState, policy: Policy) -> None:
 
 
 def rank_requests(state: ControllerState) -> None:
-    """Rank the requests for this tick: new ones, or all from time to time if ranks change. A lower ``priority`` goes before any rank.
+    """Rank the requests for this tick: new ones, or all from time to time if ranks change. A lower priority goes before any rank,
+    and a request of ``AGED_S`` before any priority: nobody starves.
 
     A policy that cannot rank a request is not asked for ranks again: otherwise rows would alternate between two orders.
     """

@@ -103,6 +103,7 @@ def _run_view(stats: StatsSnapshot, requests: list[RequestReport]) -> RunView:
         late_share=stats.late_share,
         pools={name: (use.used, use.pages) for name, use in stats.pools.items()},
         cached_pages={name: use.cached for name, use in stats.pools.items() if use.cached},
+        policy=stats.policy.summary,
         requests=requests,
     )
 

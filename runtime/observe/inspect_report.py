@@ -106,4 +106,5 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     late_share: float | None = None  # of their times between tokens over the objective
     pools: dict[str, tuple[int, int]]  # used, pages
     cached_pages: dict[str, int] = {}  # with contents that the cache knows, by pool; those that no request holds are not used
+    policy: str = ""  # in charge, and what has become of the one that was set
     requests: list[RequestReport]

@@ -39,7 +39,7 @@ _POLL_S = 0.01
 _SAY_S = 2.0
 _OWN_SIGNALS = frozenset({
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU,
-    signal.SIGXFSZ,
+    signal.SIGXFSZ, signal.SIGPROF,
 })  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ...schema.policy_report import NO_POLICY_YET, PolicyReport
+
 
 class ActorReport(msgspec.Struct, kw_only=True):
     """One actor. ``memory_bytes`` is its proportional set size, ``cpu_percent`` of one processor since the last look."""
@@ -62,3 +64,4 @@ class RunReport(msgspec.Struct, kw_only=True):
     pools: dict[str, PoolReport]
     requests: RequestsReport
     compute: ComputeReport | None = None
+    policy: PolicyReport = NO_POLICY_YET

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...schema.policy_report import NO_POLICY_YET, PolicyReport
 from ...shm.errors import ShmError
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
@@ -85,6 +86,10 @@ class StatusTables:
     def broken(self) -> dict[str, str]:
         """Return the actors that the controller does without, and why; call it after ``pools_and_requests``."""
         return {} if self._stats is None else self._stats.read().broken
+
+    def policy(self) -> PolicyReport:
+        """Return the controller's report on its policy; call it after ``pools_and_requests``."""
+        return NO_POLICY_YET if self._stats is None else self._stats.read().policy
 
     def close(self) -> None:
         for table in (self._actors, self._stats):
@@ -202,6 +207,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
         pools=pools,
         requests=requests,
         compute=compute_of(facts.run),
+        policy=tables.policy(),
     )
 
 
@@ -219,7 +225,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
             _observe(name, info.config.process_of(name), holders[name], tables.actor(name), meter) for name in info.config.instances
         ]
         pools, requests = tables.pools_and_requests()
-        broken = tables.broken()
+        broken, policy = tables.broken(), tables.policy()
     finally:
         tables.close()
     for actor in actors:
@@ -239,6 +245,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
         pools=pools,
         requests=requests,
         compute=compute_of(run),
+        policy=policy,
     )
 
 

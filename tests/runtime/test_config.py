@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.config import POLICY_NAMES, RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
 from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import ACTORS
@@ -71,6 +71,12 @@ def test_any_text_survives_toml(text: str) -> None:
         (
             '[actors]\nlayout = "PD"',
             "actors.layout = \"PD\": 'PD' has no encoder (E)",
+        ),
+        (
+            '[scheduling]\npolicy = "unifed"',
+            "scheduling.policy = \"unifed\": did you mean 'unified'? expected one of "
+            + ", ".join(POLICY_NAMES)
+            + ", or a file NAME.py",
         ),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
@@ -137,3 +143,13 @@ def test_layouts(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
     assert {name: config.process_of(name) for name in ACTORS} == {
         name: process for process, names in config.processes.items() for name in names
     }
+
+
+def test_a_policy_can_be_a_file_beside_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "mmrt.toml"
+    file.write_text('[scheduling]\npolicy = "mine.py"\n')
+    with pytest.raises(ConfigError, match=f'scheduling.policy = "mine.py": there is no file {tmp_path / "mine.py"}'):
+        load_config(file)
+    (tmp_path / "mine.py").touch()
+    config = load_config(file)
+    assert config.scheduling.policy == str(tmp_path / "mine.py") and parse_config(to_toml(config)) == config

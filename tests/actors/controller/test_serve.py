@@ -15,6 +15,8 @@ from mmrt.actors.controller.flight import ControllerFlight
 from mmrt.actors.controller.io import ControllerIO
 from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
+from mmrt.actors.controller.policy_guard import PolicyGuard
+from mmrt.actors.controller.policy_switch import PolicySwitch
 from mmrt.actors.controller.serve import Serving, active_generations, objective_of
 from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
@@ -77,7 +79,10 @@ class Epoch:
         self.failed = asyncio.Event()
         flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state, ACTORS)
         outages = OutageWatch(run, 30.0, ACTORS)
-        self.serving = Serving(self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, self.failed.set)
+        policies = PolicySwitch(run.path, "unified", self.controller.state, PolicyGuard())
+        self.serving = Serving(
+            self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, policies, self.failed.set
+        )
 
     def close(self) -> None:
         self.serving.close()

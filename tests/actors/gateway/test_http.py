@@ -23,6 +23,7 @@ from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS, actors_of
 from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
+from mmrt.schema.policy_report import PolicyReport
 from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -619,9 +620,12 @@ def test_metrics(stage: Any) -> None:
         assert samples['mmrt_pool_pages_used{pool="kv"}'] == "2.0"
         assert f"vllm:prompt_tokens_total{{{name}}}" in samples
         assert "_created" not in text and "python_gc" not in text
-        scene.stats.publish(StatsSnapshot(running=0, overruled_total=2, illegal_choices_total=3))
+        policy = PolicyReport(name="mine.py", version="00000000000000aa", p99_s=0.25, longest_s=0.5)
+        scene.stats.publish(StatsSnapshot(running=0, overruled_total=2, illegal_choices_total=3, policy=policy))
         text = (await scene.http.get("/metrics")).text
         assert f"vllm:num_requests_running{{{name}}} 0.0" in text
+        assert 'mmrt_policy{policy="mine.py",version="00000000000000aa"} 1.0' in text
+        assert "mmrt_policy_call_p99_seconds 0.25" in text and "mmrt_policy_call_max_seconds 0.5" in text
         assert "mmrt_policy_overruled_total 2.0" in text and "mmrt_policy_illegal_choices_total 3.0" in text
 
     stage.run(test)

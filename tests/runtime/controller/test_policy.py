@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mmrt.examples.shortest_first import ShortestFirst
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
-from mmrt.runtime.config import SchedulingSection
+from mmrt.runtime.config import POLICY_NAMES
 from mmrt.runtime.controller.policy_calls import FAILURES_S, MAX_FAILURES, STARVED_S, swap
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.legality import check
@@ -117,7 +118,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
 
 
 def test_the_configuration_names_the_policies_that_there_are() -> None:
-    assert set(get_args(get_type_hints(SchedulingSection)["policy"])) == set(POLICIES)
+    assert set(POLICY_NAMES) == set(POLICIES)
     assert all(policy.name == name for name, policy in POLICIES.items())
 
 
@@ -286,7 +287,7 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("toy", [LastComeFirstServed, ByTurns, Raises, PausesAtTimes, PlansAnything], indirect=True)
+@pytest.mark.parametrize("toy", [LastComeFirstServed, ByTurns, Raises, PausesAtTimes, PlansAnything, ShortestFirst], indirect=True)
 def test_nothing_is_lost_by_any_policy(toy: str, directory: Path) -> None:
     """The recovery world, with all that dies in it, under each."""
     overruled = illegal = finished = 0

@@ -1,0 +1,41 @@
+"""What a user has set at run time: ``<run>/tuning``, a JSON file, replaced whole.
+
+``mmrt policy set`` writes it and the controller reads it, at its start and while it runs. So it needs no supervisor, and a new
+controller follows it as well.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+TUNING_NAME = "tuning"
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """``policy``: a name, or the absolute path of a file. ``number`` grows with each order."""
+
+    policy: str
+    number: int = 0
+
+
+def write_tuning(run: Path, policy: str) -> Tuning:
+    """Set the policy of the run in ``run``. Raises OSError."""
+    before = read_tuning(run)
+    tuning = Tuning(policy, max(time.time_ns(), before.number + 1 if before is not None else 0))
+    part = run / f".{TUNING_NAME}.{os.getpid()}"
+    try:
+        part.write_bytes(msgspec.json.encode(tuning))
+        os.replace(part, run / TUNING_NAME)
+    finally:
+        part.unlink(missing_ok=True)
+    return tuning
+
+
+def read_tuning(run: Path) -> Tuning | None:
+    """Return what has been set; None if nothing has, or if it cannot be read."""
+    try:
+        return msgspec.json.decode((run / TUNING_NAME).read_bytes(), type=Tuning)
+    except (OSError, msgspec.DecodeError):
+        return None
