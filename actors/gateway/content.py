@@ -57,6 +57,15 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
     return Conversation(messages, tuple(intake.media))
 
 
+def check_continues(conversation: Conversation) -> None:
+    """Check that the last message is an answer, with text that can be continued. Raises: RequestError."""
+    path, last = f"messages[{len(conversation.messages) - 1}]", conversation.messages[-1]
+    if last.role != "assistant":
+        raise refuse(f"{path}.role", f"is {show(last.role)}, with continue_final_message the last message is of role assistant")
+    if not (last.content if isinstance(last.content, str) else last.content[-1]):
+        raise refuse(f"{path}.content", "is empty, with continue_final_message it is continued")
+
+
 def _num_parts(message: Any) -> int:
     """The number of texts and media it may hold; 1 if it is no message."""
     content = message.get("content") if isinstance(message, dict) else None

@@ -3,7 +3,7 @@
 Runs in the gateway, for long prompts in a thread of it. The only state is the loaded tokenizer and template.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from ...runtime.bus.sampling import Sampling
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
 from .fields import show
+from .template_fields import OptionValue, TemplateUse, for_template
 from .validation import ChatRequest, TextRequest
 
 MAX_BAD_WORD_TOKENS = 2048
@@ -45,7 +46,7 @@ class PromptBuilder:
 
         Of a text the companion is the negative prompt alone, of a conversation the same template around one user turn, the
         negative prompt or "": media, system prompt and earlier turns condition the answer, so the unconditional member has none
-        of them.
+        of them. An answer that is continued belongs to both.
 
         Raises:
             RequestError: 400 if the template refuses the conversation, places its media otherwise, or it is too long; or if a text
@@ -60,12 +61,15 @@ class PromptBuilder:
         if isinstance(request, TextRequest):
             ids = self._raw(request.prompt, "prompt")
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling)
-        ids = self._encode(request.conversation, "messages")
+        use = request.template
+        options = for_template(use.options, self._template.options)
+        ids = self._encode(request.conversation, use, options, "messages")
         companion_ids = None
         if is_guided:
             is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
             content = (negative_prompt,) if is_list else negative_prompt
-            companion_ids = self._encode(Conversation((Message("user", content),), ()), "negative_prompt")
+            answer = request.conversation.messages[-1:] if use.continues else ()
+            companion_ids = self._encode(Conversation((Message("user", content), *answer), ()), use, options, "negative_prompt")
         return Prompt(ids, companion_ids, sampling)
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
@@ -85,15 +89,21 @@ class PromptBuilder:
         self._check_ids(ids, "tokens")
         return self._tokenizer.decode(ids, with_control_tokens=True)
 
-    def _encode(self, conversation: Conversation, field: str) -> list[int]:
+    def _encode(self, conversation: Conversation, use: TemplateUse, options: Mapping[str, OptionValue], field: str) -> list[int]:
         texts = [text for message in conversation.messages for text in _texts(message)]
         self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
         guard = PromptGuard(self._tokenizer)
-        hidden = iter(guard.hide(texts))
+        hidden = guard.hide(texts)
+        if use.continues:
+            hidden[-1] += guard.mark
+        left = iter(hidden)
+        messages = [self._for_template(message, left, guard) for message in conversation.messages]
         try:
-            rendered = self._template.render([self._for_template(message, hidden, guard) for message in conversation.messages])
+            rendered = self._template.render(messages, use.opens_answer, options)
         except TemplateRefusal as error:
             raise RequestError(f"messages: {error}", param="messages") from None
+        if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
+            raise RequestError("continue_final_message: the model's chat template leaves out the last message", param=None)
         ids = guard.encode(rendered)
         self._check_length(len(ids), field)
         self._check_placeholders(ids, conversation)

@@ -14,13 +14,14 @@ from ...runtime.bus.sampling import Sampling
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
-from .content import Conversation, read_messages
+from .content import Conversation, check_continues, read_messages
 from .fields import Fields, kind_of, refuse, show
 from .json_body import BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
 from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
 from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
+from .template_fields import THINKING_NAMES, TemplateUse, read_template_use
 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 128
@@ -73,6 +74,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     generation: Generation
     conversation: Conversation
+    template: TemplateUse = TemplateUse()
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -112,12 +114,11 @@ def _of_type(kind: type, words: str) -> Harmless:
     return Harmless(lambda value: isinstance(value, kind), words)
 
 
-_THINKING_NAMES = ("enable_thinking", "thinking")  # of models that think, which none of those served does
-_NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
 _THINKING = Harmless(
-    lambda value: isinstance(value, dict) and all(name in _THINKING_NAMES and isinstance(value[name], bool) for name in value),
+    lambda value: isinstance(value, dict) and all(name in THINKING_NAMES and isinstance(value[name], bool) for name in value),
     "an object with nothing but the booleans enable_thinking and thinking",
 )
+_NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
 _FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
 IGNORED_FIELDS: Mapping[str, Harmless] = {
@@ -167,9 +168,13 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     generation = _read_generation(fields, limits, read_chat_output)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
+    template = read_template_use(fields)
     _refuse_others(fields)
     intake = MediaIntake(limits.kinds, limits.media, options)
-    return ChatRequest(generation, read_messages(messages, intake, limits.max_context))
+    conversation = read_messages(messages, intake, limits.max_context)
+    if template.continues:
+        check_continues(conversation)
+    return ChatRequest(generation, conversation, template)
 
 
 def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
@@ -19,6 +20,7 @@ from ..errors import CheckpointError
 from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
 
 _PROBE = "a text that no template has"
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables with values from elsewhere
 
 
 class TemplateRefusal(ValueError):
@@ -26,7 +28,8 @@ class TemplateRefusal(ValueError):
 
 
 class ChatTemplate:
-    """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``."""
+    """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``. ``options``: names of variables that it
+    uses, and that clients may give values."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile. Raises CheckpointError for a template that is not Jinja, or does not end with a message of a few words."""
@@ -35,9 +38,11 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError, OverflowError, MemoryError) as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error or type(error).__name__}") from error
         self._variables = dict(special_tokens or {})
+        self.options = frozenset(names - {*environment.globals, *self._variables, *_GIVEN, STEP})
         self.takes_parts = self._shows_parts()
 
     @classmethod
@@ -61,14 +66,18 @@ class ChatTemplate:
                     return cls(source, special_tokens)
         raise CheckpointError(f"{path} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, options: Mapping[str, Any] | None = None
+    ) -> str:
         """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio.
+        ``options``: values of some of ``self.options``.
 
         Raises:
             TemplateRefusal: the template raised, fails on these messages, or takes too much time or memory for them.
         """
         try:
             return self._template.render(
+                **{name: value for name, value in (options or {}).items() if name in self.options},
                 messages=messages,
                 tools=None,
                 documents=None,

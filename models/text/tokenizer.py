@@ -152,6 +152,16 @@ class PromptGuard:
         """One more of the user's strings, which a template may put anywhere or leave out: nothing grows together with it."""
         return f"{self._border}{self.hide([text])[0]}{self._border}"
 
+    @property
+    def mark(self) -> str:
+        """Text that marks a place in the rendered template, for ``up_to_mark``."""
+        return f"{self._nonce}z"
+
+    def up_to_mark(self, rendered: str) -> str | None:
+        """Return what stands before the last mark; None without any."""
+        before, mark, _ = rendered.rpartition(self.mark)
+        return before.replace(self.mark, "") if mark else None
+
     def encode(self, rendered: str) -> list[int]:
         """Token ids of a rendered template that contains hidden strings."""
         pieces: list[str] = []

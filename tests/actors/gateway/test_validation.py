@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmrt.actors.gateway.fields import show
 from mmrt.actors.gateway.output_fields import Output
+from mmrt.actors.gateway.template_fields import TemplateUse
 from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, read_chat, read_text
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
@@ -108,6 +109,38 @@ def test_choices_and_log_probabilities() -> None:
         assert (error.message, error.param) == (problem, problem.partition(":")[0])
     few = msgspec.structs.replace(LIMITS, max_choices=4)
     assert refusal(body(n=5), few).message == "n: is 5, allowed are 1 to 4"
+
+
+def test_how_the_template_is_used() -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    assert read(body()).template == TemplateUse() == read(body(add_generation_prompt=True, continue_final_message=False)).template
+    assert read(body(add_generation_prompt=False)).template == TemplateUse(opens_answer=False)
+    options = {"add_vision_id": True, "reasoning_effort": "high", "n": 3, "nothing": None}
+    use = read(body(messages=said, continue_final_message=True, chat_template_kwargs=options)).template
+    assert use == TemplateUse(False, True, {"add_vision_id": True, "reasoning_effort": "high", "n": 3})
+    long = {str(n): 1 for n in range(17)}
+    for fields, problem in (
+        ({"add_generation_prompt": 1}, "add_generation_prompt: expected true or false, got 1"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message: is true, and so is add_generation_prompt; give one of them",
+        ),
+        (
+            {"continue_final_message": True, "messages": said[:1]},
+            'messages[0].role: is "user", with continue_final_message the last message is of role assistant',
+        ),
+        (
+            {"continue_final_message": True, "messages": [said[0], {"role": "assistant", "content": ""}]},
+            "messages[1].content: is empty, with continue_final_message it is continued",
+        ),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: expected an object, got an array"),
+        ({"chat_template_kwargs": long}, "chat_template_kwargs: has 17 entries, the limit is 16"),
+    ):
+        error = refusal(body(**fields))
+        assert (error.message, error.param) == (problem, problem.partition(":")[0])
+    for value in ("<|im_end|>", "a\n", "a" * 65, 1e300, [1], {"a": 1}):
+        error = refusal(body(chat_template_kwargs={"x": value}))
+        assert error.param == "chat_template_kwargs.x" and "allowed are true, false, numbers" in error.message
 
 
 def test_rules_about_tokens() -> None:
@@ -216,8 +249,6 @@ EFFECTS: list[tuple[str, Any]] = [
     ("reasoning_effort", "utmost"),
     ("verbosity", 1),
     ("prediction", {}),
-    ("chat_template_kwargs", {"x": 1}),
-    ("chat_template_kwargs", {"enable_thinking": "no"}),
     ("no_such_field", 1),
     ("Temperature", 1),
 ]

@@ -63,7 +63,7 @@ def test_the_gateway_s_text_stack(checkpoint: Path) -> None:
         model_path = checkpoint
 
         def wait_for_layout(self) -> Any:
-            return type("Layout", (), {"max_context": 4096})
+            return type("Layout", (), {"max_context": 4096, "num_rows": 4})
 
     stack = load_text_stack(cast(Actor, StandIn()))
     url = base64.b64encode(b"data").decode()

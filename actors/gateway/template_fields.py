@@ -1,0 +1,64 @@
+"""Fields of a chat request for how the template ends the prompt, and for the template's own options. Pure; used by ``validation``."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .fields import Fields, refuse, show
+
+MAX_OPTIONS = 16
+OPTIONS = "chat_template_kwargs"
+_MAX_INT = 1 << 53
+# Of models that think, which none of those served does: nothing changes where the template does not know them.
+THINKING_NAMES = ("enable_thinking", "thinking")
+_WORDS = re.compile(r"[A-Za-z0-9_ .,:/-]{0,64}", re.ASCII)  # no piece of a control token
+
+OptionValue = bool | int | float | str
+
+
+class TemplateUse(msgspec.Struct, frozen=True):
+    """``opens_answer``: the prompt ends where the answer begins. ``continues``: it ends within the last message, which is the model's.
+    ``options``: variables of the template."""
+
+    opens_answer: bool = True
+    continues: bool = False
+    options: Mapping[str, OptionValue] = {}
+
+
+def read_template_use(fields: Fields) -> TemplateUse:
+    """Take the fields. Raises: RequestError."""
+    opens = fields.take("add_generation_prompt")
+    if opens is not None and not isinstance(opens, bool):
+        raise refuse("add_generation_prompt", f"expected true or false, got {show(opens)}")
+    continues = fields.take_bool("continue_final_message")
+    if opens and continues:
+        raise refuse("continue_final_message", "is true, and so is add_generation_prompt; give one of them")
+    return TemplateUse(not continues and opens is not False, continues, _read_options(fields.take(OPTIONS)))
+
+
+def _read_options(value: Any) -> dict[str, OptionValue]:
+    options = Fields({} if value is None else value, OPTIONS)
+    if len(options.leftover) > MAX_OPTIONS:
+        raise refuse(OPTIONS, f"has {len(options.leftover)} entries, the limit is {MAX_OPTIONS}")
+    return {name: _checked(options.path(name[:64]), found) for name, found in options.leftover.items() if found is not None}
+
+
+def _checked(path: str, value: Any) -> OptionValue:
+    """Return a value that cannot bring control tokens into the prompt."""
+    if isinstance(value, str) and _WORDS.fullmatch(value):
+        return value
+    if isinstance(value, bool | int | float) and abs(value) <= _MAX_INT:
+        return value
+    allowed = "true, false, numbers up to 2^53, and up to 64 letters, digits, spaces and _ . , : / -"
+    raise refuse(path, f"is {show(value)}, allowed are {allowed}")
+
+
+def for_template(options: Mapping[str, OptionValue], known: frozenset[str]) -> dict[str, OptionValue]:
+    """Return the options that the template has variables for. Raises: RequestError for others, unless they change nothing."""
+    for name, value in options.items():
+        if name not in known and not (name in THINKING_NAMES and isinstance(value, bool)):
+            takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+            raise refuse(f"{OPTIONS}.{name[:64]}", f"is not supported; the model's chat template {takes}")
+    return {name: value for name, value in options.items() if name in known}
