@@ -1,4 +1,4 @@
-"""Errors of checkpoint directories, and of media that a model cannot take."""
+"""Errors of checkpoint directories, of media that a model cannot take, and of grammars."""
 
 
 class CheckpointError(ValueError):
@@ -7,3 +7,12 @@ class CheckpointError(ValueError):
 
 class UnsupportedMediaError(ValueError):
     """A medium that the model cannot take: its kind, its aspect ratio or its length. The message names value and limit."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled or followed. ``pointer``: the JSON pointer of the fault in a schema, empty where not known."""
+
+    def __init__(self, message: str, pointer: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.pointer = pointer

@@ -1,0 +1,118 @@
+"""Matchers: where an answer stands in its grammar, and which tokens may come next. Used by decode and the gateway's grammar process.
+
+llguidance compiles step by step while an answer grows. Its limits bound each step, so a hostile grammar ends its own answer with an
+error: it neither takes the time of others nor memory without end. The matcher of an answer follows from its grammar and ids
+alone, so a new process rebuilds it.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from numpy.typing import NDArray
+
+from ..errors import GrammarError
+from .vocabulary import GrammarVocabulary
+
+_MAX_ERROR_CHARS = 300
+_SHOWN_SOURCE = re.compile(r"<|\s*(\d+ \||\^)")  # lines of a message
+
+
+class Matcher:
+    """The state of one answer in its grammar. Errors stay: a matcher that ``failed`` allows nothing more."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, start: LLMatcher) -> None:
+        """``start``: the grammar's matcher before the first token, which is copied."""
+        self._vocabulary = vocabulary
+        self._start = start
+        self._matcher = start.deep_copy()
+        self._has_way_on = True
+        self.count = 0  # ids taken
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask."""
+        return len(self._vocabulary.permitted)
+
+    @property
+    def failed(self) -> bool:
+        return not self._has_way_on or self._matcher.is_error()
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer follows the grammar, and nothing can be added."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def check(self) -> None:
+        """Raises: GrammarError if it has failed."""
+        check(self._matcher)
+        if not self._has_way_on:
+            raise GrammarError("leads to a place where no token of a text can follow")
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Come to the state behind exactly these ids, the answer so far."""
+        if self.count > len(ids):
+            self._matcher, self._has_way_on, self.count = self._start.deep_copy(), True, 0
+        if self.count < len(ids):
+            self._matcher.consume_tokens([int(id) for id in ids[self.count :]])
+            self.count = len(ids)
+
+    def take(self, id: int) -> bool:
+        """Add the next id. Returns False, and has failed, if the grammar does not allow it."""
+        self.count += 1
+        return self._matcher.consume_token(id)
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Write the tokens that may come next into ``mask`` int32 [words]; an end-of-sequence id is one only where the grammar is
+        satisfied. Of no use if it has failed afterwards."""
+        assert mask.flags.c_contiguous and mask.dtype == np.int32
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        vocabulary = self._vocabulary
+        np.bitwise_and(mask, vocabulary.permitted_at_end if self._matcher.is_accepting() else vocabulary.permitted, out=mask)
+        self._has_way_on = bool(mask.any())
+
+
+class Matchers:
+    """Makes matchers of grammars. The last ``max_kept`` grammars stay compiled."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, max_kept: int = 64) -> None:
+        self._vocabulary = vocabulary
+        self._limits = _limits()
+        self._max_kept = max_kept
+        self._starts: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def begin(self, grammar: str) -> Matcher:
+        """Return the matcher of an answer without ids. Raises: GrammarError if the grammar (``text``) does not compile."""
+        start = self._starts.get(grammar)
+        if start is None:
+            start = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=self._limits)
+            check(start)
+            self._starts[grammar] = start
+            if len(self._starts) > self._max_kept:
+                self._starts.popitem(last=False)
+        self._starts.move_to_end(grammar)
+        return Matcher(self._vocabulary, start)
+
+
+def _limits() -> LLParserLimits:
+    """About 15 ms of a core for each; a state of the lexer takes 1 to 2 kB."""
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=200_000,
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raises: GrammarError, with llguidance's message, if the matcher has failed."""
+    if matcher.is_error():
+        if matcher.get_error().startswith("panic:"):
+            raise GrammarError("the library for grammars fails on it; names of control tokens (<|...|>) are not supported")
+        lines = [line for line in matcher.get_error().splitlines() if not _SHOWN_SOURCE.match(line)]
+        raise GrammarError(" ".join(" ".join(lines).split())[:_MAX_ERROR_CHARS])

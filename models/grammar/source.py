@@ -1,0 +1,70 @@
+"""A client's wish for the form of an answer. Pure and cheap: the gateway's event loop reads wishes. Nothing is compiled here."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..errors import GrammarError
+
+MAX_SOURCE_BYTES = 32_768  # a row's description has room for llguidance's text of it
+MAX_DEPTH = 64
+
+
+class GrammarSource(NamedTuple):
+    """``text``: a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+JSON_OBJECT = GrammarSource("json_schema", '{"type":"object"}')
+
+
+def source_of_schema(schema: Mapping[str, Any]) -> GrammarSource:
+    """Return the source for JSON that a schema describes. Raises: GrammarError for a schema that is too deep or too long."""
+    _check_depth(schema)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise GrammarError(str(error)) from None
+    return GrammarSource("json_schema", _checked(text))
+
+
+def source_of_regex(regex: str) -> GrammarSource:
+    """Return the source for texts that a regular expression matches whole. Raises: GrammarError if it is empty or too long."""
+    return GrammarSource("regex", _checked(regex))
+
+
+def source_of_lark(grammar: str) -> GrammarSource:
+    """Return the source for a Lark grammar. Raises: GrammarError if it is empty or too long."""
+    return GrammarSource("lark", _checked(grammar))
+
+
+def source_of_choice(choices: Sequence[str]) -> GrammarSource:
+    """Return the source for one of these texts. Raises: GrammarError if they are too long together."""
+    return GrammarSource("lark", _checked("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)))
+
+
+def _checked(text: str) -> str:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"has the character U+{ord(text[error.start]):04X}, which is half of one") from None
+    if not 1 <= num_bytes <= MAX_SOURCE_BYTES:
+        raise GrammarError(f"has {num_bytes} bytes in UTF-8, allowed are 1 to {MAX_SOURCE_BYTES}")
+    return text
+
+
+def _check_depth(value: object) -> None:
+    """Look level by level: recursion could overflow the stack."""
+    level, depth = [value], 0
+    while level := [child for one in level for child in _children(one)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
