@@ -1,6 +1,6 @@
 """The interface of a sampler on the device of the logits: the rows of a step, its guidance pairs, and ``Sampler``.
 
-Shapes: B rows, V vocabulary, P pairs, L rows of logits, E biases, M masked logits.
+Shapes: B rows, V vocabulary, P pairs, L rows of logits, E biases, M masked logits, G rows with a mask, W = ceil(V / 32).
 """
 
 from collections.abc import Sequence
@@ -51,6 +51,15 @@ class LogitChanges:
     masked_id: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Rows that may draw certain tokens only (``masks``): ``row`` int64 [G]; ``bits`` int32 [G, W], bit ``t % 32`` of word ``t // 32``
+    being 1 where token t may be drawn."""
+
+    row: NDArray[np.int64]
+    bits: NDArray[np.int32]
+
+
 class Sampler(Protocol):
     """A sampler for the decode actor, on the device of the logits."""
 
@@ -65,9 +74,11 @@ class Sampler(Protocol):
         pairs: Pairs | None = None,
         penalties: Penalties | None = None,
         changes: LogitChanges | None = None,
+        masks: Masks | None = None,
     ) -> Tensor:
         """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
-        (CF1), then changed (``rules``). ``penalties`` are those of the rows given to ``remember``, in their order.
+        (CF1), then changed (``rules``), penalised and masked (``masks``). ``penalties`` are those of the rows given to ``remember``, in
+        their order.
 
         Returns int64 [B] where the logits lie, B <= L being the number of ``rows``: the rest are companions. On a device
         this only launches, and reading the result waits; read it before the next call.

@@ -5,7 +5,8 @@ All that happens to the logits of a row, in this order, as in vLLM:
 1. guidance (CF1) combines the members of a pair;
 2. rules, here: biases are added, and forbidden tokens masked;
 3. penalties (``penalties``);
-4. temperature, top-k, top-p and min-p (``sampler``).
+4. masks of grammars (``masks``), which win over all of these;
+5. temperature, top-k, top-p and min-p (``sampler``).
 
 A row's rules touch no other row. Called by the decode actor and its sampler.
 """

@@ -1,4 +1,4 @@
-"""From logits to tokens: guidance, rules, penalties, temperature, top-k, top-p and min-p, and a generator that is a pure function.
+"""From logits to tokens: guidance, rules, penalties, masks, temperature, top-k, top-p and min-p. Its generator is a pure function.
 
 The decode actor calls it once per step for all rows. A draw depends on the row's logits and on (seed, index of the token) alone,
 so it does not matter in which batch, order or process it is made. Filters are transformers' logits warpers, in their order.
@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .interface import LogitChanges, Pairs, Sampler, SamplingRows
+from .interface import LogitChanges, Masks, Pairs, Sampler, SamplingRows
+from .masks import mask
 from .penalties import Counts, History, Penalties
 from .rules import change
 
@@ -38,7 +39,7 @@ def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
 
 
 class CpuSampler:
-    """``Sampler`` by ``combine_guidance``, ``rules``, ``Counts`` and ``sample``."""
+    """``Sampler`` by ``combine_guidance``, ``rules``, ``Counts``, ``masks`` and ``sample``."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -54,6 +55,7 @@ class CpuSampler:
         pairs: Pairs | None = None,
         penalties: Penalties | None = None,
         changes: LogitChanges | None = None,
+        masks: Masks | None = None,
     ) -> Tensor:
         own = logits[: rows.temperature.shape[0]]
         if pairs is not None:
@@ -62,11 +64,13 @@ class CpuSampler:
             own = own.index_copy(0, at, combine_guidance(own[at], companions, torch.from_numpy(pairs.scale)))
         if changes is not None:
             change(own, changes)
-        if penalties is None:
-            return torch.from_numpy(sample(own, rows))
-        self._counts.penalise(own, penalties)
+        if penalties is not None:
+            self._counts.penalise(own, penalties)
+        if masks is not None:
+            mask(own, masks)
         tokens = sample(own, rows)
-        self._counts.add(tokens[penalties.row])
+        if penalties is not None:
+            self._counts.add(tokens[penalties.row])
         return torch.from_numpy(tokens)
 
 
