@@ -35,7 +35,7 @@ MAX_DELTA_BYTES = 16 * 1024
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _PHASE_BITS = 8
 _GENERATION_BITS = 32
-_FINISH: dict[int, FinishReason] = {EndCode.STOP: "stop", EndCode.LENGTH: "length", EndCode.ERROR: "error"}
+_FINISH: dict[int, FinishReason] = {EndCode.STOP: "stop", EndCode.LENGTH: "length", EndCode.ERROR: "error", EndCode.GRAMMAR: "grammar"}
 
 
 def main(actor: Actor) -> None:

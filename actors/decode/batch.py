@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...models.grammar.matcher import Matcher
 from ...models.sampling.interface import Pairs, SamplingRows
 from ...models.sampling.penalties import History, Penalties
 from ...models.sampling.rules import LogitRules, RowRules
 from ...runtime.bus.messages import SequenceSpec
 from ...schema.rows import EndCode
 from ...shm.sequence_table import SequenceTable
+from .grammar_rows import GrammarRows
 
 Ints = NDArray[np.int64]
 
@@ -26,6 +28,7 @@ class Member:
     spec: SequenceSpec
     delta: int  # M-RoPE: position of a generated token minus its index
     count: int
+    matcher: Matcher | None = None
 
 
 class Batch:
@@ -63,6 +66,15 @@ class Batch:
         wanted = [(number, asked) for number, spec in enumerate(specs) if (asked := spec.sampling.logprobs) is not None]
         self.logprob_Q = np.array([number for number, _ in wanted], dtype=np.int64)
         self.num_alternatives = [asked for _, asked in wanted]
+        self.grammars = self._grammars(table)
+
+    def _grammars(self, table: SequenceTable) -> GrammarRows | None:
+        """The members that follow grammars, their matchers behind the committed ids."""
+        chosen = [(number, member.matcher) for number, member in enumerate(self.members) if member.matcher is not None]
+        for number, matcher in chosen:
+            member = self.members[number]
+            matcher.follow(table.ids[member.row, : member.count].tolist())
+        return GrammarRows(*zip(*chosen, strict=True)) if chosen else None
 
     def _rules(self, table: SequenceTable, eos: Sequence[int]) -> LogitRules | None:
         """The rules of members that have any."""
@@ -120,12 +132,15 @@ class Batch:
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
 
     def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
-        """[N] EndCodes: how each member ends with its token, NONE where it goes on."""
+        """[N] EndCodes: how each member ends with its token, NONE where it goes on. Grammars take the tokens: call it once a step."""
         is_last_N = self.count_N + 1 >= self.max_new_N
         stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
         for number, ids in self.stops:
             stops_N[number] |= (ids == tokens_N[number]).any()
-        return np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
+        end_N = np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
+        if self.grammars is not None:
+            self.grammars.take(tokens_N, end_N)
+        return end_N
 
     def advance(self, tokens_N: Ints) -> None:
         """Record one more token per member; both sequences of a pair feed it next (CF3)."""

@@ -9,7 +9,11 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from functools import cache
 
+from ...models.errors import GrammarError
+from ...models.grammar.matcher import Matchers
+from ...models.grammar.vocabulary import load_vocabulary
 from ...models.lm.warm_up import warm_up_decode
 from ...models.sampling.sampler import sampler_for
 from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded
@@ -47,7 +51,10 @@ def main(actor: Actor) -> None:
     if shared.device.type == "cuda":
         warm_up_decode(model, sampler)
     completion, on_cuda = Completion(shared.device), shared.device.type == "cuda"
-    running = RunningSet(actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=on_cuda)
+    matchers = cache(lambda: Matchers(load_vocabulary(actor.model_path, actor.model)))
+    running = RunningSet(
+        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=on_cuda, matchers=matchers
+    )
     actor.become_active()
     gc.freeze()
     actor.serving()
@@ -188,10 +195,11 @@ class Decoding:
         """Add a row. One that cannot be added ends: it must not end this process again and again."""
         try:
             self._running.add(row, generation, now_s)
-        except Exception:
-            log.exception("row %d cannot be decoded and ends", row)
-            self._table.set_end(row, generation, EndCode.ERROR)
-            self._publish([(row, generation, EndCode.ERROR)])
+        except Exception as error:
+            code = EndCode.GRAMMAR if isinstance(error, GrammarError) else EndCode.ERROR
+            log.error("row %d cannot be decoded and ends", row, exc_info=error)
+            self._table.set_end(row, generation, code)
+            self._publish([(row, generation, code)])
 
     def _publish(self, ended: list[tuple[int, int, EndCode]]) -> None:
         """Announce that the table has changed and which sequences have ended."""

@@ -11,6 +11,7 @@ Array suffixes: N members, P members that are pairs, Q members with log-probabil
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
+from ...models.grammar.matcher import Matcher, Matchers
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
 from ...models.sampling.logprobs import TokenLogprobs, log_softmax, logprobs_of
@@ -73,10 +75,13 @@ class RunningSet:
         completion: Completion,
         *,
         launches_ahead: bool = False,
+        matchers: Callable[[], Matchers] | None = None,
     ) -> None:
+        """``matchers`` is called for the first row with a grammar: preparing the vocabulary takes time and memory."""
         self._config = config
         self._completion = completion
         self._launches_ahead = launches_ahead
+        self._matchers = matchers
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
@@ -113,6 +118,7 @@ class RunningSet:
         """Add a row unless it is a member already, has ended, is late, or has another generation by now.
 
         It continues after the committed ids.
+        Raises: GrammarError for a grammar that does not compile, or does not allow these.
         """
         member = self._members.get(row)
         if member is not None and member.generation == generation:
@@ -126,12 +132,13 @@ class RunningSet:
         if 0 < spec.deadline_s <= now_s:
             return
         count = self._table.committed(row, generation)
-        if (code := self._end_of(row, spec, count)) != EndCode.NONE:
+        matcher = self._matcher_of(row, spec, count)
+        if (code := self._end_of(row, spec, count, matcher)) != EndCode.NONE:
             self._table.set_end(row, generation, code)  # the process that committed its last token died before it set the end
             return
         _, delta = family_of(self._config).positions(self._config, spec.num_prompt_tokens, spec.spans)
         self._keep_counts()
-        self._members[row] = Member(row, generation, spec, delta, count)
+        self._members[row] = Member(row, generation, spec, delta, count, matcher)
 
     def remove(self, row: int, generation: int) -> None:
         """Remove a row; does nothing if this generation of it is not a member."""
@@ -237,7 +244,8 @@ class RunningSet:
             if following is not None and not end_N.any():
                 self._launch(batch, following)
         finally:
-            self._table.commit(batch.row_N, batch.generation_N, tokens_N)
+            right_N = end_N < EndCode.ERROR
+            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])
         ended: list[tuple[int, int, EndCode]] = []
         for index in np.flatnonzero(end_N).tolist():
             row, generation, code = int(batch.row_N[index]), int(batch.generation_N[index]), EndCode(end_N[index])
@@ -253,8 +261,20 @@ class RunningSet:
             if self._table.generation[row] == generation:
                 self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
 
-    def _end_of(self, row: int, spec: SequenceSpec, count: int) -> EndCode:
+    def _matcher_of(self, row: int, spec: SequenceSpec, count: int) -> Matcher | None:
+        """Return the matcher of a row with a grammar, behind its ``count`` committed ids."""
+        if not spec.sampling.grammar:
+            return None
+        assert self._matchers is not None
+        matcher = self._matchers().begin(spec.sampling.grammar)
+        matcher.follow(self._table.ids[row, :count].tolist())
+        matcher.check()
+        return matcher
+
+    def _end_of(self, row: int, spec: SequenceSpec, count: int, matcher: Matcher | None) -> EndCode:
         """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""
+        if matcher is not None and matcher.is_complete:
+            return EndCode.STOP
         if count:
             last = int(self._table.ids[row, count - 1])
             if last in spec.stop_token_ids or last in self._eos and not spec.ignore_eos:
@@ -312,7 +332,8 @@ class RunningSet:
         logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
         logprobs_QV = log_softmax(logits_BV, batch.logprob_Q, batch.pairs) if batch.logprob_Q.size else None
         changes = None if batch.rules is None else batch.rules.changes()
-        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes)
+        masks = None if batch.grammars is None else batch.grammars.masks()  # on a device, while it computes the logits
+        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes, masks)
         if logprobs_QV is None:
             return _Drawn(tokens_N, None)
         tokens_Q = tokens_N[torch.from_numpy(batch.logprob_Q).to(tokens_N.device)]

@@ -308,6 +308,8 @@ class ClientRequest:
             self._num_ids = max(self._num_ids, delta.token_index)
         if delta.finish in ("abort", "error"):
             self.error = RequestError("the model failed on this request", status=500, type="internal_error")
+        if delta.finish == "grammar":
+            self.error = RequestError("the answer cannot follow its grammar any further: it leads nowhere, or takes too much time")
         if delta.finish is not None:
             self._unsettled = delta.finish
             self._settle_at_s = now_s + SETTLE_S

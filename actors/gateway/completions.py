@@ -21,6 +21,7 @@ from ...runtime.errors import RequestError
 from .cache_keys import tenant_salt
 from .choices import Choice, best_of, error_of, specs_of
 from .client_request import ClientRequest
+from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
@@ -69,6 +70,7 @@ class Completions:
         metrics: Metrics,
         server: ServerSection,
         fingerprint: str,
+        grammars: GrammarChecks,
     ) -> None:
         self._limits = limits
         self._prompts = prompts
@@ -76,6 +78,7 @@ class Completions:
         self._metrics = metrics
         self._server = server
         self._fingerprint = fingerprint
+        self._grammars = grammars
         self._max_body_bytes = server.max_body_mib << 20
         self._num_reading_bytes = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
@@ -121,6 +124,8 @@ class Completions:
         try:
             try:
                 asked, prompt = await self._intake(http, partial(self._parse, read))
+                if (form := asked.generation.grammar) is not None:
+                    prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
             except RequestError as error:
                 self._metrics.on_rejected(error.status)
                 raise

@@ -29,6 +29,10 @@ class Prompt(NamedTuple):
     companion_ids: list[int] | None
     sampling: Sampling
 
+    def with_grammar(self, grammar: str) -> "Prompt":
+        """Return it for an answer that follows a grammar."""
+        return self._replace(sampling=msgspec.structs.replace(self.sampling, grammar=grammar))
+
 
 class PromptBuilder:
     """Renders and tokenizes prompts. Threads may share it."""

@@ -38,6 +38,7 @@ from .client_request import Link
 from .completions import Completions, shutting_down
 from .connections import Runner
 from .flight import GatewayFlight
+from .grammar_checks import GrammarChecks
 from .metrics import Metrics
 from .output_fields import MAX_CHOICES
 from .prompt import PromptBuilder
@@ -109,12 +110,14 @@ class GatewayServer:
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
         stats = ControllerStats.attach(actor.run, writable=False)
         metrics = Metrics(text.limits.model_name, stats.read, self._actors.actors)
+        self._grammars = GrammarChecks(actor.model_path)
         self._completions = Completions(
             limits=text.limits,
             prompts=text.prompts,
             registry=self._registry,
             metrics=metrics,
             server=actor.config.server,
+            grammars=self._grammars,
             fingerprint=f"mmrt-{__version__}",
         )
         endpoints = Endpoints(self._completions, text.limits, metrics, self._readiness, lambda: stats.read().broken)
@@ -156,6 +159,7 @@ class GatewayServer:
             await self._drain()
         finally:
             await self._runner.cleanup()
+            await self._grammars.close()
             self._loop.remove_reader(self._bell.fd)
             self._bell.close()
             self._bus.close()

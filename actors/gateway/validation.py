@@ -16,6 +16,7 @@ from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages
 from .fields import Fields, kind_of, refuse, show
+from .grammar_fields import AskedGrammar, read_grammar
 from .json_body import BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
@@ -67,6 +68,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] = []
     priority: int = 0
     output: Output = Output()
+    grammar: AskedGrammar | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -143,7 +145,6 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "parallel_tool_calls": _FLAG,
     "functions": _NOTHING,
     "function_call": _one_of("none", "auto"),
-    "response_format": _one_of({"type": "text"}),
     "modalities": _one_of(["text"]),
     "service_tier": _one_of("auto", "default"),
     "metadata": _OBJECT,
@@ -237,13 +238,16 @@ def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fiel
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
+    grammar, ignore_eos = read_grammar(fields), fields.take_bool("ignore_eos")
+    if grammar is not None and ignore_eos:
+        raise refuse("ignore_eos", f"cannot be combined with {grammar.field}, which says where the answer ends")
     return Generation(
         negative_prompt=fields.take_str("negative_prompt") or "",
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         max_tokens_field=max_tokens_field,
         stop=_read_stop(fields),
-        ignore_eos=fields.take_bool("ignore_eos"),
+        ignore_eos=ignore_eos,
         return_token_ids=fields.take_bool("return_token_ids"),
         stream=stream,
         include_usage=include_usage,
@@ -254,6 +258,7 @@ def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fiel
         bad_words=read_bad_words(fields),
         priority=fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         output=output,
+        grammar=grammar,
     )
 
 

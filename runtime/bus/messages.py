@@ -17,7 +17,7 @@ import msgspec
 from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
 from .sampling import Sampling
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "grammar"]
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):

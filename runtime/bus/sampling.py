@@ -19,6 +19,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: list[tuple[int, float]] = []  # (id, what is added to its logit)
     min_tokens: int = 0  # before that many neither a stop token nor a stop string ends the answer
     bad_words: list[list[int]] = []  # the last id of each is not drawn behind the ids before it
+    grammar: str = ""  # that the answer follows, as llguidance's text (models/grammar)
 
     logprobs: int | None = None  # so many alternatives of each token of the answer, beside its own; None: none at all
     prompt_logprobs: int | None = None  # likewise of the prompt

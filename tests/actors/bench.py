@@ -1,6 +1,6 @@
 """A sequence table and pools on tmpfs with a model on them, and the controller's part: rows, pages, plans, phases."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
+from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.lm.decoder import Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
@@ -76,8 +77,10 @@ class Bench:
         model: Decoder | None = None,
         *,
         launches_ahead: bool = False,
+        matchers: Callable[[], Matchers] | None = None,
     ) -> None:
         self.run = run
+        self.matchers = matchers
         self.launches_ahead = launches_ahead
         self.config = config
         self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
@@ -103,6 +106,7 @@ class Bench:
             PAGE_TOKENS,
             Completion(torch.device("cpu")),
             launches_ahead=self.launches_ahead,
+            matchers=self.matchers,
         )
         return self.running
 

@@ -49,6 +49,7 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.config import MediaSection, RuntimeConfig, ServerSection, SupervisorSection
+from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
@@ -368,6 +369,7 @@ class Stage:
             name="gateway",
             run=run,
             config=self.config,
+            model_path=DEFAULT_MODEL,  # of which only grammars know
             generation=1,
             bus=bus,
             send=bus.send,

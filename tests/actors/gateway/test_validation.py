@@ -245,7 +245,6 @@ EFFECTS: list[tuple[str, Any]] = [
     ("best_of", 3),
     ("tools", [{}]),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
     ("reasoning_effort", "utmost"),
     ("verbosity", 1),
     ("prediction", {}),
@@ -273,9 +272,14 @@ def test_tools_that_must_not_be_called_are_harmless() -> None:
 def test_what_is_supported_instead_is_said() -> None:
     assert refusal(body(best_of=2)).message == "best_of: is 2, only 1 is supported"
     assert refusal(body(tools=[{}])).message == "tools: is an array with 1 entry, only an empty one is supported"
-    text = 'response_format: is an object with 1 entry, only {"type":"text"} is supported'
-    assert refusal(body(response_format={"type": "json_object"})).message == text
     assert refusal(body(tool_choice="required")).message.endswith('only "none" or "auto" is supported')
+
+
+def test_a_grammar_says_where_an_answer_ends() -> None:
+    asked = read(body(response_format={"type": "json_object"})).generation.grammar
+    assert asked is not None and asked.field == "response_format"
+    error = refusal(body(ignore_eos=True, guided_regex="a"))
+    assert error.message == "ignore_eos: cannot be combined with guided_regex, which says where the answer ends"
 
 
 BAD_VALUES: list[tuple[str, Any, str]] = [

@@ -1,0 +1,92 @@
+"""Whatever the logits are, an answer follows its grammar: matchers, masks and the sampler, over random schemas."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmrt.actors.decode.grammar_rows import GrammarRows
+from mmrt.models.errors import GrammarError
+from mmrt.models.grammar.matcher import Matchers
+from mmrt.models.grammar.source import source_of_schema
+from mmrt.models.grammar.text import grammar_text
+from mmrt.models.grammar.vocabulary import GrammarVocabulary
+from mmrt.models.sampling.interface import Pairs, SamplingRows
+from mmrt.models.sampling.sampler import CpuSampler
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.schema.rows import EndCode
+from mmrt.tests.models.grammar.random_schemas import Schema, check_answer, random_schema
+
+NUM_SCHEMAS = 40
+BATCH = 8
+MAX_TOKENS = 400
+
+
+def endings(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> torch.Tensor:
+    """What is added to logits, so that strings, numbers and arrays do not go on for ever."""
+    texts = [*tokenizer.token_bytes, *[b""] * vocabulary.vocab_size][: vocabulary.vocab_size]
+    return torch.tensor([4.0 if text[:1] in (b'"', b"}", b"]", b",") else 3.0 if not text else 0.0 for text in texts])
+
+
+def rows_of(size: int, index: int) -> SamplingRows:
+    """Greedy rows and rows that draw, with filters and without."""
+    number = np.arange(size)
+    ones = np.ones(size, np.float32)
+    top_k = np.where(number % 4 == 1, 5, 0)
+    temperature = np.where(number % 3 == 0, 0, ones).astype(np.float32)
+    return SamplingRows(temperature, top_k, 0.9 * ones, 0.01 * ones, number.astype(np.uint64), np.full(size, index))
+
+
+def answers(texts: list[str], matchers: Matchers, bias: torch.Tensor, seed: int) -> list[list[int] | None]:
+    """Ids drawn for each grammar, None where the answer is not at its end after so many tokens. Half of the rows are guided pairs."""
+    size, vocabulary = len(texts), len(bias)
+    generator = torch.Generator().manual_seed(seed)
+    grammars = GrammarRows(range(size), [matchers.begin(text) for text in texts])
+    sampler, ids, open_rows = CpuSampler(vocabulary), [list[int]() for _ in range(size)], set(range(size))
+    pairs = Pairs(np.arange(size // 2), size + np.arange(size // 2), np.full(size // 2, 2.5, np.float32))
+    for index in range(MAX_TOKENS):
+        logits = torch.randn(size + size // 2, vocabulary, generator=generator) * 3 + bias
+        tokens = sampler.sample(logits, rows_of(size, index), pairs, masks=grammars.masks()).numpy()
+        end = np.zeros(size, np.int64)
+        grammars.take(tokens, end)
+        for row in sorted(open_rows):
+            assert end[row] in (EndCode.NONE, EndCode.STOP), (texts[row], end[row])
+            ids[row].append(int(tokens[row]))
+            if end[row] == EndCode.STOP:
+                open_rows.remove(row)
+        if not open_rows:
+            break
+    return [None if row in open_rows else its for row, its in enumerate(ids)]
+
+
+def test_no_answer_is_invalid(matchers: Matchers, vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    bias = endings(vocabulary, tokenizer)
+    schemas: list[tuple[Schema, str]] = []
+    num_refused = num_whole = seed = 0
+    while len(schemas) < NUM_SCHEMAS:
+        schema, seed = random_schema(seed), seed + 1
+        try:
+            text = grammar_text(source_of_schema(schema))
+            matchers.begin(text)
+        except GrammarError:
+            num_refused += 1
+            continue
+        schemas.append((schema, text))
+    assert num_refused < NUM_SCHEMAS / 4
+    for start in range(0, NUM_SCHEMAS, BATCH):
+        batch = schemas[start : start + BATCH]
+        for (schema, _), ids in zip(batch, answers([text for _, text in batch], matchers, bias, start), strict=True):
+            if ids is not None:
+                num_whole += 1
+                text = tokenizer.decode(ids)
+                assert text == tokenizer.decode(ids[:-1], with_control_tokens=True) + tokenizer.decode(ids[-1:])
+                check_answer(schema, text)
+    assert num_whole >= 0.8 * NUM_SCHEMAS
+
+
+@pytest.mark.parametrize("logit", [torch.nan, -torch.inf])
+def test_logits_that_are_no_numbers_end_the_answer(matchers: Matchers, vocabulary: GrammarVocabulary, logit: float) -> None:
+    grammars = GrammarRows([1], [matchers.begin(grammar_text(source_of_schema({"enum": ["a"]})))])
+    logits = torch.full((2, vocabulary.vocab_size), logit)
+    tokens, end = CpuSampler(vocabulary.vocab_size).sample(logits, rows_of(2, 0), masks=grammars.masks()).numpy(), np.zeros(2, np.int64)
+    grammars.take(tokens, end)
+    assert end.tolist() == [EndCode.NONE, EndCode.ERROR]
