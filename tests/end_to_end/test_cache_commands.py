@@ -11,6 +11,7 @@ import pytest
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ControllerStats
 from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_embedding_cache import NEW, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_tools import trace_of
 
@@ -114,4 +115,6 @@ def test_switched_off(launch: Callable[..., Server]) -> None:
     assert [ask(server, medium)[2] for _ in range(2)] == [0, 0]
     for cache in caches(server).values():
         assert (cache["cached_pages"], cache["queries"], cache["hits"]) == (0, 0, 0)
+    for _ in range(2):
+        assert work(server, Asked(server, [text("Is"), image_part(picture(7, 84, 84)), text("new?")])) == NEW
     server.down()

@@ -166,9 +166,3 @@ def test_edited_code_is_seen_at_once(launch: Callable[..., Server], source: Path
     with edited(source / "actors" / "encoder.py", "# edited"):
         assert server.mmrt("restart", "encoder").returncode == 0
         assert ask() == NEW
-
-
-def test_without_the_cache(launch: Callable[..., Server]) -> None:
-    server = launch("qwen2_5_omni", "[memory]\nembedding_cache = false\n")
-    for _ in range(2):
-        assert work(server, Asked(server, [new_words(), image_part(picture(7, 84, 84)), text("Hm?")])) == NEW
