@@ -75,6 +75,8 @@ def test_a_gateway_that_is_given_its_socket(services: tuple[Server, Services]) -
         assert time.monotonic() < deadline and not [p for p in run.processes.values() if p.poll() is not None], run.logs.read_text()
     text = server.chat("Hello")[0]
     assert text
+    assert server.mmrt("policy", "set", "slack").stdout == "slack\n" and server.chat("Hello")[0] == text
+    assert "policy: slack" in server.mmrt("status").stdout
     gateway = run.processes["gateway"]
     os.kill(gateway.pid, signal.SIGKILL)
     gateway.wait()

@@ -148,6 +148,14 @@ def test_calls_are_measured(tmp_path: Path) -> None:
     assert guarded.guard.longest_s == 0
 
 
+def test_a_call_under_a_debugger_has_no_limit(tmp_path: Path) -> None:
+    file = file_of(tmp_path / "mine.py", "x = 1\n")
+    guard = PolicyGuard(is_debugged=True)
+    guard.watch(file)
+    assert guard(lambda: time.sleep(2 * PATIENCE * CALL_S)) is None
+    guard.watch(None)
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
