@@ -42,9 +42,12 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
 def may_take(num_pages: int, num_free: int, held: int, need: int, has_kv: bool) -> bool:
     """Enforce shares of the patch and the embedding pool. One request gets at most half, which keeps its stages busy; requests without
     KV pages leave half free for requests that have them, which prevents deadlock."""
-    if held and held + need > num_pages // 2:
-        return False
-    return has_kv or num_free - need >= num_pages // 2
+    return fits_share(num_pages, held, need) and (has_kv or num_free - need >= num_pages // 2)
+
+
+def fits_share(num_pages: int, held: int, need: int) -> bool:
+    """Return whether a request that holds pages of a pool may have more: half of the pool, but whatever it needs at once."""
+    return not held or held + need <= num_pages // 2
 
 
 def _rebuilt(plan: StepPlan) -> StepPlan:

@@ -269,6 +269,18 @@ def test_monolithic_goes_on_with_a_part_where_it_would_wait_for_ever() -> None:
     assert keys(plan(policy, waiting, limits=WHOLE)) == [1], "video does nothing for it"
 
 
+def test_monolithic_goes_on_with_a_part_whose_own_pages_keep_it_from_the_rest() -> None:
+    """However much others have to do: with seed 1063 of the recovery world two requests took each other's pages for ever."""
+    policy, busy = Monolithic(), {"video_credit": 0, "encode_in_flight": 1, "num_patch_pages": 8, "num_embedding_pages": 8}
+    video = replace(request(1, 100, target=600, kind="video", video_since_s=99.0), segments=stages(PREPROCESSED, PENDING))
+    assert not plan(policy, replace(video, patch_held=3), limits=WHOLE, **busy)
+    assert keys(plan(policy, replace(video, patch_held=4), limits=WHOLE, **busy)) == [1]
+    encoded = replace(video, segments=stages(PREPROCESSED), embedding_held=3)
+    assert not plan(policy, encoded, limits=WHOLE, encoder_credit=0, **busy)
+    encoded = replace(encoded, embedding_held=4)
+    assert chunks(plan(policy, encoded, limits=WHOLE, encoder_credit=0, **busy)) == [(1, 0, 100)]
+
+
 def test_split_takes_turns_whether_or_not_somebody_decodes() -> None:
     both = request(1, 5000, kind="image", rows=(1024,)), request(2, 100)
     assert plan(Split(), *both, limits=WHOLE, last="prefill") == StepPlan(encode=plan(Split(), *both, limits=WHOLE).encode)
