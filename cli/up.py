@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
         device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
         host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere.")] = None,
         port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port; 0 picks a free one.")] = None,
+        preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A baseline: monolithic or split.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
@@ -64,7 +65,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
-        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, host, port), environment)
+        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, host, port, preset), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
         layout = _layout(plan)
         if dry_run:
@@ -80,11 +81,17 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(status)
 
 
-def _override(config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None) -> RuntimeConfig:
+def _override(
+    config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None, preset: str | None = None
+) -> RuntimeConfig:
+    configured = config.scheduling.preset
+    if preset is not None and configured not in ("", preset):
+        raise ConfigError(f"--preset {preset}: the configuration has scheduling.preset = {configured!r}")
     if model == "":
         raise typer.BadParameter("is empty; leave it out for the demo model", param_hint="--model")
     data = to_data(config)
-    for key, value in {"model.path": model, "model.device": device, "server.host": host, "server.port": port}.items():
+    options = {"model.path": model, "model.device": device, "server.host": host, "server.port": port, "scheduling.preset": preset}
+    for key, value in options.items():
         if value is not None:
             section, _, name = key.partition(".")
             data[section][name] = value

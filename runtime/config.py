@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
+from .presets import PRESETS
 from .stage_table import (
     DEFAULT_LAYOUT,
     STAGES,
@@ -112,6 +113,7 @@ class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str = "unified"  # one of POLICY_NAMES, or a file NAME.py, relative to the configuration's
+    preset: Literal["", "monolithic", "split"] = ""  # of presets.py
     tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: twice the undisturbed step, on a CPU at least 50
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
@@ -146,7 +148,7 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
-    fields: list[tuple[str, type, Any]] = [("layout", str, DEFAULT_LAYOUT)]
+    fields: list[tuple[str, type, Any]] = [("layout", str, DEFAULT_LAYOUT), ("turns", bool, False)]
     for name in torch_actors(stages):
         defaults = [("threads", Threads, 0), ("nice", Nice, stages[name].nice)]
         section = msgspec.defstruct(
@@ -159,11 +161,13 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
 if TYPE_CHECKING:
 
     class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
-        """``layout``: the processes of encoders, prefills and decode. The other fields are the sections of stages."""
+        """``layout``: the processes of encoders, prefills and decode. ``turns``: the actors of a process compute one at a time. The
+        other fields are the sections of stages."""
 
         layout: str = DEFAULT_LAYOUT
+        turns: bool = False
 
-        def __init__(self, *, layout: str = DEFAULT_LAYOUT, **sections: ActorSection) -> None: ...
+        def __init__(self, *, layout: str = DEFAULT_LAYOUT, turns: bool = False, **sections: ActorSection) -> None: ...
 
 else:
     ActorsSection = actors_section()
@@ -265,6 +269,7 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         config = msgspec.convert(data, RuntimeConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), data)) from None
+    config = _with_preset(config)
     try:
         check_layout(config.actors.layout)
     except ConfigError as error:
@@ -274,6 +279,8 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         near = difflib.get_close_matches(policy, POLICY_NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"scheduling.policy = {_show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
+    if config.actors.turns and all(len(together) == 1 for together in config.processes.values()):
+        raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {_show(config.actors.layout)}")
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {_show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
@@ -282,6 +289,20 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
             f" supervisor.backoff_s = {config.supervisor.backoff_s}"
         )
     return config
+
+
+def _with_preset(config: RuntimeConfig) -> RuntimeConfig:
+    """Set what the preset says. Raises ConfigError for a key with another value than the default's and the preset's."""
+    if not (name := config.scheduling.preset):
+        return config
+    data, defaults = to_data(config), to_data(RuntimeConfig())
+    for key, value in (PRESETS[name].fixed | PRESETS[name].defaults).items():
+        section, _, field = key.partition(".")
+        if data[section][field] == defaults[section][field]:
+            data[section][field] = value
+        elif key in PRESETS[name].fixed and data[section][field] != value:
+            raise ConfigError(f"{key} = {_show(data[section][field])}: scheduling.preset = {_show(name)} needs {_show(value)}")
+    return msgspec.convert(data, RuntimeConfig)
 
 
 def to_data(config: RuntimeConfig) -> dict[str, Any]:

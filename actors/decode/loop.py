@@ -50,10 +50,11 @@ def main(actor: Actor) -> None:
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)
     if shared.device.type == "cuda":
         warm_up_decode(model, sampler)
-    completion, on_cuda = Completion(shared.device), shared.device.type == "cuda"
+    completion = Completion(shared.device)
+    may_launch = shared.device.type == "cuda" and not actor.config.actors.turns
     matchers = cache(lambda: Matchers(load_vocabulary(actor.model_path, actor.model)))
     running = RunningSet(
-        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=on_cuda, matchers=matchers
+        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=may_launch, matchers=matchers
     )
     actor.become_active()
     gc.freeze()
@@ -102,13 +103,14 @@ class Decoding:
     def _advance(self, step: Callable[[], Outcome]) -> bool:
         """Take a step and report its outcome. Returns whether anything happened."""
         self._num_steps += 1
-        num_members, began_ns = len(self._running.rows), time.monotonic_ns()
-        with self._status.step(self._num_steps, self._limit.limit_s(1)):
-            outcome = self._try(step)
-        if outcome.rows:
-            self._took(began_ns)
-            self._record(began_ns, outcome, num_members)
-            self._publish(outcome.ended)
+        with self._actor.turn:
+            num_members, began_ns = len(self._running.rows), time.monotonic_ns()
+            with self._status.step(self._num_steps, self._limit.limit_s(1)):
+                outcome = self._try(step)
+            if outcome.rows:
+                self._took(began_ns)
+                self._record(began_ns, outcome, num_members)
+                self._publish(outcome.ended)
         return bool(outcome.rows)
 
     def _settle(self) -> None:
@@ -134,14 +136,15 @@ class Decoding:
         self._settle()
         trials.suspects = [at for at in trials.suspects if self._is_open(*at)]
         for place in trials.suspects:
-            began_ns = time.monotonic_ns()
-            with self._status.step(solo_step(place), self._limit.limit_s(1)):
-                outcome = self._running.step_one(*place)
-            if outcome is not None:
-                trials.passed(place)
-                self._record(began_ns, outcome, 1)
-                self._publish(outcome.ended)
-                break
+            with self._actor.turn:
+                began_ns = time.monotonic_ns()
+                with self._status.step(solo_step(place), self._limit.limit_s(1)):
+                    outcome = self._running.step_one(*place)
+                if outcome is not None:
+                    trials.passed(place)
+                    self._record(began_ns, outcome, 1)
+                    self._publish(outcome.ended)
+                    break
         self._running.hold(trials.held)
 
     def _is_open(self, row: int, generation: int) -> bool:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,7 @@ class Actor:
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
+        self.turn: AbstractContextManager[None] = nullcontext()  # around a plan or step: see ``turns``
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skipped
@@ -149,13 +149,14 @@ class _Loop:
             self._finish(begun, Skipped())
             return
         units = plan.cost
-        began_s = time.monotonic()
-        with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
-            result = self._attempt(begun, plan)
-        if units is not None:
-            self._limit.took(units, time.monotonic() - began_s)
-            self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
-        self._finish(begun, result)
+        with self._actor.turn:
+            begun = replace(begun, started_ns=time.monotonic_ns())  # waiting for the turn is no work
+            with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
+                result = self._attempt(begun, plan)
+            if units is not None:
+                self._limit.took(units, (time.monotonic_ns() - begun.started_ns) / 1e9)
+                self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
+            self._finish(begun, result)
         self._watch_aside()
 
     def begin_aside(self) -> None:

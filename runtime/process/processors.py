@@ -49,14 +49,15 @@ def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig
     """Return the configuration with a number of threads for each stage that computes.
 
     Where none is configured, a stage gets its share of one node's cores, divided among its actors. The shares of decode and of what
-    works beside it add up to all of them: encoder and prefill take turns while decode runs.
+    works beside it add up to all of them: encoder and prefill take turns while decode runs. With ``actors.turns`` each gets all.
     """
     changes = {}
     for name, stage in STAGES.items():
         section = config.actor(name)
         if stage.imports_torch and not section.threads:
             num_actors = sum(stage_of(actor) == name for actor in config.instances)
-            threads = max(1, int(processors.num_local * stage.core_share) // num_actors)
+            share = 1.0 if config.actors.turns and stage.letter else stage.core_share
+            threads = max(1, int(processors.num_local * share) // num_actors)
             changes[name] = msgspec.structs.replace(section, threads=threads)
     return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, **changes))
 

@@ -207,6 +207,22 @@ def test_up_refuses_what_cannot_run_before_it_starts_anything(
     assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
 
 
+def test_presets_by_option(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["up", "--dry-run", "--port", "0", "--preset", "monolithic"]) == 0
+    assert len(re.findall("in the process of decode", capsys.readouterr().out)) == 2
+    assert run(["up", "--dry-run", "--port", "0", "--preset", "split"]) == 0
+    assert len(re.findall("in the process of prefill", capsys.readouterr().out)) == 1
+    assert refused(capsys, "up", "--preset", "mono")[1].startswith('error: scheduling.preset = "mono": expected one of')
+    file = tmp_path / "c.toml"
+    file.write_text('[scheduling]\npreset = "split"\n')
+    status, error = refused(capsys, "up", "--config", str(file), "--preset", "monolithic")
+    assert status == 2 and error == "error: --preset monolithic: the configuration has scheduling.preset = 'split'\n"
+    file.write_text('[actors]\nlayout = "2E+P+D"\n')
+    status, error = refused(capsys, "up", "--config", str(file), "--preset", "split")
+    assert status == 2 and 'actors.layout = "2E+P+D": scheduling.preset = "split" needs "EP+D"' in error
+    assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
+
+
 def test_what_a_dead_run_has_left_counts_as_room(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c.toml").write_text("[memory]\nkv_tokens = 4096\nembedding_tokens = 4096")
     arguments = ["up", "--dry-run", "--port", "0", "--config", str(tmp_path / "c.toml")]

@@ -1,15 +1,26 @@
 """The configuration: what is valid, what is refused, and how the refusal reads."""
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import POLICY_NAMES, RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.config import (
+    POLICY_NAMES,
+    RuntimeConfig,
+    SchedulingSection,
+    convert_config,
+    load_config,
+    parse_config,
+    to_data,
+    to_toml,
+)
 from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.presets import PRESETS
 from mmrt.runtime.stage_table import ACTORS
 
 
@@ -78,6 +89,15 @@ def test_any_text_survives_toml(text: str) -> None:
             + ", ".join(POLICY_NAMES)
             + ", or a file NAME.py",
         ),
+        ('[scheduling]\npreset = "split"\n[actors]\nlayout = "EPD"', 'actors.layout = "EPD": scheduling.preset = "split" needs "EP+D"'),
+        (
+            '[scheduling]\npreset = "monolithic"\npolicy = "slack"',
+            'scheduling.policy = "slack": scheduling.preset = "monolithic" needs',
+        ),
+        ('[scheduling]\npreset = "split"\n[actors]\nturns = true', 'actors.turns = true: scheduling.preset = "split" needs false'),
+        ('[scheduling]\npreset = "mono"', "scheduling.preset = \"mono\": expected one of '', 'monolithic', 'split'"),
+        ("[actors]\nturns = true", 'actors.turns = true: no stages share a process in actors.layout = "E+P+D"'),
+        ("[actors]\nturns = 1", "actors.turns = 1: expected `bool`, got `int`"),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
         ('[server]\nallow_origins = ["https://app.example/"]', 'server.allow_origins[0] = "https://app.example/": expected'),
@@ -153,3 +173,18 @@ def test_a_policy_can_be_a_file_beside_the_configuration(tmp_path: Path) -> None
     (tmp_path / "mine.py").touch()
     config = load_config(file)
     assert config.scheduling.policy == str(tmp_path / "mine.py") and parse_config(to_toml(config)) == config
+
+
+def test_a_preset_sets_what_is_not_configured_otherwise() -> None:
+    config = parse_config('[scheduling]\npreset = "monolithic"\n')
+    assert (config.actors.layout, config.actors.turns, config.scheduling.policy) == ("EPD", True, "monolithic")
+    assert (config.scheduling.prefill_budget_tokens, config.scheduling.encode_budget_tokens) == (2048, 8192)
+    assert parse_config(to_toml(config)) == convert_config(to_data(config)) == config
+    config = parse_config('[scheduling]\npreset = "split"\nprefill_budget_tokens = 512\n')
+    assert (config.actors.layout, config.scheduling.policy, config.scheduling.prefill_budget_tokens) == ("EP+D", "split", 512)
+
+
+def test_every_preset_can_be_named() -> None:
+    assert {"", *PRESETS} == set(get_args(get_type_hints(SchedulingSection)["preset"]))
+    for name in PRESETS:
+        assert parse_config(f"[scheduling]\npreset = {name!r}\n").scheduling.preset == name

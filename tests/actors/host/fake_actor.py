@@ -1,6 +1,7 @@
 """What the loops of ``actors/`` need of their process: scripted messages in, answers kept."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from mmrt.runtime.bus.messages import ToActor, ToController
 from mmrt.runtime.config import RuntimeConfig
@@ -15,6 +16,7 @@ class FakeActor:
 
     generation = 1
     config = RuntimeConfig()
+    turn: AbstractContextManager[object] = nullcontext()
 
     def __init__(self, run: RunDirectory, name: str, script: Sequence[Sequence[ToActor] | Callable[[], object]]) -> None:
         self.name = name

@@ -91,6 +91,12 @@ def test_the_plan(num_local: int, threads: tuple[int, ...]) -> None:
     assert tuple(config.actor(name).threads for name in COMPUTING) == threads
 
 
+@pytest.mark.parametrize(("num_local", "threads"), [(1, (1, 1, 1, 1, 1)), (2, (2, 2, 2, 1, 1)), (8, (8, 8, 8, 2, 1))])
+def test_stages_that_compute_one_at_a_time_have_all_cores(num_local: int, threads: tuple[int, ...]) -> None:
+    config = plan_threads(parse_config('[scheduling]\npreset = "monolithic"\n'), Processors(num_local, num_local))
+    assert tuple(config.actor(name).threads for name in COMPUTING) == threads
+
+
 @given(num_cores=st.integers(1, 128), layout=st.sampled_from(["E+P+D", "2E+P+D", "8E+8P+D", "EPD"]))
 def test_any_plan_gives_all_a_thread_and_none_more_than_there_are(num_cores: int, layout: str) -> None:
     config = plan_threads(parse_config(f'[actors]\nlayout = "{layout}"\n'), Processors(num_cores, num_cores))
