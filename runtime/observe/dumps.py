@@ -70,6 +70,15 @@ class Recording(msgspec.Struct, frozen=True):
         )
         return cls(facts, recorders)
 
+    def between(self, begin_ns: int, end_ns: int) -> Self:
+        """Return the part of it from ``begin_ns`` to ``end_ns``: records that overlap with that time."""
+        cut = {}
+        for name, records in self.recorders.items():
+            begins, ends = records["time_ns"], records["time_ns"] + records["duration_ns"]
+            cut[name] = records[(ends >= np.uint64(begin_ns)) & (begins <= np.uint64(end_ns))]
+        counts = {name: len(records) for name, records in cut.items()}
+        return type(self)(msgspec.structs.replace(self.facts, taken_ns=min(end_ns, self.facts.taken_ns), records=counts), cut)
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a saved recording. Raises UserError if the file is not a recording or is truncated."""

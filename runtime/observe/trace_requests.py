@@ -1,6 +1,6 @@
 """Extract single requests from flight records: the stages of each, and the plans made for it (pure).
 
-Used by ``mmrt trace`` for its request tracks and by ``mmrt inspect`` for its timings.
+Used by ``mmrt trace`` for its request tracks, by ``mmrt inspect`` for its timings and by ``live`` for the gateway's page.
 """
 
 from collections.abc import Iterable
@@ -83,23 +83,37 @@ class RequestSpan:
         self.end_ns = now_ns
 
 
-def request_spans(records: Iterable[FlightRecord]) -> dict[int, RequestSpan]:
-    """Return the requests of these records, which are in order of time, by key."""
-    spans: dict[int, RequestSpan] = {}
-    rows: dict[tuple[int, int], int] = {}
-    for record in records:
+class RequestSpans:
+    """Requests by key, built from records in order of time. ``rows``: the request of each (row, row generation)."""
+
+    def __init__(self) -> None:
+        self.spans: dict[int, RequestSpan] = {}
+        self.rows: dict[tuple[int, int], int] = {}
+
+    def add(self, record: FlightRecord) -> RequestSpan | None:
+        """Take a record; return the request that it is about, if any."""
         if record.kind is Kind.ROW_ENDED:
-            span = spans.get(rows.get((record.key, record.a), 0))
+            span = self.spans.get(self.rows.get((record.key, record.a), 0))
             if span is not None and not span.end_ns:
                 span.enter("delivering", record.time_ns)
-        elif record.kind in _OF_REQUESTS and record.key:
-            span = spans.get(record.key)
-            if span is None:
-                span = spans[record.key] = RequestSpan(record.key)
-            if record.kind is Kind.ROW:
-                rows[record.a, record.b] = record.key
-            _apply(span, record)
-    return {key: span for key, span in spans.items() if span.stages}
+            return span
+        if record.kind not in _OF_REQUESTS or not record.key:
+            return None
+        span = self.spans.get(record.key)
+        if span is None:
+            span = self.spans[record.key] = RequestSpan(record.key)
+        if record.kind is Kind.ROW:
+            self.rows[record.a, record.b] = record.key
+        _apply(span, record)
+        return span
+
+
+def request_spans(records: Iterable[FlightRecord]) -> dict[int, RequestSpan]:
+    """Return the requests of these records, which are in order of time, by key."""
+    requests = RequestSpans()
+    for record in records:
+        requests.add(record)
+    return {key: span for key, span in requests.spans.items() if span.stages}
 
 
 _OF_REQUESTS = frozenset(
@@ -169,24 +183,41 @@ def _phase(span: RequestSpan, phase: int, now_ns: int) -> None:
         span.enter("prefilling", now_ns)
 
 
-def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
-    """Return the plans of these records, which are in order of time, by id. A plan done twice appears as it was done last."""
-    plans: dict[int, PlanSpan] = {}
-    for record in records:
+class PlanSpans:
+    """Plans by id, built from records in order of time. A plan done twice appears as it was done last."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, PlanSpan] = {}
+
+    def add(self, record: FlightRecord) -> PlanSpan | None:
+        """Take a record; return the plan that it is about, if any."""
+        plans = self.plans
         if record.kind is Kind.PLAN:
             kind, status, num_queued = unpack_plan(record.a)
             plan = plans.setdefault(record.key, PlanSpan(record.key, kind))
             plan.actor, plan.generation = record.actor, record.generation
             plan.begin_ns, plan.end_ns, plan.arrived_ns = record.time_ns, record.end_ns, record.time_ns - record.c
             plan.units, plan.status, plan.num_queued = record.b, status, num_queued
-        elif record.kind is Kind.ISSUED:
+            return plan
+        if record.kind is Kind.ISSUED:
             plan = plans.setdefault(record.key, PlanSpan(record.key, PlanKind(record.b)))
             plan.issued_ns = record.time_ns
-        elif record.kind is Kind.PLAN_REQUEST and record.a in plans:
+            return plan
+        if record.kind is Kind.PLAN_REQUEST and record.a in plans:
             plans[record.a].requests[record.key] = unpack_pair(record.b)
-        elif record.kind is Kind.ACKNOWLEDGED and record.key in plans:
+            return plans[record.a]
+        if record.kind is Kind.ACKNOWLEDGED and record.key in plans:
             plans[record.key].acknowledged_ns = record.time_ns
-    return plans
+            return plans[record.key]
+        return None
+
+
+def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
+    """Return the plans of these records, which are in order of time, by id."""
+    plans = PlanSpans()
+    for record in records:
+        plans.add(record)
+    return plans.plans
 
 
 def plans_of(key: int, plans: dict[int, PlanSpan]) -> list[PlanSpan]:

@@ -1,0 +1,205 @@
+"""Follow the flight recorders of a live run: only records that have come since the last look are read.
+
+For an observer that looks every second, such as the gateway's page; ``trace`` and ``inspect`` read everything once. It costs nothing
+between looks: an observer that pauses for long misses the records that were overwritten meanwhile.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ...shm.errors import ShmError
+from ...shm.flight_recorder import FlightRecorder, kind_of
+from ...shm.run_directory import RunDirectory
+from ..process.exit_status import describe_exit
+from ..stage_table import SUPERVISOR
+from .flight import FlightRecord, Kind, merge, signed
+from .trace_requests import PlanSpan, PlanSpans, RequestSpan, RequestSpans
+
+NUM_REQUESTS = 48  # kept, the newest
+NUM_EVENTS = 64
+FIRST_RECORDS = 4096  # of one recorder at the first look; older ones are passed over, for their number would take too long
+SETTLE_NS = 20_000_000  # a record is stamped before it is written: younger ones wait, so that all come in order of time
+_LOST_PLAN_NS = 60_000_000_000  # after which a plan whose requests are not known is forgotten
+
+# Steps of decode and detokenizer, ticks and gauges are most of all records, and say nothing about single requests.
+_IGNORED = (Kind.STEP, Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
+
+
+class RecordFollower:
+    """Reads the new records of some recorders.
+
+    ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of the steps of decode read so far, one
+    for each row.
+    """
+
+    def __init__(self, run: RunDirectory, names: Sequence[str]) -> None:
+        self._run = run
+        self._names = names
+        self.num_gaps = 0
+        self.num_tokens = 0
+        self._recorders: dict[str, FlightRecorder] = {}
+        self._positions: dict[str, int] = {}
+        self._waiting: list[FlightRecord] = []
+
+    def close(self) -> None:
+        for recorder in self._recorders.values():
+            recorder.close()
+        self._recorders = {}
+
+    def take(self) -> list[FlightRecord]:
+        """Return the records that have come since the last call, in order of time."""
+        until_ns = time.monotonic_ns() - SETTLE_NS
+        found = {}
+        for name in self._names:
+            if (recorder := self._attached(name)) is None:
+                continue
+            written, before = recorder.num_written, self._positions.get(name)
+            if written == before:
+                continue
+            self._positions[name] = written
+            if before is None:
+                records = recorder.read(None if name == SUPERVISOR else FIRST_RECORDS)  # the supervisor writes few
+            else:
+                self.num_gaps += written - before >= recorder.num_records
+                records = recorder.read(written - before)
+            kinds = kind_of(records)
+            self.num_tokens += int(records["a"][kinds == Kind.STEP].sum())
+            found[name] = records[~np.isin(kinds, _IGNORED)]
+        new = sorted([*self._waiting, *merge(found)], key=lambda record: record.time_ns)
+        self._waiting = [record for record in new if record.end_ns > until_ns]
+        return [record for record in new if record.end_ns <= until_ns]
+
+    def _attached(self, name: str) -> FlightRecorder | None:
+        if name not in self._recorders:
+            try:
+                self._recorders[name] = FlightRecorder.attach(self._run, name, writable=False)
+            except ShmError:
+                return None
+        return self._recorders[name]
+
+
+class Write(NamedTuple):
+    """Media of a request were written into their pages by the gateway."""
+
+    begin_ns: int
+    end_ns: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request with its plans, in the order of their issue. ``revision``: of its last change."""
+
+    span: RequestSpan
+    revision: int = 0
+    writes: list[Write] = field(default_factory=list)
+    plans: dict[int, PlanSpan] = field(default_factory=dict)
+
+
+class Event(NamedTuple):
+    """A process began to serve, or ended."""
+
+    revision: int
+    time_ns: int
+    actor: str
+    text: str
+
+
+class LiveRequests:
+    """The latest requests of a run and the latest starts and ends of its processes. Each change gets the number of its look.
+
+    If records were overwritten unread, all requests are forgotten: the ends of some are not known.
+    """
+
+    def __init__(self, run: RunDirectory, actors: Sequence[str]) -> None:
+        self.revision = 0
+        self.requests: dict[int, LiveRequest] = {}
+        self.events: deque[Event] = deque(maxlen=NUM_EVENTS)
+        self.num_ends: Counter[str] = Counter()  # of processes, by actor
+        self.last_end: dict[str, str] = {}
+        self._actors = actors
+        self._follower = RecordFollower(run, (*actors, SUPERVISOR))
+        self._spans, self._plans = RequestSpans(), PlanSpans()
+
+    def close(self) -> None:
+        self._follower.close()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the steps of decode seen so far; only differences mean something."""
+        return self._follower.num_tokens
+
+    @property
+    def num_gaps(self) -> int:
+        """How often all requests were forgotten."""
+        return self._follower.num_gaps
+
+    def look(self) -> None:
+        """Take in whatever is new."""
+        num_gaps = self._follower.num_gaps
+        records = self._follower.take()
+        if self._follower.num_gaps > num_gaps:
+            self.requests.clear()
+            self._spans, self._plans = RequestSpans(), PlanSpans()
+        if not records:
+            return
+        self.revision += 1
+        for record in records:
+            self._take(record)
+        self._forget()
+
+    def changed(self, after: int) -> list[LiveRequest]:
+        """Return the requests that have changed since revision ``after``, the oldest first."""
+        return [request for request in self.requests.values() if request.revision > after]
+
+    def _take(self, record: FlightRecord) -> None:
+        if record.kind is Kind.EXIT:
+            self._ended(record)
+        elif record.kind is Kind.ACTIVE:
+            self._say(record.time_ns, record.actor, f"generation {record.generation} serves")
+        elif record.kind is Kind.WRITTEN and record.key in self.requests:
+            request = self.requests[record.key]
+            request.writes.append(Write(record.time_ns, record.end_ns, record.c))
+            request.revision = self.revision
+        elif (plan := self._plans.add(record)) is not None:
+            self._assign(plan, plan.requests if record.kind is not Kind.PLAN_REQUEST else (record.key,))
+        elif (span := self._spans.add(record)) is not None and span.stages:
+            request = self.requests.setdefault(span.key, LiveRequest(span))
+            request.revision = self.revision
+
+    def _assign(self, plan: PlanSpan, keys: Iterable[int]) -> None:
+        for key in keys:
+            if (request := self.requests.get(key)) is not None:
+                request.plans[plan.plan_id] = plan
+                request.revision = self.revision
+
+    def _ended(self, record: FlightRecord) -> None:
+        if record.a < len(self._actors):
+            actor, how = self._actors[record.a], describe_exit(signed(record.c))
+            self.num_ends[actor] += 1
+            self.last_end[actor] = how
+            self._say(record.time_ns, actor, f"generation {record.b} ended: {how}")
+
+    def _say(self, time_ns: int, actor: str, text: str) -> None:
+        self.events.append(Event(self.revision, time_ns, actor, text))
+
+    def _forget(self) -> None:
+        """Keep the newest requests, and what belongs to them."""
+        if len(self.requests) > NUM_REQUESTS:
+            over = [key for key, request in self.requests.items() if request.span.end_ns]
+            for key in over[: len(self.requests) - NUM_REQUESTS]:
+                del self.requests[key]
+        kept, spans, plans = self.requests, self._spans, self._plans
+        spans.spans = {key: span for key, span in spans.spans.items() if key in kept}
+        spans.rows = {row: key for row, key in spans.rows.items() if key in kept}
+        lost_ns = time.monotonic_ns() - _LOST_PLAN_NS
+        plans.plans = {
+            id: plan
+            for id, plan in plans.plans.items()
+            if not kept.keys().isdisjoint(plan.requests) or not plan.requests and max(plan.issued_ns, plan.end_ns) > lost_ns
+        }
