@@ -68,6 +68,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key: str = ""
     allow_origins: tuple[Origin, ...] = ()  # of web pages that may use the server (CORS); "*" allows any
     allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
+    page: bool = True  # a page for people at /: a playground, the live run, and buttons that kill and restart its processes
     max_body_mib: Size = 64
     keep_alive_s: Seconds = 10.0
     request_timeout_s: Seconds = 600.0

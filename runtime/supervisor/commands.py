@@ -1,11 +1,24 @@
 """Requests over the control socket, carried out on the actors of the run. Owned by the supervisor."""
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from typing import Protocol
 
 from ..errors import RunError
-from .control import DebugReply, DebugRequest, DownReply, DownRequest, ErrorReply, Reply, Request, RestartRequest, StatusReply
+from .control import (
+    DebugReply,
+    DebugRequest,
+    DownReply,
+    DownRequest,
+    ErrorReply,
+    KillReply,
+    KillRequest,
+    Reply,
+    Request,
+    RestartRequest,
+    StatusReply,
+)
 from .control_server import WithDescriptors
 from .handover import expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
@@ -27,22 +40,29 @@ class Commanded(Protocol):
 
 
 class Commands:
-    """One method for each request. Several are answered at once, each in the task of its connection."""
+    """One method for each request. Several are answered at once, each in the task of its connection.
 
-    def __init__(self, run: Commanded, starter: Starter) -> None:
+    ``has_page``: the gateway serves a page with buttons that restart and kill processes.
+    """
+
+    def __init__(self, run: Commanded, starter: Starter, has_page: bool) -> None:
         self._run = run
         self._starter = starter
+        self._has_page = has_page
         self._loans: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: Request, pid: int) -> Reply | WithDescriptors:
         """Answer a request of process ``pid``. Raises: RunError if it is refused, as are all requests from processes of the run.
 
-        Otherwise an attacker in the process that parses media could get listening sockets and environment of any role.
+        Otherwise an attacker in the process that parses media could get listening sockets and environment of any role. The
+        exceptions are the two commands of the gateway's page, which give nothing to anybody.
         """
-        if self._is_ours(pid):
+        if self._is_ours(pid) and not (isinstance(request, RestartRequest | KillRequest) and self._is_page(pid)):
             raise RunError(f"process {pid} belongs to the run and may not command it")
         if isinstance(request, RestartRequest):
             return await self._restart(request)
+        if isinstance(request, KillRequest):
+            return self._kill(request)
         if isinstance(request, DebugRequest):
             return self._debug(request, pid)
         if isinstance(request, DownRequest):
@@ -57,6 +77,11 @@ class Commands:
     def _is_ours(self, pid: int) -> bool:
         instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
         return any(instance.process.pid == pid and not instance.is_debugger for instance in instances)
+
+    def _is_page(self, pid: int) -> bool:
+        """Return whether the process is a gateway that serves the page."""
+        gateways = (actor for actor in self._run.actors.values() if actor.spec.listens)
+        return self._has_page and any(instance.process.pid == pid for actor in gateways for instance in actor.instances)
 
     def _actor(self, name: str) -> SupervisedActor:
         """Return the supervised actor of the process that ``name`` runs in."""
@@ -73,6 +98,16 @@ class Commands:
             raise RunError(f"{request.actor}: no new process can be started: {error.strerror}") from None
         self._run.say(reply.message)
         return reply
+
+    def _kill(self, request: KillRequest) -> Reply:
+        """Kill the process that has the role. It counts as killed from outside, so that no number of kills makes the actor broken."""
+        actor = self._actor(request.actor)
+        instance = actor.current
+        if instance is None or not instance.process.alive or instance.is_debugger or actor.stopping.is_set():
+            raise RunError(f"{request.actor} is {actor.state}: no process of it can be killed")
+        self._run.say(f"{request.actor}: pid {instance.process.pid} is killed by a command")
+        instance.process.signal(signal.SIGKILL)
+        return KillReply(instance.process.pid)
 
     def _debug(self, request: DebugRequest, pid: int) -> Reply | WithDescriptors:
         """Lend the role to the asking process: it is the debugger of the actor until it ends."""

@@ -1,8 +1,10 @@
 """The supervisor's control socket: ``<run>/control``, a unix stream of JSON lines, mode 0600; one request, one reply.
 
-Defines its messages, and the command line's ends ``call`` and ``borrow_role``; the supervisor's end is ``control_server``.
+Defines its messages, the command line's ends ``call`` and ``borrow_role``, and the gateway's, ``ask``; the supervisor's end is
+``control_server``.
 """
 
+import asyncio
 import os
 import socket
 from pathlib import Path
@@ -27,6 +29,12 @@ class RestartRequest(msgspec.Struct, frozen=True, tag="restart"):
     actor: str
 
 
+class KillRequest(msgspec.Struct, frozen=True, tag="kill"):
+    """SIGKILL for the process of one actor, as from outside; answered with a KillReply when it is sent."""
+
+    actor: str
+
+
 class DebugRequest(msgspec.Struct, frozen=True, tag="debug"):
     """The asking process wants to be this actor; answered with a DebugReply. The connection then stays open for as long as it is."""
 
@@ -39,7 +47,7 @@ class DownRequest(msgspec.Struct, frozen=True, tag="down"):
     drain_s: float | None = None
 
 
-Request = StatusRequest | RestartRequest | DebugRequest | DownRequest
+Request = StatusRequest | RestartRequest | KillRequest | DebugRequest | DownRequest
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
@@ -54,6 +62,10 @@ class RestartReply(msgspec.Struct, frozen=True, tag="restart"):
     generation: int = 0
     seconds: float = 0.0
     log: list[str] = []
+
+
+class KillReply(msgspec.Struct, frozen=True, tag="kill"):
+    pid: int
 
 
 class DebugReply(msgspec.Struct, frozen=True, tag="debug"):
@@ -73,7 +85,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-Reply = StatusReply | RestartReply | DebugReply | DownReply | ErrorReply
+Reply = StatusReply | RestartReply | KillReply | DebugReply | DownReply | ErrorReply
 
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode
@@ -92,6 +104,24 @@ def call(run: Path, request: Request, timeout_s: float | None = 10.0) -> Reply:
         except OSError:
             line = b""
     return _read(line, run)
+
+
+async def ask(run: Path, request: RestartRequest | KillRequest) -> RestartReply | KillReply:
+    """Ask as ``call`` does, from an event loop and without a time limit. Raises RunError."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(run / SOCKET_NAME, limit=MAX_LINE_BYTES)
+    except OSError:
+        raise _no_supervisor(run) from None
+    try:
+        writer.write(encode(request) + b"\n")
+        line = await reader.readline()
+    except (OSError, ValueError):
+        line = b""
+    finally:
+        writer.close()
+    reply = _read(line, run)
+    assert isinstance(reply, RestartReply | KillReply)
+    return reply
 
 
 def borrow_role(run: Path, actor: str, timeout_s: float = 10.0) -> tuple[DebugReply, list[int], socket.socket]:
@@ -126,8 +156,12 @@ def _connect(run: Path, timeout_s: float | None) -> socket.socket:
         connection.connect(os.fspath(run / SOCKET_NAME))
     except OSError:
         connection.close()
-        raise RunError(f"no supervisor answers in {run}: is a run up? (mmrt up)") from None
+        raise _no_supervisor(run) from None
     return connection
+
+
+def _no_supervisor(run: Path) -> RunError:
+    return RunError(f"no supervisor answers in {run}: is a run up? (mmrt up)")
 
 
 def _read(line: bytes, run: Path) -> Reply:

@@ -113,7 +113,7 @@ class Supervisor:
         become_subreaper()
         self._starter = Starter(self, self._run.path, self._setup.environment, self._setup.zygote_stages, self._setup.listeners)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
-        commands = Commands(self, self._starter)
+        commands = Commands(self, self._starter, self._config.server.page)
         control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
         try:
             await control.start()

@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mmrt.runtime.errors import RunError
-from mmrt.runtime.supervisor.control import DownRequest, RestartReply
+from mmrt.runtime.supervisor.commands import Commands
+from mmrt.runtime.supervisor.control import DownRequest, KillReply, KillRequest, RestartReply, RestartRequest
 from mmrt.runtime.supervisor.handover import expect_free, restart
 from mmrt.runtime.supervisor.managed_actor import ActorSpec, Instance, SupervisedActor
 
@@ -77,12 +79,59 @@ def wait_for_standby(toy: "ToyRun") -> None:
     toy.wait_for("lines", lambda event: event["actor"] == "decode" and "decode begins" in event["lines"])
 
 
-def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun") -> None:
-    toy.behave("decode", "asks")
+@pytest.mark.parametrize("actor, asked", [("decode", "debug"), ("decode", "kill"), ("gateway", "debug"), ("gateway", "down")])
+def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun", actor: str, asked: str) -> None:
+    toy.behave(actor, f"asks-{asked}")
     toy.start("gateway", "decode")
     answer = toy.wait_for("lines", lambda event: any("type" in line for line in event["lines"]))
-    pid = toy.pid("decode")
+    pid = toy.pid(actor)
     assert answer["lines"] == [f'{{"type":"error","message":"process {pid} belongs to the run and may not command it"}}']
+
+
+@pytest.mark.parametrize("asked", ["kill", "restart"])
+def test_the_gateway_may_kill_and_restart_for_its_page(toy: "ToyRun", asked: str) -> None:
+    toy.behave("gateway", "slow", f"asks-{asked}")
+    toy.start("gateway", "decode")
+    toy.wait_for_state("decode", "active")
+    pid = toy.pid("decode")
+    (toy.toys / "gateway.go").write_text("")
+    answer = toy.wait_for("lines", lambda event: any(f'"type":"{asked}"' in line for line in event["lines"]))["lines"]
+    if asked == "kill":
+        assert answer == [f'{{"type":"kill","pid":{pid}}}']
+        toy.wait_for("message", lambda event: event["text"] == f"decode: pid {pid} is killed by a command")
+        toy.wait_for("message", lambda event: "starts again at once" in event["text"])  # as after a kill from outside
+        toy.wait_for_states("decode", "backoff", "active")
+    else:
+        assert '"ok":true' in answer[0] and '"generation":2' in answer[0]
+    assert toy.history().count("start decode") == 2
+
+
+def test_without_a_page_the_gateway_commands_nothing() -> None:
+    gateway = SimpleNamespace(
+        spec=SimpleNamespace(listens=True), instances=[SimpleNamespace(process=SimpleNamespace(pid=7), is_debugger=False)]
+    )
+    run: Any = SimpleNamespace(actors={"gateway": gateway})
+    commands = Commands(run, starter=None, has_page=False)  # type: ignore[arg-type]
+    for request in (KillRequest("decode"), RestartRequest("decode")):
+        with pytest.raises(RunError, match="process 7 belongs to the run and may not command it"):
+            asyncio.run(commands.answer(request, 7))
+
+
+def test_what_cannot_be_killed(toy: "ToyRun") -> None:
+    toy.start("memory", "decode")
+    toy.wait_for("ready")
+    with pytest.raises(RunError, match="no actor 'decoder'; there are memory, decode"):
+        toy.call(KillRequest("decoder"))
+    pid = toy.pid("decode")
+    assert toy.call(KillRequest("decode")) == KillReply(pid)
+    toy.wait_for_states("decode", "backoff", "active")
+    guest = Guest(toy, "decode")
+    try:
+        take_role(toy, guest)
+        with pytest.raises(RunError, match="decode is debugged: no process of it can be killed"):
+            toy.call(KillRequest("decode"))
+    finally:
+        guest.end()
 
 
 def test_restarts_of_several_actors_at_once(toy: "ToyRun") -> None:

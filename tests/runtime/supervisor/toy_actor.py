@@ -2,7 +2,8 @@
 
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
 FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, dies (once active), hang (stops beating once active), stubborn (ignores
-SIGTERM), drains (ends at the second), parent (has a child once active), asks (to be the gateway, once active, and prints the answer).
+SIGTERM), drains (ends at the second), parent (has a child once active), asks-… (once active, sends the supervisor each of these
+requests and prints the answer: status, debug, down, and kill or restart of decode).
 """
 
 import contextlib
@@ -51,11 +52,9 @@ def main(name: str) -> int:
     notify(name, generation, "X_MMRT_ACTIVE=1")
     if "dies" in words:
         return 1
-    if "asks" in words:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.connect(f"{run}/control")
-            control.sendall(b'{"type":"debug","actor":"gateway"}\n')
-            print(control.recv(4096).decode(), end="", flush=True)
+    for word in words:
+        if word.startswith("asks-"):
+            ask(run, word.removeprefix("asks-"))
     beat_ms = int(os.environ["WATCHDOG_USEC"]) // 4000
     lifeline = int(os.environ["MMRT_LIFELINE_FD"])
     poll = select.poll()
@@ -68,6 +67,14 @@ def main(name: str) -> int:
             event(toys, f"{'orphan' if fd == lifeline else 'stop'} {name}")
             notify(name, generation, "STOPPING=1")
             return 0
+
+
+def ask(run: str, kind: str) -> None:
+    fields = "" if kind in ("status", "down") else ',"actor":"decode"'
+    with socket.socket(socket.AF_UNIX) as control:
+        control.connect(f"{run}/control")
+        control.sendall(f'{{"type":"{kind}"{fields}}}\n'.encode())
+        print(control.recv(4096).decode(), end="", flush=True)
 
 
 def read(path: str) -> str:
