@@ -8,6 +8,8 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 NOT_INSTALLED = {"tests", "docs", "examples", "build", "dist"}
 
@@ -22,9 +24,10 @@ def test_package_list_matches_the_tree() -> None:
     assert declared == found
 
 
-def test_every_file_of_the_demo_model_is_installed() -> None:
+@pytest.mark.parametrize("folder", ["models/demo", "actors/gateway/page/static"])
+def test_every_file_that_is_data_is_installed(folder: str) -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mmrt"]
-    files = [path for path in (ROOT / "models" / "demo").rglob("*") if path.is_file()]
+    files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if not any(path.relative_to(ROOT).match(pattern) for pattern in patterns)] == []
 

@@ -22,6 +22,7 @@ from .completions import Completions
 from .connections import SERVER_NAME
 from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
+from .page.routes import Page
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 from .responses import error_body, json_response
 from .validation import Limits
@@ -32,11 +33,17 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 DEFAULT_RETRY_S = 1
 
 
-def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool]) -> web.Application:
-    """Build the application with all routes. While ``is_ending``, each answer says that its connection closes, and closes it."""
+def build_app(
+    endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool], page: Page | None = None
+) -> web.Application:
+    """Build the application with all routes, those of ``page`` included.
+
+    While ``is_ending``, each answer says that its connection closes, and closes it.
+    """
     names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     origins = AllowedOrigins(server.allow_origins)
-    authenticate = _authenticate(server.api_key, names, origins)
+    open_routes = frozenset() if page is None else page.open_routes
+    authenticate = _authenticate(server.api_key, names, origins, open_routes)
     app = web.Application(
         middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), origins.preflight, authenticate],
         client_max_size=server.max_body_mib << 20,
@@ -55,6 +62,8 @@ def build_app(endpoints: "Endpoints", server: ServerSection, is_ending: Callable
     ):
         add(path, handler)
         add(f"{path}/", handler)
+    for method, path, serve in () if page is None else page.routes():
+        (app.router.add_get if method == "GET" else app.router.add_post)(path, serve)
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
@@ -151,7 +160,7 @@ def _measure(metrics: Metrics) -> Middleware:
         resource = request.match_info.route.resource
         metrics.on_http(resource.canonical.rstrip("/") if resource is not None else "none", request.method, response.status)
         if request.method == "POST" or response.status >= 400:
-            level = logging.DEBUG if _is_open(request) and response.status == 503 else logging.INFO  # waiting clients ask often
+            level = logging.DEBUG if _is_probe(request) and response.status == 503 else logging.INFO  # waiting clients ask often
             if not response.prepared:
                 response.headers["X-Request-Id"] = request.setdefault(REQUEST_ID, f"req-{secrets.token_hex(12)}")
             log_answer(request, response.status, time.monotonic() - began_s, level)
@@ -205,13 +214,13 @@ def _check_host(names: frozenset[str]) -> Middleware:
     return check_host
 
 
-def _is_open(request: web.Request) -> bool:
-    """Return whether the route needs no key, as for probes."""
+def _is_probe(request: web.Request) -> bool:
+    """Return whether the route is for probes, which ask often."""
     return request.path.removesuffix("/") in OPEN_ROUTES
 
 
-def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins) -> Middleware:
-    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, except /health and /ready.
+def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins, open_routes: frozenset[str]) -> Middleware:
+    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, except /health, /ready and the page's files.
 
     Without a key clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
     POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.) Origins that are
@@ -221,7 +230,7 @@ def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins) 
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if api_key and not _is_open(request):
+        if api_key and not (_is_probe(request) or request.path in open_routes):
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             given = f"{scheme.lower()} {key}".encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):

@@ -41,6 +41,7 @@ from .flight import GatewayFlight
 from .grammar_checks import GrammarChecks
 from .metrics import Metrics
 from .output_fields import MAX_CHOICES
+from .page.routes import Page
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
 from .token_table import TokenTable
@@ -120,9 +121,12 @@ class GatewayServer:
             grammars=self._grammars,
             fingerprint=f"mmrt-{__version__}",
         )
+        self._page: Page | None = None
+        if actor.config.server.page:
+            self._page = Page(actor.run, actor.config, self._actors, stats.read, actor.generation, text.limits.model_name)
         endpoints = Endpoints(self._completions, text.limits, metrics, self._readiness, lambda: stats.read().broken)
         self._runner = Runner(
-            build_app(endpoints, actor.config.server, lambda: actor.ending),
+            build_app(endpoints, actor.config.server, lambda: actor.ending, self._page),
             handler_cancellation=True,
             access_log=None,
             logger=_protocol_log(),
@@ -160,6 +164,8 @@ class GatewayServer:
         finally:
             await self._runner.cleanup()
             await self._grammars.close()
+            if self._page is not None:
+                self._page.close()
             self._loop.remove_reader(self._bell.fd)
             self._bell.close()
             self._bus.close()

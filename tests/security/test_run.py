@@ -112,11 +112,22 @@ def routes() -> list[tuple[str, str]]:
         match node:
             case ast.Tuple([ast.Attribute(attr=add), ast.Constant(path), _]) if add.startswith("add_"):
                 found.append((add.removeprefix("add_").upper(), str(path)))
-    assert len(found) >= 8
+    for node in ast.walk(ast.parse((ROOT / "actors/gateway/page/routes.py").read_text())):
+        match node:
+            case ast.Tuple([ast.Constant("GET" | "POST" as method), ast.Constant(path), ast.Attribute()]):
+                found.append((method, str(path)))
+    assert len(found) >= 12
     return found
 
 
-@pytest.mark.parametrize("method, path", [*routes(), ("GET", "/"), ("GET", "/nothing"), ("DELETE", "/v1/models"), ("GET", "/health/x")])
+def filled(path: str) -> str:
+    """A path of this route."""
+    return re.sub(r"\{.*?\}", "x", path)
+
+
+@pytest.mark.parametrize(
+    "method, path", [*routes(), ("GET", "/page/nothing"), ("GET", "/nothing"), ("DELETE", "/v1/models"), ("GET", "/health/x")]
+)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -132,7 +143,7 @@ def routes() -> list[tuple[str, str]]:
     ids=range(8),
 )
 def test_every_route_but_health_wants_the_key(server: Server, method: str, path: str, headers: dict[str, str]) -> None:
-    answer = httpx2.request(method, server.url + path.replace("{model:.+}", "x"), headers=headers)
+    answer = httpx2.request(method, server.url + filled(path), headers=headers)
     if path in ("/health", "/ready"):
         assert answer.status_code == 200
     else:
@@ -142,14 +153,21 @@ def test_every_route_but_health_wants_the_key(server: Server, method: str, path:
 
 @pytest.mark.parametrize("method, path", routes())
 def test_the_key_opens_them(server: Server, method: str, path: str) -> None:
-    answer = httpx2.request(method, server.url + path.replace("{model:.+}", "x"), headers={"Authorization": f"Bearer {KEY}"})
+    answer = httpx2.request(method, server.url + filled(path), headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code != 401
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js"])
+def test_the_files_of_the_page_are_open_and_the_same_for_everybody(server: Server, path: str) -> None:
+    answers = [httpx2.get(server.url + path, headers=headers) for headers in ({}, {"Authorization": f"Bearer {KEY}"})]
+    assert {answer.status_code for answer in answers} == {200} and answers[0].content == answers[1].content
+    assert KEY not in answers[0].text
 
 
 def test_the_key_is_compared_in_constant_time() -> None:
     """Whatever compares something with the key uses compare_digest: no ==, no `in`, no startswith on it anywhere in the gateway."""
     compared = 0
-    for path in (ROOT / "actors/gateway").glob("*.py"):
+    for path in (ROOT / "actors/gateway").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             source = ast.unparse(node)
             if isinstance(node, ast.Compare):

@@ -125,7 +125,7 @@ def test_every_route_but_health_and_readiness_needs_the_key(stage: Any) -> None:
     stage.configure("server", api_key="sécret")
 
     async def test(scene: Any) -> None:
-        routes = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/nothing", "/v1/models/", "//health"]
+        routes = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/nothing", "/v1/models/", "//health/v1/models"]
         for path in routes:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sécret".encode()}):
                 answer = await scene.http.get(path, headers=headers)

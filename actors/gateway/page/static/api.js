@@ -1,0 +1,68 @@
+// Requests to this page's own server. The key lives in the tab's session storage; there are no cookies.
+
+const KEY = "mmrt-api-key";
+let onUnauthorized = () => {};
+
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const getKey = () => sessionStorage.getItem(KEY) ?? "";
+export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+export const whenUnauthorized = (ask) => (onUnauthorized = ask);
+
+async function send(path, options = {}) {
+  const headers = { ...options.headers };
+  if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  if (options.body) headers["Content-Type"] = "application/json";
+  const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text.slice(0, 500) || response.statusText;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {
+    // not the server's own error: its text must do
+  }
+  if (response.status === 401) onUnauthorized();
+  throw new ApiError(message, response.status);
+}
+
+export const getJson = async (path) => (await send(path)).json();
+export const getBlob = async (path) => (await send(path)).blob();
+export const command = async (verb, actor) =>
+  (await send(`/page/${verb}/${encodeURIComponent(actor)}`, { method: "POST", body: "{}" })).json();
+
+// Yield the chunks of an answer. Streamed or not, they look alike: {choices: [{delta, finish_reason}], usage}.
+export async function* complete(body, signal) {
+  const response = await send("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+  if (!body.stream) {
+    const whole = await response.json();
+    const [choice] = whole.choices;
+    yield { id: whole.id, choices: [{ delta: choice.message, finish_reason: choice.finish_reason }], usage: whole.usage };
+    return;
+  }
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code);
+    yield chunk;
+  }
+  throw new ApiError("The connection ended in the middle of the answer.", 0);
+}
+
+// Yield the data of server-sent events; comments keep the connection alive and say nothing.
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) if (block.startsWith("data: ")) yield block.slice(6);
+  }
+}

@@ -1,0 +1,120 @@
+// The page: views, the key, and one poll a second of the live run while somebody looks at it.
+
+import { getJson, getKey, setKey, whenUnauthorized } from "./api.js";
+import { $, isWide, say, toggle } from "./dom.js";
+import { Pipeline } from "./pipeline.js";
+import { Playground } from "./playground.js";
+import { Waterfall } from "./waterfall.js";
+
+const POLL_MS = 1000;
+const HURRY_POLL_MS = 450; // for a while after a command
+const HURRY_MS = 4000;
+
+const waterfall = new Waterfall();
+const pipeline = new Pipeline(hurry);
+const playground = new Playground((id) => {
+  show("requests");
+  waterfall.select(id);
+});
+
+let epoch = "";
+let revision = 0;
+let timer = 0;
+let hurryUntil = 0;
+let isClosed = false; // the server does not show its run to us
+let isPolling = false;
+
+function show(view) {
+  document.body.dataset.view = view;
+  for (const button of document.querySelectorAll("nav [data-view]")) toggle(button, "aria-current", button.dataset.view === view);
+  if (isWide()) $(view).scrollIntoView({ block: "nearest", behavior: "instant" });
+  poll();
+}
+
+const isLooking = () => !document.hidden && (isWide() || document.body.dataset.view !== "playground");
+
+function setState(text, state) {
+  say($("state"), text);
+  toggle($("state"), "data-state", state);
+}
+
+function close(message) {
+  isClosed = true;
+  $("live").dataset.closed = "";
+  $("closed").hidden = false;
+  say($("closed"), message);
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (isClosed || isPolling || !isLooking()) return;
+  isPolling = true;
+  try {
+    const state = await getJson(`/page/state?after=${revision}`);
+    if (state.epoch !== epoch) {
+      waterfall.reset();
+      if (revision) {
+        revision = 0; // another gateway counts anew
+        epoch = state.epoch;
+        timer = setTimeout(poll, 0);
+        return;
+      }
+    }
+    ({ epoch, revision } = state);
+    pipeline.update(state);
+    $("live").dataset.ready = "";
+    waterfall.update(state);
+    const missing = state.actors.filter((actor) => actor.state !== "active").map((actor) => actor.name);
+    setState(missing.length ? `without ${missing.join(", ")}` : "serving", missing.length ? "degraded" : "ready");
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) return close(error.message);
+    setState("unreachable", "failed");
+    pipeline.lost();
+  } finally {
+    isPolling = false;
+  }
+  timer = setTimeout(poll, performance.now() < hurryUntil ? HURRY_POLL_MS : POLL_MS);
+}
+
+function hurry() {
+  hurryUntil = performance.now() + HURRY_MS;
+  clearTimeout(timer);
+  timer = setTimeout(poll, HURRY_POLL_MS);
+}
+
+async function greet() {
+  try {
+    const { data } = await getJson("/v1/models");
+    say($("model"), data[0].id);
+    document.title = `${data[0].id} – mmrt`;
+    playground.model = data[0].id;
+    if ($("state").dataset.state === "waiting") setState("serving", "ready");
+  } catch (error) {
+    setState(error.status === 401 ? "needs a key" : "unreachable", "failed");
+  }
+}
+
+function askForKey() {
+  if (!$("key-dialog").open) {
+    $("key").value = getKey();
+    $("key-dialog").showModal();
+  }
+}
+
+$("key-open").addEventListener("click", askForKey);
+$("key-dialog").addEventListener("close", () => {
+  if ($("key-dialog").returnValue !== "save") return;
+  setKey($("key").value.trim());
+  isClosed = false;
+  delete $("live").dataset.closed;
+  $("closed").hidden = true;
+  greet();
+  poll();
+});
+whenUnauthorized(askForKey);
+for (const button of document.querySelectorAll("nav [data-view]")) button.addEventListener("click", () => show(button.dataset.view));
+document.addEventListener("visibilitychange", poll);
+matchMedia("(min-width: 1020px)").addEventListener("change", poll);
+
+greet();
+poll();

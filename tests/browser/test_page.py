@@ -1,0 +1,444 @@
+"""The page in a real Chromium, with a real run of the demo model behind it."""
+
+import base64
+import json
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+from mmrt.tests.end_to_end.conftest import Server
+
+if TYPE_CHECKING:
+    from .conftest import Page
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUESTION = "What colour is the circle?"
+
+
+def upload(page: "Page", name: str = "shapes.png") -> None:
+    page.find("#files").send_keys(str(EXAMPLES / name))
+    page.until(lambda: page.all("#attachments .medium"), "the file is attached")
+
+
+# ---------------------------------------------------------------------------------------------------------- playground
+
+
+def test_a_picture_and_an_answer(page: "Page") -> None:
+    upload(page)
+    page.ask(QUESTION)
+    assert page.wait_for_answer() == "Red."
+    assert re.search(r"first text \d.* · 3 tokens · .*stop", page.meta)
+    assert page.js("return document.querySelector('.turn.user img').naturalWidth") > 0
+    page.ask("And how big is it?")  # a conversation: the picture is still there
+    page.until(lambda: len(page.all(".answer")) == 2, "the second answer begins")
+    assert page.wait_for_answer() and not page.all("#turns .error")
+
+
+@pytest.mark.parametrize("name, question", [("moving.mp4", "What moves?"), ("beeps.wav", "Is it a tone or noise?")])
+def test_a_video_and_a_sound(page: "Page", name: str, question: str) -> None:
+    upload(page, name)
+    page.ask(question)
+    assert page.wait_for_answer() and not page.all("#turns .error")
+
+
+def test_without_streaming(page: "Page") -> None:
+    page.click("#settings-open")
+    page.js("document.querySelector('[name=stream]').checked = false")
+    page.fill("[name=system]", "Be brief.")
+    page.ask("What can you do?")
+    assert page.wait_for_answer().startswith("I ")
+
+
+def test_stop(page: "Page", server: Server) -> None:
+    page.ask_for_long(4000)
+    page.until(lambda: len(page.answer) > 50, "text has come")
+    page.click("#stop")
+    text = page.wait_for_answer()
+    assert page.meta.endswith("stopped waterfall") and page.find("#send").is_displayed()
+    server.wait_until_empty()
+    assert page.answer == text
+
+
+def test_an_error_and_another_try(page: "Page") -> None:
+    page.click("#settings-open")
+    page.fill("[name=max_tokens]", "999999999")
+    page.ask("What can you do?")
+    page.until(lambda: page.all(".answer [role=alert]"), "the error is shown")
+    assert "max_tokens" in page.text(".answer [role=alert]") and "999999999" in page.text(".answer [role=alert]")
+    (entry,) = page.driver.get_log("browser")
+    assert "400 (Bad Request)" in entry["message"]  # the browser's own note of it
+    page.fill("[name=max_tokens]", "20")
+    page.click(".answer .row button")
+    page.until(lambda: not page.all("[role=alert]:not([hidden])"), "the error is gone")
+    assert page.wait_for_answer()
+
+
+def test_a_field_out_of_its_range_is_not_sent(page: "Page") -> None:
+    page.click("#settings-open")
+    page.fill("[name=temperature]", "7")
+    page.ask("Hello")
+    assert not page.all(".turn") and page.js("return !document.querySelector('[name=temperature]').validity.valid")
+
+
+def test_drop_and_paste(page: "Page") -> None:
+    data = base64.b64encode((EXAMPLES / "shapes.png").read_bytes()).decode()
+    for event, target in (("drop", "#turns"), ("paste", "#prompt")):
+        script = """const bytes = Uint8Array.from(atob(arguments[0]), (char) => char.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], `${arguments[1]}.png`, { type: 'image/png' }));
+            const made = { bubbles: true, cancelable: true, dataTransfer: transfer, clipboardData: transfer };
+            const event = arguments[1] === 'drop' ? new DragEvent('drop', made) : new ClipboardEvent('paste', made);
+            document.querySelector(arguments[2]).dispatchEvent(event);"""
+        page.js(script, data, event, target)
+    assert [medium.text.strip("×\n") for medium in page.all("#attachments .medium")] == ["drop.png", "paste.png"]
+    page.click("[aria-label='Remove drop.png']")
+    page.ask(QUESTION)
+    assert page.wait_for_answer() == "Red."
+
+
+def test_a_file_that_is_no_medium(page: "Page", tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    page.find("#files").send_keys(str(tmp_path / "notes.txt"))
+    page.until(lambda: "notes.txt: neither a picture, a video nor a sound" in page.text("#turns"), "the page complains")
+    assert not page.all("#attachments .medium")
+
+
+def test_camera_and_microphone(page: "Page") -> None:
+    page.click("#camera")
+    page.until(lambda: page.js("return document.querySelector('#viewfinder').videoWidth > 0"), "the camera shows a picture")
+    page.click("#shoot")
+    page.until(lambda: page.all("#attachments [data-kind=image]"), "a picture was taken")
+    page.click("#camera")
+    page.until(lambda: page.js("return document.querySelector('#viewfinder').videoWidth > 0"), "the camera shows a picture")
+    page.click("#film")
+    page.pause_ms(1200)
+    page.click("#film")
+    page.until(lambda: page.all("#attachments [data-kind=video]"), "a clip was recorded")
+    page.click("#microphone")
+    page.until(lambda: page.all("#microphone[aria-pressed=true]"), "the microphone records")
+    page.pause_ms(1200)
+    page.click("#microphone")
+    page.until(lambda: page.all("#attachments [data-kind=audio]"), "a sound was recorded")
+    page.ask("Is it a tone or noise?")
+    assert page.wait_for_answer() and not page.all("#turns .error")
+
+
+@pytest.mark.parametrize("language", ["curl", "python"])
+@pytest.mark.parametrize("prompt", [QUESTION, 'What\'s the colour of the "circle"? $HOME `ls` \\ 😀'])
+def test_copied_code_runs(page: "Page", tmp_path: Path, language: str, prompt: str) -> None:
+    name = "it's a picture.png"
+    (tmp_path / name).write_bytes((EXAMPLES / "shapes.png").read_bytes())
+    page.find("#files").send_keys(str(tmp_path / name))
+    page.click("#settings-open")
+    page.fill("[name=temperature]", "0")
+    page.fill("[name=guidance_scale]", "1.5")
+    page.fill("[name=stop]", "xyzzy")
+    page.fill("#prompt", prompt)
+    page.click("#code-open")
+    page.click(f"[data-language={language}]")
+    code = page.text("#code")
+    page.click("#code-dialog [data-close]")
+    assert name in page.text("#code-note")
+    command = ["bash", "-ec", code] if language == "curl" else [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, code + done.stderr
+    said = done.stdout
+    if language == "curl":
+        chunks = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+        said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    page.click("#send")
+    assert said.strip() == page.wait_for_answer() != ""
+
+
+def test_text_is_never_html(page: "Page", tmp_path: Path) -> None:
+    from selenium.common.exceptions import WebDriverException
+
+    hostile = '<img src=x onerror="document.title=1"><b>bold</b><script>document.title=2</script>'
+    (tmp_path / "<b>x<b>.png").write_bytes((EXAMPLES / "shapes.png").read_bytes())
+    page.find("#files").send_keys(str(tmp_path / "<b>x<b>.png"))
+    title = page.driver.title
+    page.ask(hostile)
+    page.wait_for_answer()
+    assert hostile in page.text(".turn.user") and not page.all(".turn b, .turn script, .turn img[src=x]")
+    assert page.driver.title == title
+    with pytest.raises(WebDriverException, match="Trusted"):
+        page.js("document.body.innerHTML = '<p>x</p>'")
+    page.js("const one = document.createElement('style'); one.textContent = 'body { opacity: 0.5 }'; document.head.append(one)")
+    assert page.js("return getComputedStyle(document.body).opacity") == "1"
+    assert len(page.driver.get_log("browser")) == 2  # the browser tells of both
+
+
+# ------------------------------------------------------------------------------------------------------------ pipeline
+
+
+def test_a_stream_survives_a_kill_of_decode(page: "Page", server: Server) -> None:
+    """The same text with the kill in its middle as without."""
+    page.wait_for_pipeline()
+    page.ask_for_long(1200)
+    whole = page.wait_for_answer()
+    page.click("#clear")
+    pid, generation = page.actor("decode", "pid"), int(page.actor("decode", "gen"))
+    page.ask("What can you do?")
+    page.until(lambda: len(page.answer) > 100, "text has come")
+    page.click("[aria-label='Kill decode']")
+    killed_at = len(page.answer)
+    assert page.wait_for_answer() == whole and killed_at < len(whole)
+    page.until(lambda: int(page.actor("decode", "gen")) == generation + 1, "the next generation is shown")
+    assert page.actor("decode", "pid") == str(server.pid("decode")) != pid
+    assert page.actor("decode", "restarts") == str(generation)
+    page.until(lambda: "ended: SIGKILL" in page.text("#events"), "the death is told")
+    assert re.search(r"longest pause [\d.]+ m?s", page.meta)
+
+
+def test_restart(page: "Page") -> None:
+    page.wait_for_pipeline()
+    generation = int(page.actor("prefill", "gen"))
+    page.click("[aria-label='Restart prefill']")
+    page.until(lambda: int(page.actor("prefill", "gen")) == generation + 1, "the next generation is shown")
+    page.until(lambda: page.find("[data-actor=prefill]").get_attribute("data-state") == "active", "it serves")
+
+
+def test_the_page_outlives_its_gateway(page: "Page") -> None:
+    page.wait_for_pipeline()
+    generation = int(page.actor("gateway", "gen"))
+    page.click("[aria-label='Kill gateway']")
+    assert page.text("[aria-label='Kill gateway']") == "Drop connections?" and int(page.actor("gateway", "gen")) == generation
+    page.click("[aria-label='Kill gateway']")
+    page.until(lambda: int(page.actor("gateway", "gen")) == generation + 1, "another gateway answers")
+    page.until(lambda: page.text("#state") == "serving", "the page knows it")
+    page.driver.get_log("browser")  # requests that failed in between
+    page.ask("What can you do?")
+    assert page.wait_for_answer()
+
+
+def test_the_waterfall_and_its_trace(page: "Page", tmp_path: Path) -> None:
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    colour = tuple(secrets.token_bytes(3))  # a picture that no cache knows
+    Image.new("RGB", (224, 224), colour).save(tmp_path / "new.png")
+    page.find("#files").send_keys(str(tmp_path / "new.png"))
+    page.ask(QUESTION)
+    page.wait_for_answer()
+    page.click(".meta .link")
+    page.until(lambda: page.text("#detail-title").startswith("chatcmpl-"), "the request is shown")
+    name = page.text("#detail-title")
+    page.until(lambda: "done · first text after" in page.text("#detail-facts"), "it has ended")
+    pieces = page.js("return [...document.querySelectorAll('#detail-rows tr')].map((row) => Number(row.children[1].textContent))")
+    assert len(pieces) == 5 and min(pieces) >= 1  # fetch, decoding of media, encoding, prefill, decode
+    colours = page.js(
+        """const canvas = document.querySelector('#detail-canvas');
+        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const found = new Set();
+        for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] === 255) found.add(pixels.slice(at, at + 3).join());
+        return [...found]"""
+    )
+    lanes = page.js(
+        """return ['media', 'encode', 'prefill', 'decode'].map((name) => {
+            const [, ...hex] = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim().match(/#(..)(..)(..)/);
+            return hex.map((two) => parseInt(two, 16)).join();
+        })"""
+    )
+    assert set(lanes) <= set(colours)
+    page.click("#download")
+    file = tmp_path / f"mmrt-{name}.json"
+    page.until(file.exists, "the trace is downloaded")
+    events = page.until(lambda: json.loads(file.read_text() or "{}"), "it is whole")["traceEvents"]
+    assert {name, "preprocess", "encode", "prefill", "step"} <= {event["name"] for event in events}
+
+
+# --------------------------------------------------------------------------------------------------- looks and access
+
+CONTRAST = """
+const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return { rgb: [r, g, b], a }; };
+const light = (rgb) => {
+  const [r, g, b] = rgb.map((value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const bad = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement;
+  if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest('.hidden, .skip, button:disabled')) continue;
+  let under = element;
+  while (under.parentElement && parse(getComputedStyle(under).backgroundColor).a === 0) under = under.parentElement;
+  const [a, b] = [getComputedStyle(element).color, getComputedStyle(under).backgroundColor].map((text) => light(parse(text).rgb));
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) bad.push(`${ratio.toFixed(2)} ${element.tagName}.${element.className}: ${walker.currentNode.data.slice(0, 40)}`);
+}
+return [...new Set(bad)];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(page: "Page", scheme: str) -> None:
+    page.open(scheme=scheme)
+    page.wait_for_pipeline()
+    page.click("#settings-open")
+    page.ask("What can you do?")
+    page.wait_for_answer()
+    page.until(lambda: page.text("#detail-title"), "the request is shown")
+    assert page.js(CONTRAST) == []
+    brightness = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    assert brightness < 60 if scheme == "dark" else brightness > 200
+
+
+def test_charts_follow_the_scheme(page: "Page") -> None:
+    page.wait_for_pipeline()
+    canvas = page.find("#rate-chart canvas")
+    page.prefer("dark")
+    page.until(lambda: page.find("#rate-chart canvas") != canvas, "the chart is drawn anew")
+
+
+def test_360_pixels_wide(page: "Page", server: Server) -> None:
+    page.open(width=360, height=740)
+    fits = "return [document.documentElement.scrollWidth <= 360, document.querySelector('main').scrollWidth <= 360]"
+    page.click("[data-example=picture]")
+    page.until(lambda: page.all("#attachments .medium"), "the picture is attached")
+    page.click("#settings-open")
+    assert page.js(fits) == [True, True]
+    page.click("#send")
+    page.wait_for_answer()
+    looks = "return performance.getEntriesByType('resource').filter(({ name }) => name.includes('/page/state')).length"
+    before = page.js(looks)
+    page.pause_ms(2500)
+    assert page.js(looks) == before == 0, "nobody looks at the pipeline"
+    page.click("nav [data-view=pipeline]")
+    page.wait_for_pipeline()
+    assert page.find("[aria-label='Kill decode']").is_displayed() and not page.find("#prompt").is_displayed()
+    assert page.js(fits) == [True, True]
+    page.click("nav [data-view=requests]")
+    page.until(lambda: page.text("#detail-title"), "a request is shown")
+    assert page.js(fits) == [True, True]
+    small = page.js(
+        """const isSmall = ({ width, height }) => Math.min(width, height) < 24;
+        return [...document.querySelectorAll('button, input, select')]
+            .filter((one) => one.checkVisibility() && isSmall(one.getBoundingClientRect()))
+            .map((one) => one.outerHTML.slice(0, 60))"""
+    )
+    assert small == []
+
+
+def test_the_keyboard_alone(page: "Page") -> None:
+    from selenium.webdriver.common.keys import Keys as keys
+
+    press = page.driver.switch_to.active_element.__class__.send_keys
+
+    def active() -> Any:
+        return page.driver.switch_to.active_element
+
+    def focus_is_visible() -> bool:
+        return bool(
+            page.js(
+                """const accent = getComputedStyle(document.querySelector('.primary')).backgroundColor;
+                const around = document.activeElement.closest('form') ?? document.body;
+                const hasOutline = getComputedStyle(document.activeElement).outlineStyle !== 'none';
+                return hasOutline || getComputedStyle(around).borderColor === accent"""
+            )
+        )
+
+    page.wait_for_pipeline()
+    press(page.find("body"), keys.TAB)
+    assert active().text == "Skip to the prompt" and active().is_displayed()
+    press(active(), keys.ENTER)
+    press(active(), keys.TAB)
+    press(active(), keys.SHIFT + keys.TAB)
+    page.find("#prompt").send_keys("What can you do?")
+    assert focus_is_visible()
+    active().send_keys(keys.ENTER)
+    assert page.wait_for_answer()
+    seen: list[str] = []
+    page.js("document.querySelector('.skip').focus()")
+    for _ in range(80):
+        press(active(), keys.TAB)
+        label = page.js(
+            "return document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim().slice(0, 30)"
+        )
+        if active().tag_name == "body":
+            break
+        assert focus_is_visible(), label
+        seen.append(label)
+        if label == "Restart decode":
+            generation = int(page.actor("decode", "gen"))
+            press(active(), keys.ENTER)
+    for wanted in (
+        "Attach files",
+        "Camera",
+        "Record a sound",
+        "Settings",
+        "Kill decode",
+        "Restart decode",
+        "Download trace",
+        "Copy as code",
+    ):
+        assert wanted in seen
+    page.until(lambda: int(page.actor("decode", "gen")) == generation + 1, "decode is restarted")
+    page.js("document.querySelector('#code-open').focus()")
+    press(active(), keys.ENTER)
+    assert page.find("#code-dialog").is_displayed()
+    press(active(), keys.ESCAPE)
+    assert not page.find("#code-dialog").is_displayed() and active().get_attribute("id") == "code-open"
+
+
+def test_escape_stops_an_answer(page: "Page") -> None:
+    from selenium.webdriver.common.keys import Keys as keys
+
+    page.ask_for_long(4000)
+    page.until(lambda: len(page.answer) > 50, "text has come")
+    page.find("#prompt").send_keys(keys.ESCAPE)
+    page.wait_for_answer()
+    assert "stopped" in page.meta
+
+
+def test_every_control_has_a_name(page: "Page") -> None:
+    page.wait_for_pipeline()
+    nameless = page.js(
+        """const isNamed = (one) => one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') || one.textContent.trim();
+        return [...document.querySelectorAll('button, input, select, textarea, a, canvas[role], [role=meter]')]
+            .filter((one) => !isNamed(one) && !one.labels?.length)
+            .map((one) => one.outerHTML)"""
+    )
+    assert nameless == []
+    levels = page.js("return [...document.querySelectorAll('main h2, main h3')].map((one) => Number(one.tagName[1]))")
+    assert levels[0] == 2 and all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+
+
+def test_the_layout_does_not_jump(page: "Page") -> None:
+    script = """window.jumps = [];
+        const nodes = (shift) => String(shift.sources.map(({ node }) => node?.outerHTML?.slice(0, 80)));
+        const note = (list) => window.jumps.push(...list.getEntries().map((shift) => [shift.value, nodes(shift)]));
+        new PerformanceObserver(note).observe({ type: 'layout-shift', buffered: true });"""
+    page.js(script)
+    page.wait_for_pipeline()
+    page.pause_ms(3500)
+    jumps = page.js("return window.jumps")
+    assert sum(value for value, _ in jumps) < 0.05, jumps
+
+
+def test_a_server_with_a_key(launch: Any, driver: Any) -> None:
+    from .conftest import Page
+
+    locked = launch(None, '[server]\napi_key = "s3cret"\n')
+    page = Page(driver, locked.url)
+    try:
+        driver.get(f"{locked.url}/")
+        page.until(lambda: page.find("#key-dialog").is_displayed(), "the page asks for the key")
+        assert page.text("#state") == "needs a key"
+        page.find("#key").send_keys("s3cret")
+        page.click("#key-dialog .primary")
+        page.wait_for_pipeline()
+        page.ask("What can you do?")
+        assert page.wait_for_answer()
+        assert driver.get_cookies() == [] and page.js("return Object.keys(localStorage)") == []
+        page.click("#code-open")
+        assert "$MMRT_API_KEY" in page.text("#code") and "s3cret" not in page.text("#code")
+        messages = [entry["message"] for entry in driver.get_log("browser")]
+        assert messages and all("401 (Unauthorized)" in message for message in messages)
+    finally:
+        driver.get("about:blank")
+        locked.down()
