@@ -8,9 +8,10 @@ all of its duration keeps the objective. What is measured over the objective mov
 those change that had plans in the window, and only those grow that used their budgets: an idle stage does not wind up. After a change
 the next one waits until the window of measurements has no older ones.
 
-Encode and prefill take turns beside decode (US1). Where both have work, both at once is tried while at most ``RARE`` of the tokens are
-late, with half of the time for each, and taken back at the first window with more than ``LATE``; the next try waits twice as long, up
-to ``MAX_BACKOFF_S``. A try that lasts ``PROVEN_S`` resets the wait. gLLM paid 3.4 times the TPOT for overlap without a guard.
+Encode and prefill take turns beside decode (US1). Where both have had work for ``TRIAL_S``, both at once is tried while at most
+``RARE`` of the tokens are late, with half of the time for each. It is taken back at the first window with more than ``LATE``, or
+after ``TRIAL_S`` if less than ``PAYS`` times the work was sent in a second. The next try waits twice as long, up to
+``MAX_BACKOFF_S``; one that lasts ``PROVEN_S`` resets the wait. gLLM paid 3.4 times the TPOT for overlap without a guard.
 """
 
 import math
@@ -30,6 +31,7 @@ MIN_LEFT = 0.2  # of the objective, for plans, even where a step alone takes nea
 USED = 0.5  # a plan of this part of its budget, or more, has used it
 LATE, RARE = 0.01, 0.002  # shares of tokens
 FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S = 5.0, 300.0, 60.0
+TRIAL_S, PAYS = 10.0, 1.1
 
 
 class StageShare(NamedTuple):
@@ -40,9 +42,25 @@ class StageShare(NamedTuple):
     used_s: float = -math.inf
 
 
+class Work(NamedTuple):
+    """Plans sent beside decode since ``since_s``: how many of each stage, and their units."""
+
+    since_s: float = -math.inf
+    num_encodes: int = 0
+    num_rows: int = 0
+    num_prefills: int = 0
+    num_tokens: int = 0
+
+    def seconds(self, facts: Facts) -> float:
+        """Return the seconds that these plans take, by what plans cost now."""
+        encode_s = facts.encode.base_s * self.num_encodes + facts.encode.unit_s * self.num_rows
+        return encode_s + facts.prefill.base_s * self.num_prefills + facts.prefill.unit_s * self.num_tokens
+
+
 class Memory(NamedTuple):
     """The policy's memory. ``changed_s``: when a share or ``together`` last changed. ``together``: encode and prefill may run at once,
-    since ``tried_s``, or again from ``retry_s`` on."""
+    since ``tried_s``, or again from ``retry_s`` on. ``work``: since that changed, or of the last ``TRIAL_S`` to twice as long;
+    ``turns``: the same of the time before the try, up to its beginning."""
 
     encode: StageShare = StageShare()
     prefill: StageShare = StageShare()
@@ -51,6 +69,8 @@ class Memory(NamedTuple):
     tried_s: float = 0.0
     retry_s: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
+    work: Work = Work()
+    turns: Work = Work()
 
 
 class Auto(Slack):
@@ -72,34 +92,59 @@ class Auto(Slack):
             exclusive=limits.exclusive and not memory.together,
         )
         step, _ = super().plan(view, own, None)
-        if step.prefill:
-            num_tokens = sum([chunk.end - chunk.start for chunk in step.prefill])
-            memory = memory._replace(prefill=_noted(memory.prefill, view.now, num_tokens, own.prefill_tokens))
-        if step.encode:
-            memory = memory._replace(encode=_noted(memory.encode, view.now, _num_rows(view, step), own.encode_rows))
-        return step, memory
+        return step, _note(memory, view, step, own) if step.prefill or step.encode else memory
+
+
+def _note(memory: Memory, view: View, step: StepPlan, own: StepLimits) -> Memory:
+    """Return the memory after a plan beside decode."""
+    since_s, num_encodes, num_rows, num_prefills, num_tokens = memory.work
+    if not memory.together and view.now - since_s > 2 * TRIAL_S:
+        since_s, num_encodes, num_rows, num_prefills, num_tokens = Work(view.now)
+    encode, prefill = memory.encode, memory.prefill
+    if step.prefill:
+        size = sum([chunk.end - chunk.start for chunk in step.prefill])
+        num_prefills, num_tokens = num_prefills + 1, num_tokens + size
+        prefill = _noted(prefill, view.now, size, own.prefill_tokens)
+    if step.encode:
+        size = _num_rows(view, step)
+        num_encodes, num_rows = num_encodes + 1, num_rows + size
+        encode = _noted(encode, view.now, size, own.encode_rows)
+    return memory._replace(encode=encode, prefill=prefill, work=Work(since_s, num_encodes, num_rows, num_prefills, num_tokens))
 
 
 def steer(memory: Memory, facts: Facts) -> Memory:
     """Return the memory after a look at the last window: see the module. The same window is looked at once."""
     if facts.late_share is None or facts.tbt_p99_s is None:
         return memory
-    if memory.together and facts.late_share > LATE:
+    if memory.together and (facts.late_share > LATE or not _pays(memory, facts)):
         backoff_s = memory.backoff_s if facts.now - memory.tried_s < PROVEN_S else FIRST_BACKOFF_S
         return memory._replace(
-            together=False, retry_s=facts.now + backoff_s, backoff_s=min(MAX_BACKOFF_S, 2 * backoff_s), changed_s=facts.now
+            together=False,
+            retry_s=facts.now + backoff_s,
+            backoff_s=min(MAX_BACKOFF_S, 2 * backoff_s),
+            changed_s=facts.now,
+            work=Work(facts.now),
         )
     began_s = facts.now - facts.tbt_window_s
     if memory.changed_s > began_s:
         return memory
-    both_ran = min(memory.encode.ran_s, memory.prefill.ran_s) > began_s
+    both_ran = min(memory.encode.ran_s, memory.prefill.ran_s) > began_s and facts.now - memory.work.since_s >= TRIAL_S
     if both_ran and not memory.together and facts.late_share <= RARE and facts.now >= memory.retry_s:
-        return memory._replace(together=True, tried_s=facts.now, changed_s=facts.now)
+        return memory._replace(together=True, tried_s=facts.now, changed_s=facts.now, work=Work(facts.now), turns=memory.work)
     factor = _factor(facts)
     encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
     if (encode, prefill) == (memory.encode, memory.prefill):
         return memory
     return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now)
+
+
+def _pays(memory: Memory, facts: Facts) -> bool:
+    """Return whether more work is sent in a second than before the try. Judged once ``TRIAL_S`` are over, and not for ever: load
+    changes."""
+    tried_s, before_s = facts.now - memory.tried_s, memory.tried_s - memory.turns.since_s
+    if not TRIAL_S <= tried_s <= 2 * TRIAL_S:
+        return True
+    return memory.work.seconds(facts) / tried_s >= PAYS * memory.turns.seconds(facts) / before_s
 
 
 def left_s(facts: Facts) -> float:

@@ -3,10 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
-from mmrt.runtime.controller.scheduling.auto import FIRST_BACKOFF_S, Auto, Memory, StageShare, left_s, steer
+from mmrt.runtime.controller.scheduling.auto import (
+    FIRST_BACKOFF_S,
+    MAX_BACKOFF_S,
+    PROVEN_S,
+    TRIAL_S,
+    Auto,
+    Memory,
+    StageShare,
+    left_s,
+    steer,
+)
 from mmrt.runtime.controller.scheduling.costs import Costs
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.gap_window import GapWindow
@@ -22,8 +33,8 @@ PREFILL, ENCODER = InstanceId("prefill"), InstanceId("encoder")
 
 @dataclass
 class Device:
-    """Decode steps of ``step_s``, each lengthened by the plans that were sent meanwhile: by ``held`` of the seconds of prefill, by
-    ``encode_held`` of those of encode. Work without end comes where ``has_prompts`` and ``has_images`` say so."""
+    """Decode steps of ``step_s``, each lengthened by the plans that are sent at its beginning: by ``held`` of the seconds of prefill,
+    by ``encode_held`` of those of encode. Work without end comes where ``has_prompts`` and ``has_images`` say so."""
 
     num_rows: int = 32
     step_s: Callable[[float], float] = lambda now: 0.03
@@ -35,18 +46,23 @@ class Device:
     gaps: list[tuple[float, float]] = field(default_factory=list)  # (when it ended, seconds)
     memories: list[tuple[float, Memory]] = field(default_factory=list)
     num_tokens: int = 0
+    num_images: int = 0
+    pays: bool = True  # overlap may be tried
 
     def run(self, seconds: float) -> "Device":
         now, counts, window, costs = 0.0, [0] * NUM_BUCKETS, GapWindow(), Costs({})
-        memory, alone_s, last = None, None, "prefill"
+        ends_s = {"encode": 0.0, "prefill": 0.0}
+        memory, alone_s, last = Memory(retry_s=0.0 if self.pays else math.inf), None, "prefill"
         while now < seconds:
             window.look(now, list(counts), OBJECTIVE_S)
             facts = Facts(
                 now, costs.of("encoder"), costs.of("prefill"), costs.by_actor, OBJECTIVE_S, window.late_share, window.p99_s,
                 window.window_s, alone_s,
             )  # fmt: skip
+            idle = {stage: ends_s[stage] <= now for stage in ends_s}
             view = View(
-                self.requests(now), facts, encoder_credit=1, prefill_credit=1, num_decoding=self.num_rows,
+                self.requests(now), facts, encoder_credit=idle["encode"], prefill_credit=idle["prefill"],
+                encode_in_flight=not idle["encode"], prefill_in_flight=not idle["prefill"], num_decoding=self.num_rows,
                 num_embedding_pages=1000, num_free_embedding_pages=1000, last=last,
             )  # type: ignore[arg-type]  # fmt: skip
             plan, memory = Auto().plan(view, LIMITS, memory)
@@ -56,14 +72,17 @@ class Device:
                 num_tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
                 took_s = 0.005 + self.token_s(now) * num_tokens
                 costs.observe(PREFILL, num_tokens, took_s)
+                ends_s["prefill"] = now + took_s
                 gap_s += self.held(now) * took_s
                 self.num_tokens += num_tokens
             if plan.encode:
                 took_s = 0.005 + 0.00002 * ROWS * len(plan.encode)
                 costs.observe(ENCODER, ROWS * len(plan.encode), took_s)
+                ends_s["encode"] = now + took_s
                 gap_s += self.encode_held(now) * took_s
+                self.num_images += len(plan.encode)
             last = "encode" if plan.encode else "prefill" if plan.prefill else last
-            if not plan.prefill and not plan.encode:
+            if not plan.prefill and not plan.encode and all(idle.values()):
                 alone_s = gap_s if alone_s is None else alone_s + 0.1 * (gap_s - alone_s)
             now += gap_s
             counts[bucket_of(int(1e9 * gap_s))] += self.num_rows
@@ -130,17 +149,37 @@ def test_a_load_that_comes_and_goes() -> None:
 
 def test_where_a_plan_hardly_disturbs_it_may_take_longer() -> None:
     gentle, harsh = Device(held=lambda now: 0.2).run(40), Device().run(40)
-    assert gentle.num_tokens > 2 * harsh.num_tokens and gentle.p99_s(20, 40) <= 1.02 * OBJECTIVE_S
+    assert gentle.memories[-1][1].prefill.share > 2 * harsh.memories[-1][1].prefill.share
+    assert gentle.num_tokens > 1.5 * harsh.num_tokens and gentle.p99_s(20, 40) <= 1.02 * OBJECTIVE_S
 
 
-def test_encode_overlaps_where_it_makes_no_token_late() -> None:
-    """On a device of its own it stays so; where both hold decode up, tries become rare, and hardly any token is late by them."""
-    own = Device(has_images=lambda now: True, encode_held=lambda now: 0.0).run(60)
-    assert all(memory.together for at_s, memory in own.memories if at_s > 5)
-    shared = Device(has_images=lambda now: True, held=lambda now: 1.0 if now % 2 < 1.9 else 1.6).run(120)
-    tries = [memory.tried_s for _, memory in shared.memories]
-    assert 2 <= len({at_s for at_s in tries if at_s}) <= 8
-    assert shared.memories[-1][1].backoff_s > 4 * FIRST_BACKOFF_S
+def test_encode_overlaps_where_it_pays() -> None:
+    """On a device of its own the encoder stays beside prefill once that has been tried."""
+    own = Device(has_images=lambda now: True, encode_held=lambda now: 0.0).run(80)
+    began_s = next(at_s for at_s, memory in own.memories if memory.together)
+    assert TRIAL_S <= began_s <= 2 * TRIAL_S and all(memory.together for at_s, memory in own.memories if at_s > began_s)
+    apart = Device(has_images=lambda now: True, encode_held=lambda now: 0.0)
+    apart.pays = False
+    assert own.num_tokens > 1.2 * apart.run(80).num_tokens
+
+
+def test_where_overlap_does_not_pay_it_is_tried_ever_more_rarely() -> None:
+    """On one device both together do no more than in turns: no token is late by the tries, and they become rare."""
+    shared = Device(has_images=lambda now: True).run(300)
+    tries = sorted({memory.tried_s for _, memory in shared.memories if memory.tried_s})
+    waits = [later - at_s for at_s, later in pairwise(tries)]
+    assert 3 <= len(tries) <= 7 and waits[-1] > 2 * waits[0]
+    assert shared.p99_s(10, 300) <= 1.02 * OBJECTIVE_S
+
+
+def test_overlap_that_makes_tokens_late_is_taken_back_at_once() -> None:
+    memory = Memory(together=True, tried_s=9.0, changed_s=9.0, backoff_s=20.0)
+    assert steer(memory, facts(10.0, 0.09, 0.009)).together
+    found = steer(memory, facts(10.0, 0.2, 0.02))
+    assert (found.together, found.retry_s, found.backoff_s) == (False, 30.0, 40.0)
+    proven = steer(memory, facts(9.0 + PROVEN_S, 0.2, 0.02))
+    assert (proven.retry_s, proven.backoff_s) == (9.0 + PROVEN_S + FIRST_BACKOFF_S, 2 * FIRST_BACKOFF_S)
+    assert steer(memory._replace(backoff_s=MAX_BACKOFF_S), facts(10.0, 0.2, 0.02)).backoff_s == MAX_BACKOFF_S
 
 
 def facts(now: float, p99_s: float, late_share: float, window_s: float = 1.0) -> Facts:
