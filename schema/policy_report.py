@@ -22,7 +22,8 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # why it was last overruled
     refused: str = ""  # why the present contents of the file are not in charge: they cannot be loaded
     set_aside: str = ""  # why ``unified`` is in charge in place of the wanted policy
-    ended: int = 0  # controllers that ended while this version was in charge, none of them by a kill from outside
+    loaded: str = ""  # the last version whose code ran in this controller: some of it may run on
+    ended: int = 0  # controllers that had loaded this version and ended outside of its calls, none of them by a kill from outside
     condemned: str = ""  # the version that ended a controller, and is not loaded again under the order ``condemned_number``
     condemned_number: int = 0
     condemned_because: str = ""

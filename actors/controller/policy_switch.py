@@ -7,6 +7,7 @@ charge. A version that ended a controller is *condemned*: it is loaded again onl
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from .policy_guard import PolicyGuard
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-MAX_ENDED = 2  # controllers that may end while a version is in charge, in none of its calls
+MAX_ENDED = 2  # controllers that end outside of a version's calls until it is condemned: some of its code may run on
 _MAX_REASON = 400  # characters
 
 Signature = tuple[int, int, int]
@@ -41,14 +42,14 @@ def inherited(before: PolicyReport, number: int, death: Death | None, ended: boo
     if death is not None:
         return condemned(f"{death.step:016x}", f"{death.reason} in a call of it") if death.crashed else before
     is_foreign = note is not None and not note.hang and is_from_outside(note.status, False, 0)
-    if not ended or is_foreign or not before.version or before.set_aside:
+    if not ended or is_foreign or not before.loaded:
         return before
     if note is not None and note.hang:
-        return condemned(before.version, "hung while it was in charge")
+        return condemned(before.loaded, "hung after it had loaded it")
     num_ended = before.ended + 1
     if num_ended < MAX_ENDED:
         return msgspec.structs.replace(before, ended=num_ended)
-    return condemned(before.version, f"ended {num_ended} times while it was in charge")
+    return condemned(before.loaded, f"ended {num_ended} times after it had loaded it")
 
 
 class PolicySwitch:
@@ -62,9 +63,11 @@ class PolicySwitch:
         guard: PolicyGuard,
         before: PolicyReport = NO_POLICY_YET,
         logs: Path | None = None,
+        publish: Callable[[PolicyReport], object] = lambda _: None,
     ) -> None:
         """``configured``: a name, or the absolute path of a file. ``before``: the report that the previous controller left. No file is
-        loaded from ``run`` or ``logs``."""
+        loaded from ``run`` or ``logs``. ``publish`` gets a report before a file's code first runs."""
+        self._publish = publish
         self._run = run
         self._exposed = [run] if logs is None else [run, logs]
         self._state = state
@@ -76,7 +79,7 @@ class PolicySwitch:
         self._tried: Signature | None = None  # as it was loaded or refused
         self._look_at_s = 0.0
         self._since_s = time.time()
-        self._version = ""
+        self._version = self._loaded = ""
         self._refused = ""
         self._set_aside = ""
         self._base = PolicyReport()  # the counts of earlier controllers with this policy in charge
@@ -116,7 +119,8 @@ class PolicySwitch:
             error=record.error or base.error,
             refused=self._refused,
             set_aside=self._set_aside or record.set_aside,
-            ended=before.ended if (before.number, before.version) == (self._order.number, self._version) else 0,
+            loaded=self._loaded,
+            ended=before.ended if (before.number, before.loaded) == (self._order.number, self._loaded) else 0,
             condemned=before.condemned,
             condemned_number=before.condemned_number,
             condemned_because=before.condemned_because,
@@ -166,6 +170,8 @@ class PolicySwitch:
             self._version, self._set_aside = file.version, before.condemned_because
             log.error("policy %s is not loaded again: %s", self.name, before.condemned_because)
             return
+        self._loaded = file.version
+        self._publish(self.report())  # the next controller must know, whatever happens now
         try:
             policy: FilePolicy = self._guard.load(file, file.load)
         except PolicyFailure as error:

@@ -77,7 +77,7 @@ async def serve(actor: Actor) -> None:
     snapshot = io.snapshot(journaled, active_generations(actors))._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
     stats = ControllerStats.attach(actor.run)
-    policies = _policies(actor, controller.state, stats.read())
+    policies = _policies(actor, controller.state, stats)
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
@@ -109,14 +109,18 @@ async def serve(actor: Actor) -> None:
         raise serving.failure
 
 
-def _policies(actor: Actor, state: ControllerState, before: StatsSnapshot) -> PolicySwitch:
+def _policies(actor: Actor, state: ControllerState, stats: ControllerStats) -> PolicySwitch:
     """Make the choice of the policy, with what is known of the previous controller's end."""
     tuning = read_tuning(actor.run.path)
     number = 0 if tuning is None else tuning.number
-    report = inherited(before.policy, number, actor.death, actor.follows_a_death, actor.last_exit)
+    report = inherited(stats.read().policy, number, actor.death, actor.follows_a_death, actor.last_exit)
     guard = PolicyGuard(actor.status, actor.session is not None)
     logs = read_environment().state_home / actor.run.path.name
-    return PolicySwitch(actor.run.path, actor.config.scheduling.policy, state, guard, report, logs)
+
+    def publish(report: PolicyReport) -> None:
+        stats.publish(msgspec.structs.replace(stats.read(), policy=report))
+
+    return PolicySwitch(actor.run.path, actor.config.scheduling.policy, state, guard, report, logs, publish)
 
 
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:

@@ -1,7 +1,7 @@
 """Scheduling policies replaced while a real run serves: no token changes, and a user's file harms nobody."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ CONTENTS: list[Any] = [
     [image_part(picture(5, 120, 160)), text("What is it?")],
     [text("Look twice."), image_part(picture(6, 200, 90)), image_part(picture(7, 60, 60))],
 ]
-NUM_TOKENS = 80
+NUM_TOKENS = 60
 HEAD = """\
 import os
 from mmrt.runtime.controller.scheduling.unified import Unified
@@ -34,10 +34,9 @@ class Mine(Unified):
 
 
 @pytest.fixture(scope="module")
-def run(launch: Callable[..., Server]) -> Iterator[Server]:
-    server = launch()
+def run(server: Server) -> Iterator[Server]:
     yield server
-    server.down()
+    set_policy(server.run_path, "unified")
 
 
 @pytest.fixture(scope="module")

@@ -43,12 +43,14 @@ class Run:
         self.path, self.file = path / "run", path / "mine.py"
         self.path.mkdir()
         self.guard = PolicyGuard()
+        self.published: list[PolicyReport] = []
         self.begin()
 
     def begin(self, before: PolicyReport = NO_POLICY_YET, configured: str = "unified") -> PolicyReport:
         self.now_s = 0.0
         self.driver = Driver()
-        self.switch = PolicySwitch(self.path, configured, self.driver.state, self.guard, before)
+        publish = self.published.append
+        self.switch = PolicySwitch(self.path, configured, self.driver.state, self.guard, before, publish=publish)
         return self.look()
 
     def look(self) -> PolicyReport:
@@ -158,6 +160,7 @@ def test_a_version_that_ended_a_controller_is_not_loaded_again(run: Run) -> None
     report = run.begin(inherited(before, before.number, death, True, None))
     reason = "the controller died of SIGSEGV in a call of it"
     assert (report.name, report.version, report.set_aside) == ("unified", before.version, reason)
+    assert report.loaded == ""
     report = run.begin(inherited(report, before.number, None, False, None))
     assert report.set_aside == reason, "by none of its successors"
     assert run.edit(GOOD + "# other\n").name == "mine.py"
@@ -165,7 +168,19 @@ def test_a_version_that_ended_a_controller_is_not_loaded_again(run: Run) -> None
     assert run.set(str(run.file)).name == "mine.py", "only when it is set again"
 
 
-BEFORE = PolicyReport(name="mine.py", version="00000000000000aa", number=7)
+def test_what_a_refused_file_left_behind_is_blamed_as_well(run: Run) -> None:
+    """A thread, say, that ends the process later."""
+    run.file.write_text("raise ValueError")
+    report = run.set(str(run.file))
+    assert report.refused and report.loaded and not report.version
+    assert [(report.loaded, report.number) for report in run.published] == [(report.loaded, report.number)], "before it ran"
+    first = run.begin(inherited(report, report.number, None, True, EXITED))
+    assert (first.ended, first.condemned) == (1, "")
+    second = run.begin(inherited(first, report.number, None, True, EXITED))
+    assert second.set_aside == "the controller ended 2 times after it had loaded it" and second.loaded == ""
+
+
+BEFORE = PolicyReport(name="unified", loaded="00000000000000aa", number=7)
 KILLED, EXITED, HUNG = (ExitNote(1, status, hang=hang) for status, hang in ((-9, False), (3, False), (-9, True)))
 
 
@@ -180,8 +195,7 @@ KILLED, EXITED, HUNG = (ExitNote(1, status, hang=hang) for status, hang in ((-9,
         (BEFORE, None, True, HUNG, "00000000000000aa", 0),
         (BEFORE, None, True, EXITED, "", 1),
         (BEFORE, None, True, None, "", 1),
-        (PolicyReport(version=BEFORE.version, number=7, ended=1), None, True, EXITED, "00000000000000aa", 1),
-        (PolicyReport(version=BEFORE.version, set_aside="before"), None, True, EXITED, "", 0),
+        (PolicyReport(loaded=BEFORE.loaded, number=7, ended=1), None, True, EXITED, "00000000000000aa", 1),
         (PolicyReport(), None, True, EXITED, "", 0),
     ],
 )
