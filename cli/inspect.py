@@ -138,6 +138,7 @@ def _print_request(request: RequestReport, view: RunView) -> None:
         lines += [
             f"  row          {request.row}, generation {request.row_generation}, phase {request.phase}, {running}{end}",
             f"  gateway      generation {request.gateway_generation}, arrival {request.arrival}",
+            f"  policy       counts it as {request.kind}, priority {request.priority}",
         ]
     if request.live:
         budgets = f"prefill {view.prefill_budget_tokens} tokens, encode {view.encode_budget_rows} rows per plan"

@@ -50,6 +50,7 @@ class CostsFile:
     def __init__(self, path: Path, setup: str) -> None:
         self._path = path
         self._setup = setup
+        self._is_known_to_fail = False
 
     @classmethod
     def of_run(cls, state_home: Path, config: RuntimeConfig, layout: MemoryLayout, model: Path) -> "CostsFile":
@@ -75,8 +76,11 @@ class CostsFile:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part.write_bytes(msgspec.json.format(msgspec.json.encode(dict(newest)), indent=1) + b"\n")
             os.replace(part, self._path)
+            self._is_known_to_fail = False
         except OSError as error:
-            log.warning("%s is not written: %s", self._path, error.strerror)
+            if not self._is_known_to_fail:
+                log.warning("%s is not written: %s", self._path, error.strerror)
+            self._is_known_to_fail = True
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 

@@ -16,6 +16,7 @@ from ...shm.status import ActorReading, ActorTable, ControllerStats, StatsSnapsh
 from ..controller.embedding_tracker import EmbeddingTracker, lay_out
 from ..controller.records import JournalState, Submitted
 from ..controller.request import SegmentRecord
+from ..controller.scheduling.facts import kind_of
 from ..controller.scheduling.types import SegmentStage
 from ..stage_table import SUPERVISOR
 from .flight import PLAN_NAMES, merge
@@ -142,6 +143,8 @@ class _Builder:
             age_s=max(0, self._now_ns - span.begin_ns) / 1e9 if span.stages else 0.0,
             deadline_s=deadline_s - self._now_ns / 1e9 if deadline_s else None,
             arrival=submitted.arrival if submitted is not None else -1,
+            kind=kind_of(item.kind for item in submitted.spec.items) if submitted is not None else "",
+            priority=submitted.spec.priority if submitted is not None else 0,
             gateway_generation=submitted.gateway_generation if submitted is not None else 0,
             row=row.row if row is not None else span.row,
             row_generation=row.generation if row is not None else span.row_generation,

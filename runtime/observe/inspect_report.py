@@ -72,6 +72,8 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     deadline_s: float | None  # seconds left
     arrival: int = -1
+    kind: str = ""  # of its most demanding medium
+    priority: int = 0
     gateway_generation: int = 0
     row: int = -1
     row_generation: int = 0

@@ -128,7 +128,7 @@ def inspect(server: Server, *arguments: str) -> Any:
 
 
 def test_a_live_request_from_outside(server: Server) -> None:
-    stream = server.stream("Go on and on.", max_tokens=3000, extra_body={**FOREVER, "guidance_scale": 1.5})
+    stream = server.stream("Go on and on.", max_tokens=3000, extra_body={**FOREVER, "guidance_scale": 1.5, "priority": -7})
     chunks = [next(stream) for _ in range(20)]
     request = chunks[0].id
     controller = server.pid("controller")
@@ -141,6 +141,7 @@ def test_a_live_request_from_outside(server: Server) -> None:
             os.kill(controller, signal.SIGCONT)
     assert (found["request_id"], found["stage"], found["phase"], found["live"]) == (request, "decoding", "decode", True)
     assert found["in_running_set"] and found["end"] == ""
+    assert (found["kind"], found["priority"]) == ("text", -7)
     assert 15 <= found["committed_tokens"] <= 3000 and found["max_new_tokens"] == 3000
     assert 0 < found["sent_tokens"] <= found["committed_tokens"] + 1
     first, companion = found["members"]
@@ -151,7 +152,12 @@ def test_a_live_request_from_outside(server: Server) -> None:
     assert 0 < found["deadline_s"] <= 600
     assert request[:17] in table and "decoding" in table and "3000" in table
     shown = server.mmrt("inspect", request[:20]).stdout
-    assert "in the running set" in shown and "block table of" in shown and "companion" in shown
+    assert (
+        "counts it as text, priority -7" in shown
+        and "in the running set" in shown
+        and "block table of" in shown
+        and "companion" in shown
+    )
     stream.close()
     server.wait_until_empty()
     over = inspect(server, request)
