@@ -1,6 +1,7 @@
 """A tokenizer's vocabulary as llguidance needs it: the bytes of each token, and how a text is cut into tokens."""
 
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..architecture import ModelConfig
 from ..text.tokenizer import PromptGuard, Tokenizer
 
 WORD_BITS = 32
+_NUM_TEXTS = 4096
 
 
 def num_words(vocab_size: int) -> int:
@@ -28,6 +30,7 @@ class GrammarVocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
+        self._ids_of = lru_cache(_NUM_TEXTS)(self._encode)  # keys of schemas come again with every answer
         control = set(tokenizer.control_ids.values())
         texts = [b"" if id in control else text for id, text in enumerate(tokenizer.token_bytes[:vocab_size])]
         texts += [b""] * (vocab_size - len(texts))
@@ -43,6 +46,9 @@ class GrammarVocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         """The ids of a text in which nothing is a control token. llguidance asks for them where only one text can follow."""
+        return self._ids_of(text)
+
+    def _encode(self, text: bytes) -> list[int]:
         guard = PromptGuard(self._tokenizer)
         return guard.encode(guard.hide([text.decode("utf-8", "replace")])[0])
 

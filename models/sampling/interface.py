@@ -53,8 +53,8 @@ class LogitChanges:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Rows that may draw certain tokens only (``masks``): ``row`` int64 [G]; ``bits`` int32 [G, W], bit ``t % 32`` of word ``t // 32``
-    being 1 where token t may be drawn."""
+    """Rows that may draw certain tokens only (``masks``): ``row`` int64 [G], rising; ``bits`` int32 [G, W], bit ``t % 32`` of word
+    ``t // 32`` being 1 where token t may be drawn."""
 
     row: NDArray[np.int64]
     bits: NDArray[np.int32]

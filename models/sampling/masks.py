@@ -23,8 +23,11 @@ def mask(logits: Tensor, masks: Masks) -> None:
     if logits.device.type == "cuda":  # without waiting for what has been launched
         octets, row = (host.pin_memory().to(logits.device, non_blocking=True) for host in (octets, row))
     # A lookup of eight tokens each, and a minimum, run at the speed of memory; selecting by single bits is ten times slower.
-    bounds = _bounds(logits.device, logits.dtype).index_select(0, octets.int()).view(len(masks.row), -1)
-    logits.index_copy_(0, row, torch.minimum(logits.index_select(0, row), bounds[:, : logits.shape[1]]))
+    bounds = _bounds(logits.device, logits.dtype).index_select(0, octets.int()).view(len(masks.row), -1)[:, : logits.shape[1]]
+    if len(masks.row) == len(logits):  # in their order
+        torch.minimum(logits, bounds, out=logits)
+    else:
+        logits.index_copy_(0, row, torch.minimum(logits.index_select(0, row), bounds))
 
 
 def mask_companions(masks: Masks, pairs: Pairs) -> Masks:

@@ -1,12 +1,16 @@
 """decode's loop over a real table and doorbell: who it takes in, whom it lets go, and what it says of that."""
 
 import time
+from pathlib import Path
 
 import pytest
 
 from mmrt.actors.decode.loop import Decoding
 from mmrt.actors.host.solo_trials import solo_place, solo_step
+from mmrt.models.grammar.matcher import Matchers
+from mmrt.models.grammar.vocabulary import load_vocabulary
 from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Listener, Ringer
@@ -149,6 +153,17 @@ def test_a_member_that_becomes_late_leaves(counting: Bench) -> None:
     assert counting.running.rows == [0]
     counting.running.expire(50.0)
     assert counting.running.rows == []
+
+
+def test_a_row_whose_grammar_cannot_be_taken_in_ends_by_it(counting: Bench, checkpoint: Path) -> None:
+    """It was compiled before, by another version of the library maybe."""
+    counting.matchers = lambda: Matchers(load_vocabulary(checkpoint, counting.config))
+    counting.new_running_set()
+    row = counting.place([5], sampling=Sampling(grammar="start: ("))
+    counting.grant_all(row)
+    counting.table.set_phase(0, Phase.DECODE)
+    serve(counting, *turns(3))
+    assert counting.end(row) == EndCode.GRAMMAR
 
 
 @both_ways

@@ -159,11 +159,12 @@ def test_a_stop_string_within_the_least_tokens_is_text(bench: Bench) -> None:
     assert (bench.texts[1], bench.finish[1]) == (b"the quick brown foxthe quick ", "stop")
 
 
-def test_an_error_of_decode_is_the_finish_reason(bench: Bench) -> None:
+@pytest.mark.parametrize(("end", "finish"), [(EndCode.ERROR, "error"), (EndCode.GRAMMAR, "grammar")])
+def test_an_error_of_decode_is_the_finish_reason(bench: Bench, end: EndCode, finish: str) -> None:
     bench.admit(0, key=1)
-    bench.commit(0, [], EndCode.ERROR)
+    bench.commit(0, [], end)
     bench.step()
-    assert bench.receive()[0].finish == "error"
+    assert bench.receive()[0].finish == finish
 
 
 def test_rows_in_other_phases_are_left_alone(bench: Bench) -> None:

@@ -224,17 +224,18 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_done(stage: Any) -> None:
     stage.run(test)
 
 
-def test_an_error_of_decode_is_an_error_event(stage: Any) -> None:
+@pytest.mark.parametrize(("finish", "code"), [("error", 500), ("grammar", 400)])
+def test_an_error_of_decode_is_an_error_event(stage: Any, finish: str, code: int) -> None:
     async def script(play: Any) -> None:
         await play.grant()
         play.prepare()
         play.text("Hel")
-        play.text("", "error")
+        play.text("", finish)
 
     async def test(scene: Any) -> None:
         scene.controller.script = script
         for stream in (False, True):
-            assert '"code":500' in (await scene.post(scene.chat(stream=stream))).text
+            assert f'"code":{code}' in (await scene.post(scene.chat(stream=stream))).text
 
     stage.run(test)
 
