@@ -472,3 +472,28 @@ def test_a_checked_plan_has_no_objects_of_the_policy() -> None:
     legal, num_illegal = check(view, LIMITS, StepPlan(prefill=[Changing(1, 0, 0, 8)]))  # type: ignore[arg-type]
     assert legal == StepPlan(prefill=(ChunkChoice(1, 0, 0, 8),)) and not num_illegal
     assert type(legal.prefill[0]) is ChunkChoice
+
+
+@pytest.mark.parametrize("toy", [ByTurns], indirect=True)
+def test_nothing_is_lost_by_swaps_at_random(toy: str, directory: Path) -> None:
+    """The recovery world, whose policy is replaced at any moment: by another of mmrt's, or by one that fails."""
+    finished = num_swaps = 0
+    for seed in range(8):
+        world = World(random.Random(seed), directory, crowded=seed % 3 == 0, policy=toy)
+        policies: list[Any] = [*POLICIES.values(), ByTurns(), Raises(), PlansAnything(), ShortestFirst()]
+        try:
+            for key in range(1, 7):
+                world.submit(make_request(world.random, key, world.now, world.crowded))
+                world.turn()
+            end_s = world.now + 6.0
+            while world.now < end_s and not world.is_idle():
+                if world.random.random() < 0.1:
+                    swap(world.controller.state, world.random.choice(policies))
+                    num_swaps += 1
+                world.turn()
+            swap(world.controller.state, UNIFIED)
+            world.calm_down()
+            finished += sum(outcome == "finished" for outcome in world.outcomes.values())
+        finally:
+            world.close()
+    assert finished > 12 and num_swaps > 20
