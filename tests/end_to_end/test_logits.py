@@ -183,3 +183,42 @@ def hits(server: Server) -> tuple[float, float]:
     text = httpx2.get(f"{server.url}/metrics").text
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return float(samples["mmrt_prefix_cache_queries_total"]), float(samples["mmrt_prefix_cache_hits_total"])
+
+
+def test_log_probabilities_on_cached_pages(server: Server, oracle: Oracle) -> None:
+    content = QUESTION * 12
+    inputs = oracle.inputs([{"role": "user", "content": content}])
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 1, "max_tokens": 8, "extra_body": {"cache_salt": "cached logprobs"}}
+    asked = {"model": server.checkpoint.name, "messages": [{"role": "user", "content": content}], "temperature": 0}
+    for is_cached in (False, True):
+        answer = server.client.chat.completions.create(**asked, **options)
+        assert (answer.usage.prompt_tokens_details.cached_tokens > 32) == is_cached
+        entries = answer.choices[0].logprobs.content
+        ids = [oracle.tokenizer.convert_tokens_to_ids(oracle.tokenizer.tokenize(entry.token))[0] for entry in entries]
+        best = oracle.logits(inputs, ids).log_softmax(-1).max(-1).values.tolist()
+        assert [entry.logprob for entry in entries] == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("victim", ["prefill", "controller", "decode"])
+def test_choices_outlive_a_kill(server: Server, victim: str) -> None:
+    """In the midst of a stream of them; each goes on as the seed says."""
+    content = "Once upon a time there was a fox that lived behind the old mill. " * 6
+    options: dict[str, Any] = {"n": 4, "seed": 11, "temperature": 1, "max_tokens": 60}
+    extra = {"ignore_eos": True, "cache_salt": f"kill {victim}"}
+    found: dict[int, list[int]] = {index: [] for index in range(4)}
+    is_killed = False
+    for chunk in server.stream(content, extra_body=extra, **options):
+        for choice in chunk.choices:
+            found[choice.index] += getattr(choice, "token_ids", None) or []
+        if not is_killed and sum(map(len, found.values())) > 20:
+            is_killed = True
+            server.kill(victim)
+    assert is_killed and {len(ids) for ids in found.values()} == {60}
+    server.wait(lambda status: status["state"] == "ready", "everything runs again")
+    again = server.stream(content, extra_body={**extra, "cache_salt": "another"}, **options)
+    repeated: dict[int, list[int]] = {index: [] for index in range(4)}
+    for chunk in again:
+        for choice in chunk.choices:
+            repeated[choice.index] += getattr(choice, "token_ids", None) or []
+    assert repeated == found
+    server.wait_until_empty()
