@@ -5,6 +5,7 @@ The choices of one answer are requests of their own with equal prompts, of which
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,8 +30,9 @@ NOTHING = Piece("", [], None)
 
 
 class Choice:
-    """One choice. ``first``: the request of the first choice, which has the log-probabilities of the prompt. ``echo``: text that comes
-    before the answer; None: nothing does. ``format`` makes the ``logprobs``; None: without. ``is_echo_alone``: no answer follows."""
+    """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``echo``: text
+    that comes before the answer; None: nothing does. ``format`` makes the ``logprobs``; None: without. ``is_echo_alone``: no answer
+    follows."""
 
     def __init__(
         self,
@@ -45,8 +47,8 @@ class Choice:
     ) -> None:
         self.index = index
         self.request = request
+        self.first = first
         self.cumulative_logprob = 0.0
-        self._first = first
         self._alternatives = output.logprobs or 0
         self._echo = echo
         self._format = format
@@ -65,7 +67,7 @@ class Choice:
     @property
     def has_news(self) -> bool:
         """Return whether ``take`` gives text or the end. A prompt to be echoed has to be there first."""
-        if self._echo is not None and (self.request.first_text_s is None or (self._format is not None and self._first.prompt is None)):
+        if self._echo is not None and (self.request.first_text_s is None or (self._format is not None and self.first.prompt is None)):
             return False
         return self.request.has_text or self.request.is_over
 
@@ -79,16 +81,16 @@ class Choice:
         logprobs = None
         if self._echo is not None:
             text, self._echo = self._echo + text, None
-            if self._format is not None and self._first.prompt is not None:
-                logprobs = self._format.prompt(self._first.prompt.likeliest(self._alternatives))
+            if self._format is not None and self.first.prompt is not None:
+                logprobs = self._format.prompt(self.first.prompt.likeliest(self._alternatives))
         if self._format is not None:
             answer = self._format.answer(tokens)
             logprobs = answer if logprobs is None else joined(logprobs, answer)
         return Piece(text, ids, logprobs)
 
 
-def specs_of(spec: RequestSpec, output: Output) -> list[RequestSpec]:
-    """Return the requests that compute the choices. Each has a seed of its own that follows from the request's."""
+def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[RequestSpec]:
+    """Return the requests that compute the choices of a prompt. Each has a seed of its own that follows from the request's."""
     wanted = output.logprobs
     if wanted is None and output.best_of > output.n:
         wanted = 0  # to find the best
@@ -97,12 +99,14 @@ def specs_of(spec: RequestSpec, output: Output) -> list[RequestSpec]:
         of_prompt = max(output.logprobs, of_prompt or 0)
     replace = msgspec.structs.replace
     sampling = replace(spec.sampling, logprobs=wanted)
-    first = replace(spec, sampling=replace(sampling, prompt_logprobs=of_prompt))
-    others = [
-        replace(spec, request_id=f"{spec.request_id}.{index}", sampling=replace(sampling, seed=_seed_of(sampling, index)))
-        for index in range(1, output.best_of)
+    return [
+        replace(
+            spec,
+            request_id=f"{spec.request_id}.{first_index + index}" if first_index + index else spec.request_id,
+            sampling=replace(sampling, seed=_seed_of(sampling, index)) if index else replace(sampling, prompt_logprobs=of_prompt),
+        )
+        for index in range(output.best_of)
     ]
-    return [first, *others]
 
 
 def _seed_of(sampling: Sampling, index: int) -> int:
@@ -110,8 +114,17 @@ def _seed_of(sampling: Sampling, index: int) -> int:
 
 
 def best_of(choices: Sequence[Choice], num: int) -> list[Choice]:
-    """Return the ``num`` choices of the largest cumulative log-probability, the best first."""
-    return sorted(choices, key=lambda choice: choice.cumulative_logprob, reverse=True)[:num]
+    """Return of each prompt the ``num`` choices of the largest cumulative log-probability, the best first."""
+    groups = groupby(choices, key=lambda choice: choice.first.key)
+    return [choice for _, group in groups for choice in sorted(group, key=lambda choice: choice.cumulative_logprob, reverse=True)[:num]]
+
+
+def usage_of(choices: Sequence[Choice]) -> tuple[int, int, int]:
+    """Return an answer's prompt tokens, each prompt counted once, completion tokens, and cached tokens of its prompts."""
+    prompts = [choice.request for choice in choices if choice.request is choice.first]
+    num_prompt_tokens = sum([request.prompt_tokens() for request in prompts])
+    num_cached_tokens = sum([request.num_cached_tokens for request in prompts])
+    return num_prompt_tokens, sum([choice.num_tokens for choice in choices]), num_cached_tokens
 
 
 def error_of(choices: Sequence[Choice]) -> RequestError | None:

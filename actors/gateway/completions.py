@@ -8,19 +8,19 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .cache_keys import tenant_salt
-from .choices import Choice, best_of, error_of, specs_of
-from .client_request import ClientRequest
+from .choices import Choice, best_of, error_of, specs_of, usage_of
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .metrics import Metrics
@@ -28,7 +28,7 @@ from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
 from .responses import CHAT, TEXT, Answer, ChunkEncoder, Completion, final_usage, json_response
-from .streams import Stream, name_as_asked, reset, usage_of
+from .streams import Stream, name_as_asked, reset
 from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class Completions:
             prompt_ids=prompt.ids,
             items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in media],
             sampling=prompt.sampling,
-            max_new_tokens=self._max_new_tokens(asked, prompt),
+            max_new_tokens=None,
             stop=generation.stop,
             ignore_eos=generation.ignore_eos,
             deadline_s=now_s + self._server.request_timeout_s,
@@ -242,9 +242,12 @@ class Completions:
         completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
         data = [medium.data for medium in media]
-        requests = [self._registry.submit(one, data, event.set, now_s) for one in specs_of(spec, generation.output)]
+        choices = [
+            choice
+            for number, ids in enumerate((prompt.ids, *prompt.more))
+            for choice in self._submit(asked, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
+        ]
         try:
-            choices = self._choices(asked, prompt, requests)
             if generation.stream:
                 return await self._stream(http, asked, choices, completion, event)
             return await self._whole(asked, choices, completion, event)
@@ -253,27 +256,34 @@ class Completions:
             raise
         finally:
             now_s = time.monotonic()
-            for request in requests:
-                request.cancel(now_s)
-            self._metrics.on_over(requests, now_s)
+            for choice in choices:
+                choice.request.cancel(now_s)
+            self._metrics.on_over([choice.request for choice in choices], usage_of(choices)[0], now_s)
 
-    def _choices(self, asked: _Asked, prompt: Prompt, requests: list[ClientRequest]) -> list[Choice]:
+    def _submit(
+        self, asked: _Asked, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float
+    ) -> list[Choice]:
+        """Submit the requests for the choices of one prompt, the ``number``th of the answer."""
         output = asked.generation.output
-        text = self._prompts.text_of(prompt.ids) if output.echo else None
+        spec = msgspec.structs.replace(spec, max_new_tokens=self._max_new_tokens(asked, spec))
+        first_index = number * output.best_of
+        specs = specs_of(spec, output, first_index)
+        requests = [self._registry.submit(one, media, event.set, now_s) for one in specs]
+        text = self._prompts.text_of(spec.prompt_ids) if output.echo else None
         make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
         is_alone = asked.generation.max_new_tokens == 0
         return [
             Choice(index, request, requests[0], output, text, make and make(self._prompts.tokenizer), is_echo_alone=is_alone)
-            for index, request in enumerate(requests)
+            for index, request in enumerate(requests, first_index)
         ]
 
-    def _max_new_tokens(self, asked: _Asked, prompt: Prompt) -> int | None:
+    def _max_new_tokens(self, asked: _Asked, spec: RequestSpec) -> int | None:
         """The limit on new tokens; None for as many as fit."""
         wanted = asked.generation.max_new_tokens
         if wanted is not None or isinstance(asked, ChatRequest):
             return 1 if wanted == 0 else wanted  # with 0 the prompt is echoed alone: its log-probabilities come with the first token
         wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
-        return min(wanted, self._limits.max_context - max(len(prompt.ids), len(prompt.companion_ids or ())))
+        return min(wanted, self._limits.max_context - max(len(spec.prompt_ids), len(spec.companion_ids or ())))
 
     async def _whole(self, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event) -> web.Response:
         while error_of(choices) is None and not all(choice.request.is_over for choice in choices):
@@ -290,19 +300,15 @@ class Completions:
 
     def _encode_whole(self, asked: _Asked, choices: list[Choice], completion: Completion) -> bytes:
         """Return the body of an answer, in a thread where there may be much to encode."""
-        output = asked.generation.output
+        output, is_text = asked.generation.output, isinstance(asked, TextRequest)
         pieces = [choice.take() for choice in choices]
-        shown = best_of(choices, output.n) if output.best_of > output.n else choices
-        with_ids = asked.generation.return_token_ids
-        bodies = [
-            completion.choice(index, pieces[choice.index], choice.finish, with_ids)
-            for index, choice in enumerate(shown)
-            if choice.finish is not None
-        ]
-        of_prompt = None
-        if output.prompt_logprobs is not None and (prompt := choices[0].request.prompt) is not None:
-            of_prompt = prompt_logprobs(prompt.likeliest(output.prompt_logprobs), self._prompts.tokenizer)
-        return completion.whole(bodies, final_usage(*usage_of(choices), choices[0].request.num_cached_tokens), of_prompt)
+        bodies, of_prompt = [], dict[str, Any]()
+        for index, choice in enumerate(best_of(choices, output.n) if output.best_of > output.n else choices):
+            body = completion.choice(index, pieces[choice.index], choice.finish, asked.generation.return_token_ids)
+            if output.prompt_logprobs is not None and (prompt := choice.first.prompt) is not None:
+                of_prompt = {"prompt_logprobs": prompt_logprobs(prompt.likeliest(output.prompt_logprobs), self._prompts.tokenizer)}
+            bodies.append({**body, **of_prompt} if is_text else body)
+        return completion.whole(bodies, final_usage(*usage_of(choices)), {} if is_text else of_prompt)
 
     async def _stream(
         self, http: web.Request, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event

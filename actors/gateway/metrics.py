@@ -90,7 +90,7 @@ class Metrics:
     def on_rejected(self, status: int) -> None:
         self._rejections.labels(str(status)).inc()
 
-    def on_over(self, choices: Sequence[ClientRequest], now_s: float) -> None:
+    def on_over(self, choices: Sequence[ClientRequest], num_prompt_tokens: int, now_s: float) -> None:
         """Count a request answered by its text or by an error, with all its choices as one. A refusal of the controller's counts as
         those of the gateway do."""
         failed = [choice for choice in choices if choice.error is not None]  # the others of one that fails are cancelled
@@ -103,7 +103,7 @@ class Metrics:
         else:
             reason = request.finish or "abort"
         if request.error is None or request.first_text_s is not None:
-            self._prompt_tokens.inc(request.prompt_tokens())
+            self._prompt_tokens.inc(num_prompt_tokens)
         self._requests.labels(reason).inc()
         self._generation_tokens.inc(sum(choice.num_tokens for choice in choices))
         self._whole.observe(now_s - request.submitted_s)

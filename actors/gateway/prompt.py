@@ -23,11 +23,12 @@ MAX_BAD_WORD_TOKENS = 2048
 
 class Prompt(NamedTuple):
     """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance. ``sampling``: the
-    request's, with the ids of words that must not appear."""
+    request's, with the ids of words that must not appear. ``more``: ids of other prompts of the request."""
 
     ids: list[int]
     companion_ids: list[int] | None
     sampling: Sampling
+    more: tuple[list[int], ...] = ()
 
     def with_grammar(self, grammar: str) -> "Prompt":
         """Return it for an answer that follows a grammar."""
@@ -64,7 +65,8 @@ class PromptBuilder:
         is_guided = sampling.guidance_scale != 1.0
         if isinstance(request, TextRequest):
             ids = self._raw(request.prompt, "prompt")
-            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling)
+            more = tuple(self._raw(prompt, f"prompt[{at}]") for at, prompt in enumerate(request.more_prompts, 1))
+            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling, more)
         use = request.template
         options = for_template(use.options, self._template.options)
         ids = self._encode(request.conversation, use, options, "messages")

@@ -88,12 +88,11 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], prompt_logprobs: list[Any] | None) -> bytes:
-        """The body of an answer that is not streamed. ``choices`` are ``choice``s."""
-        more = {"usage": usage} if prompt_logprobs is None else {"usage": usage, "prompt_logprobs": prompt_logprobs}
-        return _encode(self._object(self.answer.object, choices, more))
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], more: dict[str, Any]) -> bytes:
+        """The body of an answer that is not streamed. ``choices`` are ``choice``s; ``more``: fields beside ``usage``."""
+        return _encode(self._object(self.answer.object, choices, {"usage": usage, **more}))
 
-    def choice(self, index: int, piece: Piece, finish: FinishReason, with_ids: bool) -> dict[str, Any]:
+    def choice(self, index: int, piece: Piece, finish: FinishReason | None, with_ids: bool) -> dict[str, Any]:
         """A whole choice."""
         choice = {"index": index, **self.answer.choice(piece.text), "logprobs": piece.logprobs, "finish_reason": finish}
         return {**choice, "token_ids": piece.ids} if with_ids else choice

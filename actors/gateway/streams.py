@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from ...runtime.errors import RequestError
-from .choices import NOTHING, Choice, error_of
+from .choices import NOTHING, Choice, error_of, usage_of
 from .metrics import Metrics
 from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Usage, error_event, final_usage
 from .validation import ChatRequest, TextRequest
@@ -38,11 +38,6 @@ def reset(transport: asyncio.Transport | None) -> None:
         return
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
-
-
-def usage_of(choices: Sequence[Choice]) -> Usage:
-    """The tokens of an answer: the prompt counts once."""
-    return Usage(choices[0].request.prompt_tokens(), sum([choice.num_tokens for choice in choices]))
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +112,7 @@ class Stream:
                 name_as_asked(error, self._asked)
                 frames += error_event(error) + DONE
             elif is_over:
-                usage = final_usage(*usage_of(self._choices), self._choices[0].request.num_cached_tokens)
+                usage = final_usage(*usage_of(self._choices))
                 frames += self._chunks.usage(usage) + DONE
             elif not frames and now_s - self._written_s >= self._keep_alive_s:
                 frames = KEEP_ALIVE
@@ -143,7 +138,7 @@ class Stream:
         piece = choice.take() if choice.has_news else NOTHING
         if not piece.text and finish is None:
             return b""
-        usage = usage_of(self._choices)
+        usage = Usage(*usage_of(self._choices)[:2])
         frames = b"" if part.has_begun else self._chunks.role(choice.index, usage)
         part.has_begun = True
         if piece.text:

@@ -85,10 +85,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
 
 class TextRequest(msgspec.Struct, frozen=True):
-    """A valid request to ``/v1/completions``. ``prompt``: text, or token ids."""
+    """A valid request to ``/v1/completions``. ``prompt``: text, or token ids; ``more_prompts``: others to be continued as well."""
 
     generation: Generation
     prompt: str | list[int]
+    more_prompts: tuple[str | list[int], ...] = ()
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -185,17 +186,22 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
 
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
     generation = _read_generation(fields, limits, read_text_output)
-    prompt = _read_prompt(fields.take_required("prompt"))
+    prompt, *more = _read_prompts(fields.take_required("prompt"), limits.max_choices // generation.output.best_of)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
     _refuse_others(fields)
-    return TextRequest(generation, prompt)
+    return TextRequest(generation, prompt, tuple(more))
 
 
 def read_tokenize(body: bytes | bytearray, limits: Limits) -> ChatRequest | TextRequest:
     """Validate the body of a request for the tokens of a prompt, which says ``messages`` or ``prompt``. Raises: as ``read_chat``."""
     fields = Fields(decode_body(body, limits.body))
-    return _read_chat(fields, limits) if "messages" in fields.leftover else _read_text(fields, limits)
+    if "messages" in fields.leftover:
+        return _read_chat(fields, limits)
+    asked = _read_text(fields, limits)
+    if asked.more_prompts:
+        raise refuse("prompt", f"has {1 + len(asked.more_prompts)} prompts, the limit is 1")
+    return asked
 
 
 def read_detokenize(body: bytes | bytearray, limits: Limits) -> list[int]:
@@ -215,17 +221,21 @@ def _read_ids(value: Any, path: str) -> list[int]:
     return value
 
 
-def _read_prompt(value: Any) -> str | list[int]:
-    """Read text or token ids, or a list of one of them, as some clients send it."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise refuse("prompt", f"has {len(value)} prompts, the limit is 1")
-        value = value[0]
+def _read_prompts(value: Any, max_prompts: int) -> list[str | list[int]]:
+    """Read text or token ids, or a list of several of these."""
+    if not (isinstance(value, list) and value and isinstance(value[0], str | list)):
+        return [_read_prompt(value, "prompt")]
+    if len(value) > max_prompts:
+        raise refuse("prompt", f"has {len(value)} prompts, the limit with so many choices of each is {max_prompts}")
+    return [_read_prompt(one, f"prompt[{at}]" if len(value) > 1 else "prompt") for at, one in enumerate(value)]
+
+
+def _read_prompt(value: Any, path: str) -> str | list[int]:
     if not isinstance(value, str | list):
-        raise refuse("prompt", f"expected a string or an array of token ids, got {kind_of(value)}")
+        raise refuse(path, f"expected a string or an array of token ids, got {kind_of(value)}")
     if not value:
-        raise refuse("prompt", "is empty")
-    return _read_ids(value, "prompt") if isinstance(value, list) else value
+        raise refuse(path, "is empty")
+    return _read_ids(value, path) if isinstance(value, list) else value
 
 
 def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output]) -> Generation:

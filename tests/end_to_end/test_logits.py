@@ -166,13 +166,17 @@ def test_choices_prefill_their_prompt_once(server: Server, stream: bool) -> None
         "extra_body": {"cache_salt": salt, "return_token_ids": True, "ignore_eos": True},
     }
     found: dict[int, list[int]] = {index: [] for index in range(6)}
-    answer = server.client.chat.completions.create(**options, stream=stream)
+    as_stream = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = server.client.chat.completions.create(**options, **as_stream)
+    num_prompt = 0
     for one in answer if stream else [answer]:
+        num_prompt = one.usage.prompt_tokens if one.usage else 0
         for choice in one.choices:
             found[choice.index] += choice.token_ids or []
     assert {len(ids) for ids in found.values()} == {12} and len({tuple(ids) for ids in found.values()}) > 3
+    server.wait(lambda _: hits(server)[0] - before[0] >= 6 * num_prompt, "all of them are counted")
     looked_up, cached = (now - then for now, then in zip(hits(server), before, strict=True))
-    num_prompt = looked_up / 6
+    assert looked_up == 6 * num_prompt
     assert cached >= 5 * (num_prompt - 2 * 16 - 1), "all but the last page"
     again = server.client.chat.completions.create(**options)
     assert [choice.token_ids for choice in again.choices] == [found[index] for index in range(6)]

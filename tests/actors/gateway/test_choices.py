@@ -159,3 +159,48 @@ def test_log_probabilities_go_with_the_text(stage: Any) -> None:
         assert all(len(entry.top_logprobs) == 3 for choice in choices[1:] for entry in choice.logprobs.content)
 
     stage.run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts(stage: Any, stream: bool) -> None:
+    """Their choices come one prompt after another; ``usage`` counts each prompt once."""
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = count_up
+        prompts = ["fox", [7, 8, 9]]
+        answer = await scene.client.completions.create(
+            model="tiny",
+            prompt=prompts,
+            n=2,
+            stream=stream,
+            echo=True,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+        )
+        answers = [one async for one in answer] if stream else [answer]
+        texts = {index: "" for index in range(4)}
+        for one in answers:
+            for choice in one.choices:
+                texts[choice.index] += choice.text
+        specs = [play.spec for play in scene.controller.plays.values()]
+        assert specs[0].prompt_ids == specs[1].prompt_ids and specs[2].prompt_ids == specs[3].prompt_ids == [7, 8, 9]
+        assert [texts[index] for index in (0, 1)] == ["fox0.0 ", "fox1.0 1.1 "] and texts[3].endswith("3.0 3.1 3.2 3.3 ")
+        usage = answers[-1].usage
+        assert usage.prompt_tokens == len(specs[0].prompt_ids) + 3 and usage.completion_tokens == 1 + 2 + 3 + 4
+        assert usage.prompt_tokens_details.cached_tokens == 0 + 2, "of the first choice of each"
+        assert len({spec.request_id for spec in specs}) == 4
+
+    stage.run(test)
+
+
+def test_the_best_of_each_prompt(stage: Any) -> None:
+    async def rate(play: Play) -> None:
+        play.prepare()
+        play.logprob = [-3.0, -1.0, -2.0, -4.0][play.number]
+        play.text(f"answer {play.number}", "stop", num_tokens=1)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = rate
+        answer = await scene.client.completions.create(model="tiny", prompt=["fox", "the"], best_of=2)
+        assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "answer 1"), (1, "answer 2")]
+
+    stage.run(test)

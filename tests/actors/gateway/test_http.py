@@ -698,10 +698,10 @@ def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() ->
     gone = RequestError("gone", status=CLIENT_GONE)
     request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, cast(Link, None), 0.0)
     request.error = gone
-    metrics.on_over([request], 1.0)
+    metrics.on_over([request], 3, 1.0)
     assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"
     request.first_text_s = 0.5
-    metrics.on_over([request], 1.0)
+    metrics.on_over([request], 3, 1.0)
     metrics.on_text(0.4, 4)
     text = metrics.render()
     assert b"\nmmrt_prompt_tokens_total 3.0" in text
