@@ -76,6 +76,11 @@ class Page:
             time.sleep(0.05)
         return found
 
+    def choose(self, selector: str, value: str) -> None:
+        """Choose an option of a select."""
+        script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change', { bubbles: true }))"
+        self.js(script, self.find(selector), value)
+
     def ask(self, text: str) -> None:
         self.find("#prompt").send_keys(text)
         self.click("#send")

@@ -6,6 +6,7 @@ import re
 import secrets
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,45 @@ def test_a_field_out_of_its_range_is_not_sent(page: "Page") -> None:
     page.fill("[name=temperature]", "7")
     page.ask("Hello")
     assert not page.all(".turn") and page.js("return !document.querySelector('[name=temperature]').validity.valid")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "n": {"enum": [1, 2]}},
+    "required": ["colour", "n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "form, text, is_right",
+    [
+        ("json_object", "", lambda said: said.startswith("{")),  # this model may not end it
+        ("json_schema", json.dumps(SCHEMA), lambda said: {*json.loads(said)} == {"colour", "n"}),
+        ("regex", "(yes|no)[.!]", lambda said: re.fullmatch("(yes|no)[.!]", said)),
+        ("choice", "maybe\nnever", lambda said: said in ("maybe", "never")),
+        ("grammar", 'start: "a" "b"', lambda said: said == "ab"),
+        ("json_schema", "", lambda said: {*json.loads(said)} == {"colour", "several"}),  # the example
+    ],
+)
+def test_the_form_of_an_answer(page: "Page", form: str, text: str, is_right: Callable[[str], Any]) -> None:
+    page.click("#settings-open")
+    page.fill("[name=max_tokens]", "200")
+    page.choose("[name=form]", form)
+    if text:
+        page.fill("[name=form_text]", text)
+    page.ask(QUESTION)
+    said = page.wait_for_answer()
+    assert is_right(said), said
+
+
+def test_a_schema_that_is_no_json_is_not_sent(page: "Page") -> None:
+    page.click("#settings-open")
+    page.choose("[name=form]", "json_schema")
+    page.find("[name=form_text]").send_keys("{")
+    page.ask("Hello")
+    assert not page.all(".turn")
+    assert "not valid JSON" in page.js("return document.querySelector('[name=form_text]').validationMessage")
 
 
 def test_drop_and_paste(page: "Page") -> None:

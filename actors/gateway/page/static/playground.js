@@ -2,6 +2,7 @@
 
 import { complete, getKey } from "./api.js";
 import { $, dialogButtons, duration, make, number, say, toggle } from "./dom.js";
+import { formFields, watchForm } from "./forms.js";
 import { Attachments, dataUrl, preview, toFile } from "./media.js";
 import { asCurl, asPython } from "./snippets.js";
 
@@ -35,6 +36,7 @@ export class Playground {
       toggle($("settings-open"), "aria-expanded", !$("settings").hidden);
     });
     for (const button of document.querySelectorAll("[data-example]")) button.addEventListener("click", () => this.example(button.dataset.example));
+    watchForm($("composer").elements);
     this.watchCode();
   }
 
@@ -66,6 +68,7 @@ export class Playground {
     const stop = elements.stop.value.split("\n").filter(Boolean);
     if (stop.length) options.stop = stop;
     if (elements.ignore_eos.checked) options.ignore_eos = true;
+    Object.assign(options, formFields(elements));
     options.stream = elements.stream.checked;
     if (options.stream) options.stream_options = { include_usage: true };
     return options;

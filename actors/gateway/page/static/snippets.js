@@ -1,6 +1,6 @@
 // A request as a shell command and as a Python program. Both read the media from files beside them.
 
-const OPENAI_FIELDS = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "stop", "stream", "stream_options"];
+const OPENAI_FIELDS = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "stop", "response_format", "stream", "stream_options"];
 
 // Replace each medium's URL in a body by a mark that occurs nowhere else; return [body, marks].
 function marked(body) {
