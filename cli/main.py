@@ -16,6 +16,7 @@ COMMANDS = (
     "up",
     "down",
     "status",
+    "top",
     "restart",
     "debug",
     "logs",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WATCH_S = 1.0
 _PIPE_WIDTH = 120
-_STYLES = {
+STATE_STYLES = {
     "active": "green",
     "failed": "red",
     "broken": "red",
@@ -100,7 +100,7 @@ def _render(report: RunReport, width: int) -> "Group":
     parts: list[RenderableType] = [
         Text.assemble(
             (report.state, "bold green" if report.ready else "bold yellow"),
-            f"  {report.endpoint}/v1  up {_duration(report.uptime_s)}",
+            f"  {report.endpoint}/v1  up {duration(report.uptime_s)}",
         ),
         Text(_shortened(f"model: {report.model}", width)),
         actors,
@@ -128,7 +128,7 @@ def _computes(compute: ComputeReport) -> str:
 
 
 def _cells(actor: ActorReport) -> list[str]:
-    style = _STYLES.get(actor.state, "yellow")
+    style = STATE_STYLES.get(actor.state, "yellow")
     return [
         actor.name,
         f"[{style}]{actor.state}[/]",
@@ -139,7 +139,7 @@ def _cells(actor: ActorReport) -> list[str]:
         "" if actor.cpu_percent is None else f"{actor.cpu_percent:.1f}",
         str(actor.queue_depth),
         str(actor.steps),
-        _duration(actor.uptime_s) if actor.pid else "",
+        duration(actor.uptime_s) if actor.pid else "",
     ]
 
 
@@ -149,7 +149,7 @@ def _remarks(actor: ActorReport) -> str:
     return "; ".join(filter(None, ("" if actor.broken else actor.last_exit, status)))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,10 +1,9 @@
 """The supervisor's control socket: ``<run>/control``, a unix stream of JSON lines, mode 0600; one request, one reply.
 
-Defines its messages, the command line's ends ``call`` and ``borrow_role``, and the gateway's, ``ask``; the supervisor's end is
-``control_server``.
+Defines its messages, and the command line's ends ``call`` and ``borrow_role``; the supervisor's end is ``control_server``, the
+gateway's is ``ask_supervisor``.
 """
 
-import asyncio
 import os
 import socket
 from pathlib import Path
@@ -103,25 +102,7 @@ def call(run: Path, request: Request, timeout_s: float | None = 10.0) -> Reply:
             raise RunError(f"the supervisor of {run} did not answer within {timeout_s} s") from None
         except OSError:
             line = b""
-    return _read(line, run)
-
-
-async def ask(run: Path, request: RestartRequest | KillRequest) -> RestartReply | KillReply:
-    """Ask as ``call`` does, from an event loop and without a time limit. Raises RunError."""
-    try:
-        reader, writer = await asyncio.open_unix_connection(run / SOCKET_NAME, limit=MAX_LINE_BYTES)
-    except OSError:
-        raise _no_supervisor(run) from None
-    try:
-        writer.write(encode(request) + b"\n")
-        line = await reader.readline()
-    except (OSError, ValueError):
-        line = b""
-    finally:
-        writer.close()
-    reply = _read(line, run)
-    assert isinstance(reply, RestartReply | KillReply)
-    return reply
+    return read_reply(line, run)
 
 
 def borrow_role(run: Path, actor: str, timeout_s: float = 10.0) -> tuple[DebugReply, list[int], socket.socket]:
@@ -144,7 +125,7 @@ def borrow_role(run: Path, actor: str, timeout_s: float = 10.0) -> tuple[DebugRe
         connection.close()
         raise RunError(f"the supervisor of {run} did not answer: {error.strerror or error}") from None
     connection.settimeout(None)
-    reply = _read(line, run)
+    reply = read_reply(line, run)
     assert isinstance(reply, DebugReply)
     return reply, fds, connection
 
@@ -156,15 +137,17 @@ def _connect(run: Path, timeout_s: float | None) -> socket.socket:
         connection.connect(os.fspath(run / SOCKET_NAME))
     except OSError:
         connection.close()
-        raise _no_supervisor(run) from None
+        raise no_supervisor(run) from None
     return connection
 
 
-def _no_supervisor(run: Path) -> RunError:
+def no_supervisor(run: Path) -> RunError:
+    """Return the error that nobody listens on the socket."""
     return RunError(f"no supervisor answers in {run}: is a run up? (mmrt up)")
 
 
-def _read(line: bytes, run: Path) -> Reply:
+def read_reply(line: bytes, run: Path) -> Reply:
+    """Decode a reply. Raises: RunError if it is an error, not whole, or of another version."""
     if not line.endswith(b"\n"):
         raise RunError(f"the supervisor of {run} ended before it answered")
     try:

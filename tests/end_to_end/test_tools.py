@@ -1,10 +1,14 @@
 """``mmrt trace``, ``inspect`` and ``replay`` on real runs: what they show is what happened, also of a run that was killed."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -173,6 +177,32 @@ def looked_at(server: Server) -> list[dict[str, Any]]:
         seen += inspect(server)["requests"]
     thread.join()
     return [found for found in seen if found["items"]]
+
+
+def test_top_in_a_terminal_and_in_a_pipe(server: Server) -> None:
+    request = ask(server, "Say something.")
+    piped = server.mmrt("top")
+    assert piped.returncode == 0 and "tokens/s" in piped.stdout and request.removeprefix("chatcmpl-") in piped.stdout
+    assert not piped.stderr and "\x1b" not in piped.stdout
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, 120, 0, 0))
+    environment = {**server.environment, "TERM": "xterm-256color"}
+    with subprocess.Popen([*MMRT, "top"], env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, close_fds=True) as top:
+        os.close(theirs)
+        shown = b""
+        try:
+            while shown.count(b"tokens/s") < 2:  # it draws anew
+                shown += os.read(ours, 65536)
+            top.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the terminal's other end is closed
+                while data := os.read(ours, 65536):
+                    shown += data
+            assert top.wait(20) == 130 and top.stderr is not None and top.stderr.read() == b""
+        finally:
+            top.kill()
+            os.close(ours)
+    assert request.removeprefix("chatcmpl-").encode() in shown and b"\x1b[?1049h" in shown
+    assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"tokens/s")  # the screen is as it was
 
 
 def test_a_request_with_media_from_outside(server: Server) -> None:

@@ -17,7 +17,8 @@ from ....runtime.config import RuntimeConfig
 from ....runtime.errors import RequestError, RunError
 from ....runtime.observe.dumps import Recording
 from ....runtime.observe.trace import make_trace
-from ....runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest, ask
+from ....runtime.supervisor.ask_supervisor import ask
+from ....runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest
 from ....shm.run_directory import RunDirectory
 from ....shm.status import ActorTable, StatsSnapshot
 from .feed import Feed

@@ -1,0 +1,40 @@
+"""``mmrt top``: a run at work in the terminal: its processes, pages, tokens per second and latest requests, anew every second."""
+
+import sys
+import time
+from contextlib import closing
+
+import typer
+
+from .options import RunName, run_path
+
+_LOOK_S = 1.0
+_PIPE_WIDTH = 120
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def top(run: RunName = None) -> None:
+        """Show a run at work: processes, pages, speed and requests.
+
+        It is drawn anew every second until Ctrl-C; without a terminal it is printed once. Exits with 1 if no run is up, or none
+        any more.
+        """
+        path = run_path(run)
+        from rich.console import Console
+        from rich.live import Live
+
+        from .top_view import render
+        from .top_watch import Watch
+
+        is_terminal = sys.stdout.isatty()
+        console = Console(file=sys.stdout, width=None if is_terminal else _PIPE_WIDTH)
+        with closing(Watch(path)) as watch:
+            time.sleep(_LOOK_S)  # rates are of the time between two looks
+            if not is_terminal:
+                console.print(render(watch.look(), console.width))
+                return
+            with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+                while True:
+                    live.update(render(watch.look(), console.width), refresh=True)
+                    time.sleep(_LOOK_S)

@@ -1,0 +1,88 @@
+"""``mmrt top``: what it draws of a run, in wide and narrow terminals."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mmrt.cli.main import run
+from mmrt.cli.top_view import render, sparkline, timeline
+from mmrt.cli.top_watch import View
+from mmrt.runtime.observe.live import Event, LiveRequest
+from mmrt.runtime.observe.trace_requests import RequestSpan, Stage
+from mmrt.runtime.supervisor.run_report import ActorReport, PoolReport, RequestsReport, RunReport
+
+S = 1_000_000_000
+
+
+def a_span(key: int, status: int = 0, end_ns: int = 0) -> RequestSpan:
+    stages = [Stage("submitted", 1 * S, 2 * S), Stage("prefilling", 2 * S, 4 * S), Stage("decoding", 4 * S, end_ns)]
+    return RequestSpan(
+        key, f"chatcmpl-{key:024x}", stages=stages, marks=[("first text", 5 * S)], num_sent=17, status=status, end_ns=end_ns
+    )
+
+
+def a_view(*spans: RequestSpan) -> View:
+    actors = [
+        ActorReport(name="decode", state="active", pid=4711, generation=2, restarts=1, cpu_percent=50.0, memory_bytes=190_000_000),
+        ActorReport(name="video", state="broken"),
+    ]
+    report = RunReport(
+        ready=False, state="degraded", path="/r", run_id="x", endpoint="http://127.0.0.1:8000", model="/m", supervisor_pid=1,
+        uptime_s=61, actors=actors, pools={"kv": PoolReport(8, 2)}, requests=RequestsReport(1, 2, 3),
+    )  # fmt: skip
+    events = [Event(1, 8 * S, "decode", "generation 1 ended: SIGKILL"), Event(1, 9 * S, "decode", "generation 2 serves")]
+    return View(report, [0.0, 10.0, 20.0], {"decode": 123.0}, [LiveRequest(span) for span in spans], events, 10 * S)
+
+
+def drawn(view: View, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(view, width))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize("width", [80, 96, 200])
+def test_a_view(width: int) -> None:
+    lines = drawn(a_view(a_span(2), a_span(1, status=504, end_ns=6 * S)), width)
+    assert lines[0].split()[:4] == ["degraded", "http://127.0.0.1:8000", "up", "1m01s"]
+    assert "1 waiting, 2 preparing, 3 running" in " ".join(lines[:2]) and any("tokens/s     20" in line for line in lines)
+    (decode,) = [line.split() for line in lines if line.startswith("decode ")]
+    assert [word for word in decode if "█" not in word] == ["decode", "active", "4711", "2", "1", "50", "0", "123", "190"]
+    assert any("██████" in word for word in decode) == (width >= 96)
+    assert [line.split()[-2:] for line in lines if line.startswith("kv")] == [["2", "8"]]
+    live, failed = [line for line in lines if line.startswith("0" * 20)]
+    assert live.split()[1:7] == ["decoding", "4000", "ms", "17", "9000", "ms"]
+    assert failed.split()[1:3] == ["failed", "(504)"]
+    assert [line.strip() for line in lines[-2:]] == [
+        "1s ago  decode: generation 2 serves",
+        "2s ago  decode: generation 1 ended: SIGKILL",
+    ]
+
+
+def test_without_requests() -> None:
+    assert "no requests yet" in drawn(a_view(), 80)
+
+
+@pytest.mark.parametrize(
+    "values, width, line",
+    [([], 5, ""), ([0.0, 0.0], 5, "▁▁"), ([1.0, 4.0, 8.0], 5, "▂▅█"), ([8.0, 1.0, 1.0], 2, "██"), ([1e-9, 5e8], 5, "▁█")],
+)
+def test_sparkline(values: list[float], width: int, line: str) -> None:
+    assert sparkline(values, width) == line
+
+
+def test_timeline_is_in_proportion_to_time() -> None:
+    """One second of waiting, two of prefill, six of decode until now."""
+    text = timeline(a_span(1), 10 * S, 9)
+    styles = [str(span.style) for span in text.spans for _ in range(span.start, span.end)]
+    assert text.plain == "█" * 9 and styles == ["bright_black"] + ["blue"] * 2 + ["green"] * 6
+
+
+def test_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
+    assert run(["top"]) == 1
+    assert f"no run is up in {tmp_path}/run" in capsys.readouterr().err
