@@ -112,7 +112,8 @@ def test_no_descriptor_and_no_mapping_is_left(run):
         table = SequenceTable.create(run, 2, 8, 2)
         pool.close()
         table.close()
-        run.segment_path("sequences").unlink()
+        for name in ("sequences", "logprobs"):
+            run.segment_path(name).unlink()
         del view
     assert held() == before
 
