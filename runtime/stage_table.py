@@ -5,6 +5,7 @@ Every process of a run reads it. A new stage is one more record: nothing else li
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal, NewType
 
 import msgspec
@@ -98,6 +99,7 @@ def parse_instance(text: str) -> InstanceId:
     return InstanceId(text)
 
 
+@lru_cache(256)
 def stage_of(actor: str) -> str:
     """Return the stage of an actor, by its name."""
     return actor.partition(".")[0]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...bus.messages import RequestSpec
 from ...errors import RequestError
-from ..guidance import Lengths, fitting_new_tokens
+from ..guidance import Lengths, fitting_new_tokens, limit_pages
 from .types import Limits, Rank
 
 RETRY_AFTER_LIMIT_S = 30
@@ -79,13 +79,15 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
                 param="messages",
             )
     room = limits.max_context - max(lengths)
+    wanted = spec.max_new_tokens
+    if wanted is not None and wanted <= room and sum(limit_pages(lengths, wanted, limits.kv_page_tokens)) <= limits.num_kv_pages:
+        return wanted
     fitting = fitting_new_tokens(lengths, limits.num_kv_pages, limits.kv_page_tokens)
     num_pool_tokens = limits.num_kv_pages * limits.kv_page_tokens
     if fitting == 0:
         raise RequestError(
             f"the request needs {sum(lengths)} tokens of KV cache, the whole cache has {num_pool_tokens}", param="messages"
         )
-    wanted = spec.max_new_tokens
     if wanted is None:
         return min(room, fitting)
     if wanted > room:
