@@ -7,14 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from .environment import Environment
-from .serve.report import Distribution, GroupSummary, Report, SloSummary, StallSummary, TurnSummary
+from .serve.report import Distribution, GroupSummary, Report, Simulated, SloSummary, StallSummary, TurnSummary
 
 _PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 
 
 def show_report(console: Console, report: Report) -> None:
     """The figures of ``bench serve``."""
-    show_environment(console, report.environment)
+    if report.simulated is not None:
+        _show_simulated(console, report.simulated)
+    if report.environment is not None:
+        show_environment(console, report.environment)
     console.print(_requests_table(report))
     console.print(_latency_table(report.groups))
     if report.stall is not None:
@@ -38,6 +41,17 @@ def show_environment(console: Console, environment: Environment) -> None:
         style="dim",
         soft_wrap=True,
         highlight=False,
+    )
+
+
+def _show_simulated(console: Console, simulated: Simulated) -> None:
+    """What was assumed. A roofline is no measurement, and says so."""
+    if simulated.origin == "measured":
+        console.print(f"simulated with costs {simulated.costs}, measured there and then:", style="dim", highlight=False)
+    else:
+        console.print(f"simulated with costs {simulated.costs}: roofline, never measured", style="yellow", highlight=False)
+    console.print(
+        f"policy {simulated.policy}, layout {simulated.layout}. {simulated.note}", style="dim", soft_wrap=True, highlight=False
     )
 
 

@@ -8,6 +8,8 @@ import typer
 
 BENCHES = {
     "serve": "Latencies and throughput of a server under load.",
+    "sim": "A load on the controller's own code, without a server.",
+    "profile": "How long each stage works, for bench sim.",
     "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
     "runtime": "What the runtime costs when a model computes nothing.",
     "restart": "What clients notice of restarts, kills and edits.",
@@ -22,6 +24,8 @@ BENCHES = {
 
 MODULES = {
     "serve": "serve.command",
+    "sim": "sim.command",
+    "profile": "sim.profile",
     "bus": "micro.bus",
     "runtime": "micro.runtime",
     "recorder": "micro.recorder",

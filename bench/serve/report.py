@@ -89,14 +89,31 @@ class SloSummary(msgspec.Struct, frozen=True, kw_only=True):
     attained_requests_per_s: float
 
 
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a simulated run: what was assumed, and what the controller counted. ``costs``: the cost model's name; ``origin``: whether it
+    was measured or is a roofline."""
+
+    policy: str
+    layout: str
+    costs: str
+    origin: str
+    note: str
+    num_ticks: int
+    num_steps: int
+    totals: dict[str, int]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one run. ``groups`` begins with all requests together; ``lag`` is how late the client itself sent them."""
+    """Everything about one run. ``groups`` begins with all requests together; ``lag`` is how late the client itself sent them.
+
+    Of a simulation, ``environment`` is that of its cost model; None where that was not measured.
+    """
 
     format_version: int = FORMAT_VERSION
     scenario: str
     model: str
     settings: dict[str, str | int | float | bool | None]
-    environment: Environment
+    environment: Environment | None
     duration_s: float
     groups: list[GroupSummary]
     failures: dict[str, int]
@@ -104,6 +121,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stall: StallSummary | None = None
     chat: list[TurnSummary] | None = None
     slo: SloSummary | None = None
+    simulated: Simulated | None = None
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

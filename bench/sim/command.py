@@ -1,0 +1,122 @@
+"""``mmrt bench sim``: simulate a load, and report as ``mmrt bench serve`` does."""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ...runtime.config import RuntimeConfig
+from ...runtime.controller.scheduling.policy import Policy
+from ...runtime.errors import ConfigError
+from ..output import open_console, write_json
+from ..own_run import OwnRunError
+from ..render import show_report
+from ..serve.chat import make_conversations
+from ..serve.client import BenchError
+from ..serve.load_options import LoadOptions
+from ..serve.planned import plan_requests, plan_stall
+from ..serve.report import Report
+from ..serve.workload import RequestPlan
+from .costs import Costs
+from .events import NS, to_ns
+from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
+from .options import parse_sim
+from .report import make_report
+from .requests import Requests
+from .simulation import Simulation, SimulationError, simulated_limits
+from .validate import show_validation, validate
+
+_PATIENCE = 3  # times server.request_timeout_s
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit status."""
+    options, config, costs, policy, given = parse_sim(sys.argv[1:] if argv is None else argv)
+    console = open_console(given.json)
+    try:
+        if given.validate:
+            return _validate(given, config, costs, policy, console)
+        began_s = time.process_time()
+        report = simulate(options, config, costs, policy)
+        show_report(console, report)
+        _show_speed(console, report, time.process_time() - began_s)
+        write_json(given.json, report)
+    except (BenchError, ConfigError, OwnRunError, SimulationError, OSError, ValueError) as error:
+        print(f"mmrt bench sim: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mmrt bench sim: interrupted", file=sys.stderr)
+        return 130
+    return 1 if report.failures else 0
+
+
+def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, policy: Policy, console: Console) -> int:
+    """Compare with live runs. Returns 1 if a figure is outside its limit."""
+    more = ["--num-requests", str(given.num_requests)] if given.num_requests else []
+
+    def simulated(arguments: Sequence[str]) -> Report:
+        return simulate(parse_sim([*arguments, "--costs", given.costs])[0], config, costs, policy)
+
+    validation = validate(config, costs, given.checkpoint, given.validate, more, simulated, console)
+    show_validation(console, validation)
+    write_json(given.json, validation)
+    return 0 if validation.is_valid else 1
+
+
+def _show_speed(console: Console, report: Report, cpu_s: float) -> None:
+    num_requests = report.groups[0].num_requests
+    console.print(f"{num_requests} requests, {report.duration_s:.1f} s simulated in {cpu_s:.1f} s of processor time", style="dim")
+
+
+def simulate(options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None) -> Report:
+    """Simulate a load to its end. Raises: ConfigError; ValueError for a load that the model does not take, or a bad trace;
+    OSError; SimulationError."""
+    limits = simulated_limits(config, costs)
+    requests = Requests(costs.model, options.shapes)
+    plans = plan_requests(options)
+    requests.check(plans)
+    load = make_load(options, plans)
+    simulation = Simulation(config, costs, limits, policy)
+    gc.collect()
+    gc.freeze()
+    try:
+        run(simulation, load, requests)
+    finally:
+        gc.unfreeze()
+    return make_report(options, config, costs, simulation, load)
+
+
+def run(simulation: Simulation, load: Load, requests: Requests) -> None:
+    """Run a load until every request has ended and everything is given back. Raises: SimulationError if that does not come."""
+    queue, gateway = simulation.queue, simulation.gateway
+    load.begin(Senders(queue, gateway, requests, simulation.has_token))
+    limit_ns = to_ns(_PATIENCE * simulation.timeout_s)
+
+    def is_over() -> bool:
+        if load.is_over and simulation.is_idle:
+            return True
+        if queue.now_ns > gateway.changed_ns + limit_ns and (gateway.num_open or load.is_over):
+            still = f"{gateway.num_open} requests are open, {len(simulation.plans)} plans in work"
+            raise SimulationError(f"no request has been sent or has ended for {limit_ns / NS:g} s of the simulation: {still}")
+        return False
+
+    queue.run(is_over)
+
+
+def make_load(options: LoadOptions, plans: Sequence[RequestPlan]) -> Load:
+    """The load shape of these options."""
+    if options.scenario == "stall":
+        return Stall(*plan_stall(options, plans))
+    if options.scenario == "chat":
+        turns = make_conversations(plans, options.num_turns, lambda plan: {})
+        return ClosedLoop([conversation.turns for conversation in turns], options.concurrency)
+    if options.rate is not None or options.trace is not None:
+        return OpenLoop(plans)
+    return ClosedLoop([(plan,) for plan in plans], options.concurrency)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

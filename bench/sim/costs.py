@@ -1,0 +1,180 @@
+"""The cost model: how long each stage works, alone and beside others, and what a request costs on its way to the controller and back.
+
+``profile`` measures one and writes it as a JSON file; ``roofline`` computes one. Files for a few models are in ``costs/``. Pure except
+for reading files. All times are seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ...models.architecture import ModelConfig
+from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
+from ...schema.media import MediaKind, SegmentShape
+from ..environment import Environment
+
+FORMAT_VERSION = 1
+CONTEXT_QUANTUM = 256  # tokens: the cost of a decode step changes with so many more in its batch
+_SHIPPED = Path(__file__).with_name("costs")
+
+
+class CostsError(ValueError):
+    """A cost file cannot be used; the message names the file."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """seconds = fixed_s + max(least_s, per_unit_s * units) + per_square_s * squares.
+
+    ``least_s`` is the time to read the weights, which few units do not shorten. ``squares``: of attention, see ``prefill_squares`` and
+    ``encode_squares``.
+    """
+
+    fixed_s: float = 0.0
+    per_unit_s: float = 0.0
+    per_square_s: float = 0.0
+    least_s: float = 0.0
+
+    def seconds(self, units: float, squares: float = 0.0) -> float:
+        """The time of so much work, alone on the machine."""
+        return self.fixed_s + max(self.least_s, self.per_unit_s * units) + self.per_square_s * squares
+
+
+class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times outside the stages. ``ingress_s``: of a request from its client to the controller, and ``ingress_byte_s`` for each byte of
+    its media; ``fill_byte_s``: to write media pages; ``egress_s``: of a token from its commit to the client; ``message_s``: of a
+    message on the bus; ``tick_s``: from a message's arrival to the controller's decision."""
+
+    ingress_s: float = 0.0
+    ingress_byte_s: float = 0.0
+    fill_byte_s: float = 0.0
+    egress_s: float = 0.0
+    message_s: float = 0.0
+    tick_s: float = 0.0
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Units of ``analyse`` are pixels of a picture and bytes of other media; of ``preprocess`` and ``encode`` patch or mel rows; of
+    ``prefill`` tokens; of ``decode`` sequences of a step.
+
+    ``interference``: by the stages that work at once, joined by "+" in alphabetical order, the rate of each as a share of its speed
+    alone. ``threads`` and ``nice`` of stages and ``num_cores`` tell what other sets and further instances cost (``interference``).
+    ``environment``: where it was measured; None for a roofline.
+    """
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    origin: Literal["measured", "roofline"]
+    note: str = ""
+    model: ModelConfig
+    device: str
+    num_cores: int
+    threads: dict[str, int]
+    nice: dict[str, int] = {}
+    environment: Environment | None
+    analyse: dict[MediaKind, Line]
+    preprocess: dict[MediaKind, Line]
+    encode: dict[MediaKind, Line]
+    prefill: Line
+    decode: Line
+    decode_context_s: float  # per token in the KV cache of a step's batch
+    overheads: Overheads
+    interference: dict[str, dict[str, float]]
+
+    @property
+    def title(self) -> str:
+        """The name, with a warning where nothing was measured."""
+        return self.name if self.origin == "measured" else f"{self.name} (roofline, never measured)"
+
+
+def load_costs(name: str) -> Costs:
+    """Load a cost file by its path, or one of ``shipped_costs`` by name. Raises: CostsError."""
+    path = Path(name) if name.endswith(".json") else _SHIPPED / f"{name}.json"
+    try:
+        costs = msgspec.json.decode(path.read_bytes(), type=Costs)
+    except FileNotFoundError:
+        raise CostsError(
+            f"no costs {name!r}; there are {', '.join(shipped_costs())}, or give a .json file of mmrt bench profile"
+        ) from None
+    except OSError as error:
+        raise CostsError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise CostsError(f"{path} is no cost file: {error}") from None
+    if costs.format_version != FORMAT_VERSION:
+        raise CostsError(f"{path} has format {costs.format_version}, this version reads {FORMAT_VERSION}: run mmrt bench profile again")
+    _check(path, costs)
+    return costs
+
+
+def shipped_costs() -> list[str]:
+    """Names of the cost files that come with mmrt."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
+
+
+def _check(path: Path, costs: Costs) -> None:
+    """Raises: CostsError for times and rates that no machine has."""
+
+    def refuse(what: str, value: float, limit: str) -> None:
+        raise CostsError(f"{path}: {what} is {value}, it must be {limit}")
+
+    lines = {"prefill": costs.prefill, "decode": costs.decode}
+    for name, kinds in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
+        lines |= {f"{name}.{kind}": line for kind, line in kinds.items()}
+    times = {"decode_context_s": costs.decode_context_s}
+    for name, struct in (*lines.items(), ("overheads", costs.overheads)):
+        times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(struct).items()}
+    for what, value in times.items():
+        if not 0 <= value < math.inf:
+            refuse(what, value, "at least 0")
+    for together, rates in costs.interference.items():
+        for stage, rate in rates.items():
+            if not 0 < rate < math.inf:
+                refuse(f"interference of {together}: the rate of {stage}", rate, "above 0")
+            if stage not in together.split("+"):
+                raise CostsError(f"{path}: interference of {together} has a rate of {stage}, which is not one of them")
+    if costs.num_cores < 1:
+        refuse("num_cores", costs.num_cores, "at least 1")
+
+
+def prefill_squares(start: int, end: int) -> float:
+    """What attention reads for tokens [start, end): of each, the tokens before it."""
+    return (end**2 - start**2) / 2
+
+
+def encode_squares(num_rows: int) -> float:
+    """What full attention reads in a part of an encode plan: of each row, all its rows."""
+    return float(num_rows) ** 2
+
+
+def plan_seconds(costs: Costs, plan: Plan) -> float:
+    """The time of a plan, alone on the machine. Raises: CostsError for a kind of medium without costs."""
+    match plan:
+        case Prefill():
+            return costs.prefill.seconds(plan.units, sum(prefill_squares(chunk.start, chunk.end) for chunk in plan.chunks))
+        case Encode():
+            shapes = [part.shape for part in plan.parts]
+            return sum(_encode_seconds(costs, kind, shapes) for kind in dict.fromkeys(shape.kind for shape in shapes))
+        case Analyse():
+            media = plan.media
+            return _line(costs, "analyse", media.kind).seconds(media.work if media.kind == "image" else media.num_bytes)
+        case PreprocessSegment():
+            return _line(costs, "preprocess", plan.media.kind).seconds(plan.units)
+
+
+def _encode_seconds(costs: Costs, kind: MediaKind, shapes: Sequence[SegmentShape]) -> float:
+    rows = [shape.num_rows for shape in shapes if shape.kind == kind]
+    return _line(costs, "encode", kind).seconds(sum(rows), sum(map(encode_squares, rows)))
+
+
+def _line(costs: Costs, work: Literal["analyse", "preprocess", "encode"], kind: MediaKind) -> Line:
+    lines: dict[MediaKind, Line] = getattr(costs, work)
+    if kind not in lines:
+        raise CostsError(f"the costs {costs.name} have no line to {work} {kind}; there are {', '.join(lines)}")
+    return lines[kind]
+
+
+def step_seconds(costs: Costs, num_sequences: int, context: int) -> float:
+    """The time of a decode step of so many sequences with so many tokens in their KV cache together."""
+    return costs.decode.seconds(num_sequences) + costs.decode_context_s * (context // CONTEXT_QUANTUM * CONTEXT_QUANTUM)

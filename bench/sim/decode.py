@@ -1,0 +1,298 @@
+"""decode, simulated: continuous batching with no event per token.
+
+Between two events the members of the batch, the rate and the cost of a step are the same, so steps are equal and only counted. An event
+is due when a member ends or lacks pages for its next token, or when the batch's context has grown by ``CONTEXT_QUANTUM``; a
+message or a change of rate comes between. Messages take effect at the end of the step under way, as in ``actors/decode``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, ToController
+from ...runtime.controller.kv_manager import Progress
+from ...runtime.controller.request import Request
+from ...schema.gap_buckets import NUM_BUCKETS, bucket_of
+from ...schema.rows import EndCode, Phase
+from .costs import CONTEXT_QUANTUM, Costs, step_seconds
+from .events import EventQueue, to_ns
+from .processors import Processors
+from .rows import Rows
+from .step_log import StepLog
+from .turns import Turns
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A row of the running set. While it is ``active``, its count is ``count`` and the steps since ``since`` (a number of a step)."""
+
+    request: Request
+    row: int
+    generation: int
+    end: int  # count at which it ends
+    room: int = 0  # count at which it has no pages for the next token
+    count: int = 0
+    since: int = 0
+    active: bool = False
+
+    @property
+    def due(self) -> int:
+        """The step before which it has to be looked at."""
+        return self.since + min(self.end, self.room) - self.count
+
+
+class Decode:
+    """``post``: sends to the controller. ``on_stretch``: takes a request's key, and the first and last step of consecutive tokens of
+    it; ``on_end``: takes the key of a request that has all its tokens, at the time of its last. ``turns``: of its process, where its
+    stages compute one at a time: each step is one turn."""
+
+    stage = "decode"
+
+    def __init__(
+        self,
+        costs: Costs,
+        queue: EventQueue,
+        processors: Processors,
+        rows: Rows,
+        post: Callable[[str, ToController], None],
+        on_stretch: Callable[[int, int, int], None],
+        on_end: Callable[[int], None],
+        turns: Turns | None = None,
+    ) -> None:
+        self.log = StepLog(queue.now_ns)
+        self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
+        self._costs, self._queue, self._processors, self._rows = costs, queue, processors, rows
+        self._post, self._on_stretch, self._on_end = post, on_stretch, on_end
+        self._turns, self._has_turn, self._has_asked = turns, False, False
+        self._step_ns: dict[tuple[int, int], int] = {}
+        self._members: dict[int, Member] = {}
+        self._inbox: list[Admit | Drop] = []
+        self._due: list[tuple[int, int, Member]] = []  # (step, number, member): as far as was known
+        self._number = 0
+        self._num_active = self._num_sequences = self._context = 0  # of the active members
+        self._num_fresh = 0  # active members without a token since they became active
+        self._is_running = False
+        self._rate = 1.0
+        self._left_ns = self._since_ns = self._span_ns = 0  # of the step under way: alone; since when at this rate; so long from then
+        self._num_planned = 0  # steps until the next event
+        self._version = 0
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def take(self, message: ToActor) -> None:
+        """Take a message of the controller's."""
+        assert isinstance(message, Admit | Drop)
+        self._inbox.append(message)
+        self._stop_after_step()
+
+    def pages_added(self, row: int) -> None:
+        """The row has more pages."""
+        member = self._members.get(row)
+        if member is not None:
+            member.room = self._room(member.request)
+            if not member.active:
+                self._stop_after_step()
+
+    def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
+        """The words of these rows now."""
+        self._advance()
+        members, committed, end_codes, num_steps = self._members, self._rows.committed, self._rows.end_codes, self.log.num_steps
+        progress = []
+        for row, generation in watched:
+            member = members.get(row)
+            count = member.count + num_steps - member.since if member is not None and member.active else committed[row]
+            progress.append(Progress(row, generation, count, end_codes[row]))
+        return progress
+
+    def set_rate(self, rate: float) -> None:
+        """See ``processors.Server``."""
+        if self._is_running:
+            self._advance()
+            now_ns = self._queue.now_ns
+            self._left_ns = max(0, self._left_ns - round((now_ns - self._since_ns) * self._rate))
+            self._since_ns, self._rate = now_ns, rate
+            self._span_ns = round(self._left_ns / rate)
+            self._schedule()
+        self._rate = rate
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    def _stop_after_step(self) -> None:
+        """Look at messages and members at the end of the step under way; at once if there is none."""
+        if not self._is_running:
+            self._look()
+            return
+        self._advance()
+        if self._num_planned > 1:
+            self._num_planned = 1
+            self._schedule()
+
+    def _advance(self) -> None:
+        """Commit the steps that are over."""
+        first_ns = self._since_ns + self._span_ns
+        over_ns = self._queue.now_ns - first_ns
+        if not self._is_running or over_ns < 0:
+            return
+        cost_ns = self._cost_ns()
+        gap_ns = max(1, round(cost_ns / self._rate))
+        num_more = min(over_ns // gap_ns, self._num_planned - 1)
+        self.gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
+        self.gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
+        self._num_fresh = 0
+        self.log.add(first_ns, num_more, gap_ns)
+        self._num_planned -= 1 + num_more
+        self._context += (1 + num_more) * self._num_sequences
+        self._since_ns = self.log.last_ns
+        self._begin_step()
+
+    def _cost_ns(self) -> int:
+        """Of a step over the active members, alone."""
+        key = self._num_sequences, self._context // CONTEXT_QUANTUM
+        if key not in self._step_ns:
+            self._step_ns[key] = max(1, to_ns(step_seconds(self._costs, self._num_sequences, self._context)))
+        return self._step_ns[key]
+
+    def _begin_step(self) -> None:
+        self._left_ns = self._cost_ns()
+        self._span_ns = max(1, round(self._left_ns / self._rate))
+
+    def _schedule(self) -> None:
+        """Look again after the planned steps."""
+        self._version += 1
+        gap_ns = max(1, round(self._cost_ns() / self._rate))
+        self._queue.at(self._since_ns + self._span_ns + (self._num_planned - 1) * gap_ns, self._planned, self._version)
+
+    def _planned(self, version: int) -> None:
+        if version == self._version:
+            self._advance()
+            self._look()
+
+    def _look(self) -> None:
+        """At the end of a step, or while there is none: end members, let them join and leave, and go on."""
+        self._leave_due()
+        inbox, self._inbox = self._inbox, []
+        for message in inbox:
+            if isinstance(message, Admit):
+                self._join(message)
+            else:
+                self._drop(message)
+        for member in self._members.values() if len(self._members) > self._num_active else ():
+            if not member.active and min(member.end, member.room) > member.count:
+                self._activate(member)
+        if not self._num_sequences:
+            self._idle()
+            return
+        if self._turns is not None and not self._take_turn(self._turns):
+            return
+        if not self._is_running:
+            self._processors.start(self)
+            self._is_running, self._since_ns = True, self._queue.now_ns
+        self._begin_step()
+        self._num_planned = self._num_steps()
+        self._schedule()
+
+    def _num_steps(self) -> int:
+        """How many steps are equal and need no look between them."""
+        while (due := self._due[0])[2].due != due[0] or not due[2].active:  # it has got pages, or has left
+            heappop(self._due)
+            if due[2].active:
+                self._push(due[2])
+        same_cost = -(-(CONTEXT_QUANTUM - self._context % CONTEXT_QUANTUM) // self._num_sequences)
+        return min(due[0] - self.log.num_steps, same_cost)
+
+    def _idle(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self._version += 1
+            self._processors.stop(self)
+        if self._turns is not None and self._has_turn:
+            self._has_turn = False
+            self._turns.end()
+
+    def _take_turn(self, turns: Turns) -> bool:
+        """Whether the next step may begin now. If others wait for the turn, they go first."""
+        if self._has_turn and turns.is_wanted:
+            self._idle()
+        if not self._has_turn and not self._has_asked:
+            self._has_turn = turns.ask(self._turn_given, self._stop_after_step)
+            self._has_asked = not self._has_turn
+        return self._has_turn
+
+    def _turn_given(self) -> None:
+        self._has_turn, self._has_asked = True, False
+        self._look()
+
+    # -------------------------------------------------------------------------------------------------------- members
+
+    def _join(self, message: Admit) -> None:
+        request = self._rows.request(message.row, message.row_generation)
+        known = self._members.get(message.row)
+        if request is None or request.phase != Phase.DECODE or self._rows.end_codes[message.row]:
+            return
+        if known is not None and known.generation == message.row_generation:
+            return
+        member = Member(request, message.row, message.row_generation, request.record.max_new_tokens)
+        member.count, member.room = self._rows.committed[message.row], self._room(request)
+        self._members[message.row] = member
+
+    def _drop(self, message: Drop) -> None:
+        member = self._members.get(message.row)
+        if member is not None and member.generation == message.row_generation:
+            self._deactivate(member)
+            del self._members[message.row]
+        self._post("decode", Dropped(1, message.row, message.row_generation, message.ticket))
+
+    def _room(self, request: Request) -> int:
+        """The count at which the row lacks a page: with as many tokens, the next one has no place."""
+        page_tokens = self._rows.page_tokens
+        return min(
+            [len(table) * page_tokens - length + 1 for table, length in zip(request.block_tables, request.lengths, strict=False)]
+        )
+
+    def _activate(self, member: Member) -> None:
+        member.active, member.since = True, self.log.num_steps
+        self._num_active += 1
+        self._num_fresh += 1
+        self._num_sequences += len(member.request.lengths)
+        self._context += self._tokens(member)
+        self._push(member)
+
+    def _deactivate(self, member: Member) -> None:
+        """The member takes no part in the next step."""
+        if not member.active:
+            return
+        first, last = member.since, self.log.num_steps - 1
+        member.count += last + 1 - first
+        member.active = False
+        self._num_active -= 1
+        self._num_sequences -= len(member.request.lengths)
+        self._context -= self._tokens(member)
+        self._rows.committed[member.row] = member.count
+        if last >= first:
+            self._on_stretch(member.request.key, first, last)
+        else:
+            self._num_fresh -= 1
+
+    def _tokens(self, member: Member) -> int:
+        """In its KV cache, all sequences together, once the next step has read its input."""
+        return sum(member.request.lengths) + len(member.request.lengths) * member.count
+
+    def _push(self, member: Member) -> None:
+        self._number += 1
+        heappush(self._due, (member.due, self._number, member))
+
+    def _leave_due(self) -> None:
+        """Members that have ended leave; those without pages wait."""
+        while self._due and self._due[0][0] <= self.log.num_steps:
+            member = heappop(self._due)[2]
+            if not member.active:
+                continue
+            if member.due > self.log.num_steps:
+                self._push(member)
+                continue
+            self._deactivate(member)
+            if member.count >= member.end:
+                del self._members[member.row]
+                self._rows.end_codes[member.row] = EndCode.LENGTH
+                self._post("decode", SequenceEnded(1, member.row, member.generation))
+                self._on_end(member.request.key)

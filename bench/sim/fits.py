@@ -1,0 +1,127 @@
+"""From flight records of a run to a cost model: lines by least squares, and rates beside other stages (pure).
+
+A plan's time alone follows from its line; what it really took, from its record; who else worked meanwhile, from theirs. The rates are
+those with which the times alone are explained best.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import Line
+from .interference import stage_set
+
+LEAST_OVERLAP_S = 0.5  # of a set of stages, to count as measured
+RATES = (0.05, 1.25)  # outside of it a fit is wrong
+_PRIOR_S = 0.02  # of overlap, at the rate that is assumed without any
+
+Floats = NDArray[np.float64]
+
+
+Middle = Callable[[Sequence[float]], float]
+
+
+class Sample(NamedTuple):
+    """Work and how long it took."""
+
+    units: float
+    squares: float
+    seconds: float
+
+
+class Work(NamedTuple):
+    """A plan or a step that was worked on: when, in ns, and how long it takes alone."""
+
+    stage: str
+    begin_ns: int
+    end_ns: int
+    alone_s: float
+
+
+def fit_line(samples: Iterable[Sample], middle: Middle = statistics.median) -> Line:
+    """The line through the middles of samples of equal work, in relative errors; no coefficient is negative. Raises: ValueError."""
+    groups: dict[tuple[float, float], list[float]] = {}
+    for sample in samples:
+        groups.setdefault((sample.units, sample.squares), []).append(sample.seconds)
+    if not groups:
+        raise ValueError("there is nothing to fit a line to")
+    middles = {work: middle(times) for work, times in groups.items()}
+    coefficients = fit_not_negative([(1.0, *work) for work in middles], list(middles.values()))
+    return Line(fixed_s=coefficients[0], per_unit_s=coefficients[1], per_square_s=coefficients[2])
+
+
+def fit_not_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Coefficients of least relative squares, none below 0: the best of the fits over each set of columns."""
+    matrix, target = np.array(rows), np.array(seconds)
+    scaled, ones = matrix / target[:, None], np.ones(len(target))
+    best, least = [0.0] * matrix.shape[1], float("inf")
+    for size in range(1, matrix.shape[1] + 1):
+        for columns in combinations(range(matrix.shape[1]), size):
+            found, *_ = np.linalg.lstsq(scaled[:, columns], ones)
+            error = float(np.sum((scaled[:, columns] @ found - 1) ** 2))
+            if (found >= 0).all() and error < least - 1e-12:
+                best, least = [0.0] * matrix.shape[1], error
+                for column, value in zip(columns, found, strict=True):
+                    best[column] = float(value)
+    return best
+
+
+def fit_interference(works: Sequence[Work], assume: Callable[[Mapping[str, int]], Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Rates of each stage within each set of stages that worked at once for long enough. See ``Costs.interference``. ``assume``: rates
+    without any measurement, by the number of instances at work."""
+    shared = _Timeline(works)
+    interference: dict[str, dict[str, float]] = {}
+    for stage in sorted({work.stage for work in works}):
+        mine = [work for work in works if work.stage == stage]
+        sets = sorted(together for together in shared.sets_with(stage) if len(together) > 1)
+        if not sets:
+            continue
+        overlap = np.array([[shared.seconds(work, together) for together in sets] for work in mine])
+        beside = np.array([work.alone_s - shared.seconds(work, (stage,)) for work in mine])  # by itself its rate is 1
+        assumed = np.array([assume(dict.fromkeys(together, 1))[stage] for together in sets])
+        prior = np.eye(len(sets)) * np.sqrt(_PRIOR_S)
+        weight = np.array([max(work.alone_s, 1e-6) ** -0.5 for work in mine])  # errors add up like those of many small works
+        rates, *_ = np.linalg.lstsq(np.vstack((overlap * weight[:, None], prior)), np.concatenate((beside * weight, prior @ assumed)))
+        for together, rate, total_s in zip(sets, rates, overlap.sum(axis=0), strict=True):
+            if total_s >= LEAST_OVERLAP_S:
+                interference.setdefault(stage_set(together), {})[stage] = float(np.clip(rate, *RATES))
+    return dict(sorted(interference.items()))
+
+
+class _Timeline:
+    """Which stages worked when."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        edges = sorted({at_ns for work in works for at_ns in (work.begin_ns, work.end_ns)})
+        self._edges = np.array(edges, np.int64)
+        stages = sorted({work.stage for work in works})
+        changes = np.zeros((len(stages), len(edges)), np.int64)
+        for work in works:
+            row = stages.index(work.stage)
+            changes[row, self._at(work.begin_ns)] += 1
+            changes[row, self._at(work.end_ns)] -= 1
+        is_busy = np.cumsum(changes, axis=1)[:, :-1] > 0
+        lengths_s = np.diff(self._edges) / 1e9
+        self._before: dict[tuple[str, ...], Floats] = {}  # seconds of each set before each edge
+        for column in np.unique(is_busy, axis=1).T:
+            during = (is_busy == column[:, None]).all(axis=0)
+            together = tuple(stage for stage, busy in zip(stages, column, strict=True) if busy)
+            self._before[together] = np.concatenate(([0.0], np.cumsum(np.where(during, lengths_s, 0.0))))
+
+    def _at(self, time_ns: int) -> int:
+        return int(np.searchsorted(self._edges, time_ns))
+
+    def sets_with(self, stage: str) -> list[tuple[str, ...]]:
+        """Sets of stages that worked at once, this one among them."""
+        return [together for together in self._before if stage in together]
+
+    def seconds(self, work: Work, together: tuple[str, ...]) -> float:
+        """How long this set worked, and no other stage, during this work."""
+        before = self._before.get(together)
+        if before is None:
+            return 0.0
+        return float(before[self._at(work.end_ns)] - before[self._at(work.begin_ns)])

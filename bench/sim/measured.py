@@ -1,0 +1,260 @@
+"""From the flight records of the phases to a cost model. Called by ``profile`` (pure).
+
+On a machine that does other work, times say little; processor time still does. Then lines go through the means of the processor time,
+and rates of stages together are not measured.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ...models.architecture import ModelConfig
+from ...runtime.bus.plans import PlanKind
+from ...runtime.observe.flight import FlightRecord, Kind, unpack_pair, unpack_plan
+from ...runtime.stage_table import stage_of
+from ...schema.media import MediaKind
+from ..environment import Environment
+from .costs import Costs, Line, Overheads, encode_squares, prefill_squares, step_seconds
+from .fits import Middle, Sample, Work, fit_interference, fit_line, fit_not_negative
+from .interference import Interference
+from .phases import STREAM_INPUT, STREAM_TOKENS, PhaseRun
+from .requests import make_sample
+
+_LEAST_CPU_S = 0.2  # of a stage in a phase: the kernel counts in steps of 10 ms
+_QUIET = 0.85  # share of its work in which a stage alone has a processor, on a machine that does nothing else
+_NOTE = (
+    "Measured on a machine that did other work: stages alone had a processor for {:.0%} of their time. Times are scaled by "
+    "the processor time taken, and rates of stages together are assumed from threads and niceness."
+)
+_GAP_NS = 5_000_000  # between two steps, at most: decode was not idle
+_LEAST_STEPS = 8  # over equally many sequences, for a median
+_STAGES = {PlanKind.ANALYSE: "video", PlanKind.PREPROCESS: "video", PlanKind.ENCODE: "encoder", PlanKind.PREFILL: "prefill"}
+
+
+class Seen(NamedTuple):
+    """A phase, and all flight records of its time."""
+
+    run: PhaseRun
+    records: list[FlightRecord]
+
+    @property
+    def kind(self) -> MediaKind:
+        """Of the media of a phase with media."""
+        return next(kind for kind in self.run.phase.kinds if kind != "text")
+
+    def running(self, stage: str, num_threads: int) -> float:
+        """The share of the stage's work in which it had a processor: less than 1 where others of the machine took it. Of a stage with
+        one thread in a process of its own; 1 for others."""
+        work_s = sum(r.duration_ns for r in self.records if r.kind in (Kind.PLAN, Kind.STEP) and r.actor == stage) / 1e9
+        cpu_s = self.run.cpu_s.get(stage, 0.0)
+        return min(1.0, cpu_s / work_s) if num_threads == 1 and work_s > 0 and cpu_s > _LEAST_CPU_S else 1.0
+
+
+class Machine(NamedTuple):
+    """``threads`` and ``nice``: of each stage."""
+
+    environment: Environment
+    num_cores: int
+    threads: dict[str, int]
+    nice: dict[str, int]
+
+
+def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -> Costs:
+    """The cost model of what was seen. Raises: ValueError for too little of it."""
+    threads = machine.threads
+    phases: dict[str, list[Seen]] = {}
+    for one in seen:
+        phases.setdefault(one.run.phase.name, []).append(one)
+    quiet = min(one.running(stage, threads[stage]) for stage in ("prefill", "decode") for one in phases[stage])
+    scaled: Mapping[str, int] = {} if quiet >= _QUIET else threads
+    middle: Middle = statistics.median if quiet >= _QUIET else statistics.fmean  # a share of the time is one of the mean
+    media = phases.get("media", [])
+    kinds = list(dict.fromkeys(one.kind for one in media))
+    lines = {
+        work: {
+            kind: fit_line((s for one in media if one.kind == kind for s in _media_samples(model, work, one, scaled)), middle)
+            for kind in kinds
+        }
+        for work in (PlanKind.ANALYSE, PlanKind.PREPROCESS, PlanKind.ENCODE)
+    }
+    decode, context_s = fit_decode(phases["decode"], scaled, middle)
+    costs = Costs(
+        name=name,
+        origin="measured",
+        note="" if quiet >= _QUIET else _NOTE.format(quiet),
+        model=model,
+        device="cpu",
+        num_cores=machine.num_cores,
+        threads=threads,
+        nice=machine.nice,
+        environment=machine.environment,
+        analyse=lines[PlanKind.ANALYSE],
+        preprocess=lines[PlanKind.PREPROCESS],
+        encode=lines[PlanKind.ENCODE],
+        prefill=fit_line((sample for one in phases["prefill"] for sample in _prefill_samples(one, scaled)), middle),
+        decode=decode,
+        decode_context_s=context_s,
+        overheads=fit_overheads(model, [*phases["prefill"], *media], statistics.median if quiet >= _QUIET else _quick),
+        interference={},
+    )
+    if quiet < _QUIET:
+        return costs
+    works = [work for one in phases["together"] for work in _works(model, costs, one)]
+    return msgspec.structs.replace(costs, interference=fit_interference(works, Interference(costs).rates))
+
+
+def _plans(records: Iterable[FlightRecord], kind: PlanKind) -> list[FlightRecord]:
+    """Plans of a kind that were done."""
+    return [record for record in records if record.kind == Kind.PLAN and unpack_plan(record.a)[:2] == (kind, 0)]
+
+
+def _prefill_samples(seen: Seen, threads: Mapping[str, int]) -> list[Sample]:
+    squares, share = _squares(seen.records), seen.running("prefill", threads.get("prefill", 0))
+    plans = _plans(seen.records, PlanKind.PREFILL)
+    return [Sample(plan.b, squares.get(plan.key, 0.0), share * plan.duration_ns / 1e9) for plan in plans]
+
+
+def _squares(records: Iterable[FlightRecord]) -> dict[int, float]:
+    """Of prefill plans, by number."""
+    squares: dict[int, float] = {}
+    for record in records:
+        if record.kind == Kind.PLAN_REQUEST:
+            first, last = unpack_pair(record.b)
+            squares[record.a] = squares.get(record.a, 0.0) + prefill_squares(first, last)
+    return squares
+
+
+def _media_samples(model: ModelConfig, work: PlanKind, seen: Seen, threads: Mapping[str, int]) -> list[Sample]:
+    kind, stage = seen.kind, _STAGES[work]
+    item, shape = make_sample(model, kind, seen.run.phase.shapes)
+    share = seen.running(stage, threads.get(stage, 0))
+    samples = []
+    for plan in _plans(seen.records, work):
+        units, squares = float(plan.b), 0.0
+        if work == PlanKind.ANALYSE and kind == "image":
+            units = item.work
+        elif work == PlanKind.ENCODE:
+            squares = _encode_squares(plan.b, [segment.num_rows for segment in shape.segments])
+        samples.append(Sample(units, squares, share * plan.duration_ns / 1e9))
+    return samples
+
+
+def _encode_squares(num_rows: int, parts: Sequence[int]) -> float:
+    """Of an encode plan of so many rows, whose parts come from a medium with parts of these rows."""
+    mean = sum(encode_squares(rows) for rows in parts) / sum(parts)
+    return num_rows * mean
+
+
+def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle) -> tuple[Line, float]:
+    """The line of a step over sequences, and the seconds per token in their KV cache. A step lasts from commit to commit; where others
+    took processors, so long as it had one."""
+    rows, gaps = [], []
+    for one in seen:
+        steps = [record for record in one.records if record.kind == Kind.STEP]
+        num_tokens = statistics.mean(record.num_prompt_tokens or 0 for record in one.run.records) + one.run.phase.max_tokens / 2
+        share = one.running("decode", threads.get("decode", 0))
+        by_count: dict[int, list[float]] = {}
+        for before, after in zip(steps, steps[1:], strict=False):
+            if before.a == after.a and after.key == before.key + 1:
+                length_ns = share * after.duration_ns if threads else after.end_ns - before.end_ns
+                by_count.setdefault(after.a, []).append(length_ns / 1e9)
+        for count, times_s in by_count.items():
+            if len(times_s) >= _LEAST_STEPS:
+                rows.append((1.0, float(count), count * num_tokens))
+                gaps.append(middle(times_s))
+    if len(rows) < 3:
+        raise ValueError(f"decode took {len(rows)} kinds of steps often enough, 3 are needed: --seconds is too short")
+    fixed_s, sequence_s, context_s = fit_not_negative(rows, gaps)
+    return Line(fixed_s=fixed_s, per_unit_s=sequence_s), context_s
+
+
+def fit_overheads(model: ModelConfig, seen: Sequence[Seen], typical: Middle) -> Overheads:
+    """From requests that came one after the other: the times between what client, gateway, controller and actors noted."""
+    ingress: dict[int, list[float]] = {}
+    fill, egress, messages, ticks = [], [], [], []
+    for one in seen:
+        kind = one.run.phase.kinds[0]
+        num_bytes = 0 if kind == "text" else one.run.phase.num_items * make_sample(model, kind, one.run.phase.shapes)[0].num_bytes
+        ticks += [record.duration_ns / 1e9 for record in one.records if record.kind == Kind.TICK and record.a]
+        messages += _message_times(one.records)
+        fill += [record.duration_ns / 1e9 / record.c for record in one.records if record.kind == Kind.WRITTEN and record.c]
+        for record in one.run.records:
+            inside = [r for r in one.records if record.sent_s * 1e9 <= r.time_ns and r.end_ns <= record.end_s * 1e9]
+            submitted = [r.time_ns / 1e9 - record.sent_s for r in inside if r.kind == Kind.SUBMITTED]
+            commits = [r.end_ns / 1e9 for r in inside if r.kind == Kind.STEP]
+            if submitted and commits and record.chunks:
+                ingress.setdefault(num_bytes, []).append(submitted[0])
+                egress.append(record.chunks[0].time_s - commits[0])
+    if not ingress or not messages:
+        raise ValueError("no request came to its end in its phase: --seconds is too short")
+    ingress_s, ingress_byte_s = fit_not_negative([(1.0, float(size)) for size in ingress], list(map(typical, ingress.values())))
+    return Overheads(
+        ingress_s=ingress_s,
+        ingress_byte_s=ingress_byte_s,
+        fill_byte_s=typical(fill) if fill else 0.0,
+        egress_s=max(0.0, typical(egress)),
+        message_s=typical(messages),
+        tick_s=typical(ticks),
+    )
+
+
+def _quick(values: Sequence[float]) -> float:
+    """The tenth percentile: of short times, those that nobody else lengthened."""
+    return sorted(values)[len(values) // 10]
+
+
+def _message_times(records: Sequence[FlightRecord]) -> list[float]:
+    """Of plans that waited for nothing: from the controller to the actor, and back."""
+    issued = {record.key: record.time_ns for record in records if record.kind == Kind.ISSUED}
+    known = {record.key: record.time_ns for record in records if record.kind == Kind.ACKNOWLEDGED}
+    times = []
+    for record in records:
+        if record.kind == Kind.PLAN and record.key in issued and record.key in known:
+            times.append((record.time_ns - record.c - issued[record.key]) / 1e9)
+            times.append((known[record.key] - record.end_ns) / 1e9)
+    return [seconds for seconds in times if seconds > 0]
+
+
+def _works(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
+    """What the stages did while they worked together, and how long it would have taken alone."""
+    return [*_steps_together(costs, seen), *_plans_together(model, costs, seen)]
+
+
+def _steps_together(costs: Costs, seen: Seen) -> list[Work]:
+    """Steps over the phase's streams first, then over its other requests. As in ``fit_decode``, a step lasts from commit to commit."""
+    num_prompt = statistics.mean(record.num_prompt_tokens or 0 for record in seen.run.records)
+    works: list[Work] = []
+    before: FlightRecord | None = None
+    for record in seen.records:
+        if record.kind == Kind.STEP:
+            num_streams = min(record.a, seen.run.phase.num_streams)
+            context = num_streams * (STREAM_INPUT + STREAM_TOKENS / 2) + (record.a - num_streams) * num_prompt
+            follows = before is not None and before.key + 1 == record.key and record.time_ns - before.end_ns < _GAP_NS
+            begin_ns = before.end_ns if before is not None and follows else record.time_ns
+            works.append(Work("decode", begin_ns, record.end_ns, step_seconds(costs, record.a, round(context))))
+            before = record
+    return works
+
+
+def _plans_together(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
+    squares = _squares(seen.records)
+    phase = seen.run.phase
+    item, shape = make_sample(model, seen.kind, phase.shapes) if {*phase.kinds} - {"text"} else (None, None)
+    tables = {PlanKind.ANALYSE: costs.analyse, PlanKind.PREPROCESS: costs.preprocess, PlanKind.ENCODE: costs.encode}
+    works = []
+    for record in seen.records:
+        if record.kind != Kind.PLAN or unpack_plan(record.a)[1]:
+            continue
+        kind = unpack_plan(record.a)[0]
+        if kind == PlanKind.PREFILL:
+            seconds = costs.prefill.seconds(record.b, squares.get(record.key, 0.0))
+        elif item is not None and shape is not None:
+            units = item.work if kind == PlanKind.ANALYSE and item.kind == "image" else record.b
+            parts = [segment.num_rows for segment in shape.segments]
+            seconds = tables[kind][item.kind].seconds(units, _encode_squares(record.b, parts) if kind == PlanKind.ENCODE else 0.0)
+        else:
+            continue
+        works.append(Work(stage_of(record.actor), record.time_ns, record.end_ns, seconds))
+    return works

@@ -1,0 +1,106 @@
+"""The arguments of ``mmrt bench sim``: parsed, checked, and frozen, before anything runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...actors.controller.policy_file import PolicyFile
+from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, load_config, to_data
+from ...runtime.controller.scheduling.policy import POLICIES, Policy
+from ...runtime.errors import ConfigError
+from ..output import JSON_HELP
+from ..serve.load_options import LoadOptions, add_load, load_values, number
+from .costs import Costs, CostsError, load_costs, shipped_costs
+
+_DEFAULT_COSTS = "demo-cpu"
+
+
+class SimOptions(LoadOptions, frozen=True, kw_only=True):
+    """The options of a simulation. ``caches``: prefix and embedding caches are on."""
+
+    costs: str
+    policy: str
+    layout: str
+    caches: bool
+
+
+def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Policy, argparse.Namespace]:
+    """Parse the command line. Exits with status 2 and a message for a bad one."""
+    parser = make_parser()
+    given = parser.parse_args(argv)
+    values = load_values(parser, given)
+    try:
+        costs = load_costs(given.costs)
+        config = _configured(load_config(given.config), given, costs)
+        policy = load_policy(config.scheduling.policy)
+    except (ConfigError, CostsError) as error:
+        parser.error(str(error))
+    if given.rate == float("inf") and given.trace:
+        parser.error("--rate inf: a trace is stretched to a finite rate")
+    options = SimOptions(
+        **values, costs=given.costs, policy=policy.name, layout=config.actors.layout, caches=config.memory.prefix_cache
+    )
+    return options, config, costs, policy, given
+
+
+def load_policy(policy: str) -> Policy:
+    """Return one of mmrt's policies by its name, or that of a user's file. Raises: ConfigError, also for whatever the file raises."""
+    if not is_policy_file(policy):
+        return POLICIES[policy]
+    try:
+        file = PolicyFile.read(Path(policy))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the policy {policy}: {error}") from None
+    try:
+        return file.load()
+    except Exception as error:  # of a user's code
+        raise ConfigError(f"the policy {policy} cannot be loaded: {file.explain(error)}") from None
+
+
+def _configured(config: RuntimeConfig, given: argparse.Namespace, costs: Costs) -> RuntimeConfig:
+    """The configuration with the flags in it. Raises: ConfigError."""
+    data = to_data(config)
+    data["model"]["device"] = "cpu" if costs.device == "cpu" else "cuda"
+    if given.policy is not None:
+        data["scheduling"]["policy"] = str(Path(given.policy).absolute()) if is_policy_file(given.policy) else given.policy
+    if given.layout is not None:
+        data["actors"]["layout"] = given.layout
+    if given.rows is not None:
+        data["memory"]["max_sequences"] = given.rows
+    if given.kv_tokens is not None:
+        data["memory"]["kv_tokens"] = given.kv_tokens
+    if not given.caches:
+        data["memory"]["prefix_cache"] = data["memory"]["embedding_cache"] = False
+    return convert_config(data)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of a load, and what it is simulated on."""
+    parser = argparse.ArgumentParser(
+        prog="mmrt bench sim",
+        description="Simulate a load on the controller's own code with modelled actors: the report of bench serve, without a server.",
+        epilog="Exit status: 0 when every request went well, 1 when one failed, 2 for a bad command line. See docs/simulator.md.",
+    )
+    add = parser.add_argument
+    add(
+        "--costs",
+        default=_DEFAULT_COSTS,
+        metavar="NAME|FILE",
+        help=f"the cost model: {', '.join(shipped_costs())}, or a .json file of mmrt bench profile (%(default)s)",
+    )
+    add("--policy", metavar="NAME|FILE", help=f"{', '.join(POLICIES)}, or a file NAME.py (the configuration's)")
+    add("--layout", metavar="LAYOUT", help="as actors.layout, e.g. 2E+P+D")
+    add("--config", type=Path, metavar="FILE", help="the configuration of the simulated run, in TOML")
+    add("--rows", type=int, metavar="N", help="memory.max_sequences")
+    add("--kv-tokens", type=int, metavar="N", help="memory.kv_tokens")
+    add("--no-caches", dest="caches", action="store_false", help="neither prefix nor embedding cache")
+    add_load(parser)
+    add(
+        "--validate",
+        type=number("rounds", int, least=1),
+        metavar="ROUNDS",
+        help="run three loads so many times live and once simulated, and compare; --num-requests is for each",
+    )
+    add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    return parser

@@ -1,0 +1,130 @@
+"""The loads of ``mmrt bench profile``, and how they are driven: each stage alone with works of several sizes, then stages together."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from ...runtime.supervisor.processes import cpu_seconds
+from ..serve.client import BenchError
+from ..serve.drivers import new_record
+from ..serve.record import Record
+from ..serve.target import Target
+from ..serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_steady
+
+STREAM_INPUT, STREAM_TOKENS = 16, 128  # short, so that their mean tells how many tokens they have
+SETTLE_S = 0.5
+MAX_CONTEXT_SHARE = 8  # long prompts take this part of the context at most
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """``num_at_once`` requests at a time for ``seconds``, of each kind in turn, beside ``num_streams`` text streams."""
+
+    name: str
+    seconds: float
+    kinds: tuple[Modality, ...] = ("text",)
+    num_at_once: int = 1
+    num_input_tokens: int = 16
+    max_tokens: int = 1
+    num_items: int = 1  # media of a request
+    shapes: MediaShapes = MediaShapes()
+    num_streams: int = 0
+
+
+class PhaseRun(msgspec.Struct, frozen=True):
+    """What a phase did. Times are ns of CLOCK_MONOTONIC. ``records``: without those of streams. ``cpu_s``: processor time that each
+    process of the run took."""
+
+    phase: Phase
+    begin_ns: int
+    end_ns: int
+    records: list[Record]
+    cpu_s: dict[str, float]
+
+
+def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> list[Phase]:
+    """The phases for a model that takes these kinds, of so many seconds together."""
+    long_tokens = min(1024, max_context // MAX_CONTEXT_SHARE)
+    alone = [
+        *(Phase(name="prefill", num_input_tokens=tokens, seconds=1) for tokens in (32, long_tokens // 4, long_tokens)),
+        *(Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5) for count in (1, 4, 16)),
+        Phase(name="decode", num_at_once=4, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5),
+    ]
+    pictures = [MediaShapes(image_size=(side, side)) for side in (112, 336, 560)]
+    clips = [MediaShapes(video_size=(side, side), video_s=2.0, video_fps=8) for side in (112, 224)]
+    sounds = [MediaShapes(audio_s=duration_s) for duration_s in (1.0, 4.0)]
+    media: dict[Modality, list[MediaShapes]] = {"image": pictures, "video": clips, "audio": sounds}
+    for kind, sizes in media.items():
+        if kind in kinds:
+            alone += [Phase(name="media", kinds=(kind,), shapes=shapes, seconds=1.2) for shapes in sizes]
+            alone.append(
+                Phase(name="media", kinds=(kind,), num_items=4, shapes=sizes[0], seconds=1.5)
+            )  # batches, where sizes are alike
+    together = [Phase(name="together", num_input_tokens=long_tokens // 2, num_at_once=2, num_streams=4, seconds=3)]
+    if "image" in kinds:
+        together += [
+            Phase(name="together", kinds=("image",), num_at_once=3, num_streams=4, shapes=pictures[1], seconds=4),
+            Phase(name="together", kinds=("image",), num_at_once=4, shapes=pictures[1], seconds=3),
+            Phase(name="together", kinds=("image", "text"), num_at_once=4, num_input_tokens=long_tokens // 2, seconds=3),
+        ]
+    phases = [*alone, *together]
+    scale = seconds / sum(phase.seconds for phase in phases)
+    return [msgspec.structs.replace(phase, seconds=phase.seconds * scale) for phase in phases]
+
+
+async def drive(target: Target, phase: Phase, pids: Mapping[int, str]) -> PhaseRun:
+    """Drive a phase, after a request of each kind to warm up. The caches of the run are off: all requests of a kind are the same one.
+    ``pids``: the processes of the run, by their names.
+
+    Raises: BenchError if a request fails.
+    """
+    target.options = msgspec.structs.replace(target.options, shapes=phase.shapes)
+    plans = [_plan(phase, kind, phase.max_tokens) for kind in phase.kinds]
+    stream = _plan(msgspec.structs.replace(phase, num_input_tokens=STREAM_INPUT, num_items=1), "text", STREAM_TOKENS)
+    target.prepare([*plans, stream])
+    for plan in plans:
+        await _ask(target, plan)
+    streams = [asyncio.create_task(_keep(target, itertools.repeat(stream), math.inf)) for _ in range(phase.num_streams)]
+    try:
+        await asyncio.sleep(SETTLE_S)
+        begin_ns, before = time.monotonic_ns(), _cpu_s(pids)
+        turns = itertools.cycle(plans)
+        found = await asyncio.gather(*(_keep(target, turns, phase.seconds) for _ in range(phase.num_at_once)))
+        end_ns, after = time.monotonic_ns(), _cpu_s(pids)
+    finally:
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    cpu_s = {name: after[name] - before[name] for name in after}
+    return PhaseRun(phase, begin_ns, end_ns, [record for records in found for record in records], cpu_s)
+
+
+def _cpu_s(pids: Mapping[int, str]) -> dict[str, float]:
+    return {name: cpu_seconds(pid) or 0.0 for pid, name in pids.items()}
+
+
+async def _keep(target: Target, plans: Iterator[RequestPlan], seconds: float) -> list[Record]:
+    """One request after the other, as long as a next one may begin."""
+    end_s = time.monotonic() + seconds
+    records: list[Record] = []
+    while not records or time.monotonic() < end_s:
+        records.append(await _ask(target, next(plans)))
+    return records
+
+
+async def _ask(target: Target, plan: RequestPlan) -> Record:
+    record = new_record(plan, time.monotonic())
+    await target.send(plan, record)
+    if record.error is not None:
+        raise BenchError(f"a {plan.group} request failed: {record.error}")
+    return record
+
+
+def _plan(phase: Phase, kind: Modality, max_tokens: int) -> RequestPlan:
+    lengths = Lengths(input_low=phase.num_input_tokens, input_high=phase.num_input_tokens, max_tokens=max_tokens)
+    (plan,) = plan_steady({kind: 1.0}, 1, lengths, 0)
+    seed = f"profile/{phase.name}/{kind}/{phase.num_input_tokens}/{max_tokens}/{phase.num_items}"
+    return msgspec.structs.replace(plan, seed=seed, media=plan.media * phase.num_items)

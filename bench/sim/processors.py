@@ -1,0 +1,51 @@
+"""Processor sharing: servers at work on one device, whose rates follow from who else works there."""
+
+from collections import Counter
+from typing import Protocol
+
+from .interference import Interference
+
+
+class Server(Protocol):
+    """Something that works on a device: an actor, or a thread of one."""
+
+    @property
+    def stage(self) -> str: ...
+
+    def set_rate(self, rate: float) -> None:
+        """Go on at this share of the speed alone."""
+        ...
+
+
+class Processors:
+    """The servers at work now. ``start`` and ``stop`` change the rates of all of them at once."""
+
+    def __init__(self, interference: Interference) -> None:
+        self._interference = interference
+        self._rates: dict[Server, float] = {}
+        self._counts: Counter[str] = Counter()
+
+    def start(self, server: Server) -> None:
+        """This server works from now on."""
+        assert server not in self._rates
+        self._rates[server] = 0.0
+        self._counts[server.stage] += 1
+        self._share()
+
+    def stop(self, server: Server) -> None:
+        """This server works no more."""
+        del self._rates[server]
+        self._counts[server.stage] -= 1
+        if not self._counts[server.stage]:
+            del self._counts[server.stage]
+        self._share()
+
+    def _share(self) -> None:
+        if not self._rates:
+            return
+        rates = self._interference.rates(self._counts)
+        for server, before in self._rates.items():
+            rate = rates[server.stage]
+            if rate != before:
+                self._rates[server] = rate
+                server.set_rate(rate)

@@ -1,0 +1,211 @@
+"""From the records of a simulation to the report of ``bench serve`` (pure)."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from ...runtime.config import RuntimeConfig
+from ..serve.load_options import LoadOptions, settings_of
+from ..serve.record import Chunk, Record
+from ..serve.report import (
+    ALL_GROUP,
+    Distribution,
+    GroupSummary,
+    Report,
+    Simulated,
+    SloSummary,
+    count_failures,
+    distribution,
+    summarise_chat,
+    summarise_stall,
+)
+from ..serve.slo import TBT_SHARE, Slo
+from ..serve.stall import STREAM_GROUP, StallRun
+from .costs import Costs
+from .events import NS, to_ns
+from .gateway import SimRecord
+from .loads import Load, Stall
+from .simulation import Simulation
+from .step_log import Ints, pauses, weights
+
+
+class Steps:
+    """The steps of a run, as far as records need them. ``egress_ns``: from a commit to the client."""
+
+    def __init__(self, simulation: Simulation, costs: Costs) -> None:
+        self.gaps = simulation.decode.log.gaps()
+        self.commits = simulation.decode.log.commits()
+        self.egress_ns = to_ns(costs.overheads.egress_s)
+
+    def ttft_s(self, record: SimRecord) -> float | None:
+        """From sending to the first token; None without one."""
+        if not record.stretches:
+            return None
+        return (int(self.commits[record.stretches[0][0]]) + self.egress_ns - record.sent_ns) / NS
+
+    def cut_short(self, record: SimRecord) -> None:
+        """Leave out the tokens that came after the client had gone."""
+        if record.cut:
+            last = int(np.searchsorted(self.commits, record.end_ns - self.egress_ns, "right")) - 1
+            record.stretches = [(first, min(end, last)) for first, end in record.stretches if first <= last]
+            record.num_tokens = sum(end + 1 - first for first, end in record.stretches)
+
+    def record(self, record: SimRecord) -> Record:
+        """The same request with the time of each token, as ``bench serve`` has it."""
+        at_ns = [int(self.commits[step]) + self.egress_ns for first, last in record.stretches for step in range(first, last + 1)]
+        return Record(
+            index=record.index,
+            group=record.group,
+            scheduled_s=record.scheduled_ns / NS,
+            sent_s=record.sent_ns / NS,
+            chunks=[Chunk(time_ns / NS, 1) for time_ns in at_ns],
+            end_s=record.end_ns / NS,
+            num_prompt_tokens=record.num_prompt_tokens,
+            num_completion_tokens=record.num_tokens,
+            num_cached_tokens=record.num_cached_tokens,
+            error=record.error,
+            cut=record.cut,
+        )
+
+
+def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simulation: Simulation, load: Load) -> Report:
+    """The report of a simulation that is over."""
+    records, steps = simulation.gateway.records, Steps(simulation, costs)
+    for record in records:
+        steps.cut_short(record)
+    duration_s = (max(r.end_ns for r in records) - min(r.sent_ns for r in records)) / NS if records else 0.0
+    names = sorted({record.group for record in records})
+    groups = [_group(ALL_GROUP, records, steps, duration_s)]
+    if len(names) > 1:
+        groups += [_group(name, [record for record in records if record.group == name], steps, duration_s) for name in names]
+    state = simulation.controller.state
+    return Report(
+        scenario=options.scenario,
+        model=costs.title,
+        settings=settings_of(options),
+        environment=costs.environment,
+        duration_s=duration_s,
+        groups=groups,
+        failures=count_failures(map(steps.record, (record for record in records if record.error is not None))),
+        lag=None,
+        stall=summarise_stall(stall_run(load, records, steps)) if isinstance(load, Stall) else None,
+        chat=summarise_chat([steps.record(record) for record in records]) if options.scenario == "chat" else None,
+        slo=_slo(records, steps, options.slo, duration_s) if options.slo else None,
+        simulated=Simulated(
+            policy=state.policy.name,
+            layout=config.actors.layout,
+            costs=costs.name,
+            origin=costs.origin,
+            note=costs.note,
+            num_ticks=simulation.num_ticks,
+            num_steps=simulation.decode.log.num_steps,
+            totals={field: getattr(state.totals, field) for field in _TOTALS},
+        ),
+    )
+
+
+_TOTALS = ("admitted", "finished", "failed", "preempted", "evicted", "overruled", "illegal", "prompt_tokens", "cached_tokens")
+
+
+def stall_run(load: Stall, records: Sequence[SimRecord], steps: Steps) -> StallRun:
+    """The phases and records of a ``stall`` that is over."""
+    told = [steps.record(record) for record in records]
+    streams, fresh = ([r for r in told if (r.group == STREAM_GROUP) is is_stream] for is_stream in (True, False))
+    alone_s, fresh_s, end_s = (at_ns / NS for at_ns in (load.alone_ns, load.fresh_ns, load.end_ns))
+    return StallRun(streams, fresh, (alone_s, fresh_s), (fresh_s, end_s))
+
+
+def _group(group: str, records: Sequence[SimRecord], steps: Steps, duration_s: float) -> GroupSummary:
+    """See ``serve.report.summarise_group``."""
+    good = [record for record in records if record.error is None]
+    num_input_tokens = sum(record.num_prompt_tokens or 0 for record in good)
+    num_output_tokens = sum(record.num_tokens for record in good)
+
+    def rate(count: int) -> float:
+        return count / duration_s if duration_s > 0 else 0.0
+
+    tbt = time_between_tokens(good, steps)
+    return GroupSummary(
+        group=group,
+        num_requests=len(records),
+        num_failed=len(records) - len(good),
+        num_cut=sum(record.cut for record in good),
+        num_input_tokens=num_input_tokens,
+        num_output_tokens=num_output_tokens,
+        requests_per_s=rate(sum(record.is_success for record in good)),
+        input_tokens_per_s=rate(num_input_tokens),
+        output_tokens_per_s=rate(num_output_tokens),
+        tokens_per_chunk=1.0 if num_output_tokens else 0.0,
+        ttft=distribution(ttft_s for record in good if (ttft_s := steps.ttft_s(record)) is not None),
+        tbt=tbt,
+        gap=tbt,
+        e2e=distribution((record.end_ns - record.sent_ns) / NS for record in good if record.is_success),
+    )
+
+
+def time_between_tokens(records: Sequence[SimRecord], steps: Steps) -> Distribution | None:
+    """Over all tokens of these records."""
+    counts = weights(len(steps.gaps), [record.stretches for record in records])
+    extra = [pause for record in records for pause in pauses(steps.commits, record.stretches)]
+    values = np.concatenate((steps.gaps, np.array(extra, np.int64)))
+    return weighted_distribution(values, np.concatenate((counts, np.ones(len(extra), np.int64))))
+
+
+def weighted_distribution(values_ns: Ints, counts: Ints) -> Distribution | None:
+    """``serve.report.distribution`` of values that occur so many times."""
+    order = np.argsort(values_ns, kind="stable")
+    order = order[counts[order] > 0]
+    if not len(order):
+        return None
+    ordered, upto = values_ns[order], np.cumsum(counts[order])
+    count = int(upto[-1])
+
+    def at(position: int) -> int:
+        return int(ordered[np.searchsorted(upto, position, "right")])
+
+    def percentile(percent: float) -> float:
+        position = (count - 1) * percent / 100
+        below = math.floor(position)
+        low, high = at(below), at(min(below + 1, count - 1))
+        return (low + (high - low) * (position - below)) / NS
+
+    return Distribution(
+        count=count,
+        mean=int(np.dot(ordered, counts[order])) / count / NS,
+        min=int(ordered[0]) / NS,
+        p50=percentile(50),
+        p90=percentile(90),
+        p95=percentile(95),
+        p99=percentile(99),
+        max=int(ordered[-1]) / NS,
+    )
+
+
+def _slo(records: Sequence[SimRecord], steps: Steps, slo: Slo, duration_s: float) -> SloSummary:
+    """See ``serve.report.summarise_slo``."""
+    late = np.concatenate(([0], np.cumsum(steps.gaps >= slo.tbt_s * NS)))  # before each step
+    judged = [record for record in records if not record.cut]
+    num_met = sum(_is_met(record, steps, late, slo) for record in judged)
+    return SloSummary(
+        ttft_s=slo.ttft_s,
+        tbt_s=slo.tbt_s if math.isfinite(slo.tbt_s) else None,
+        attainment=num_met / len(judged) if judged else 0.0,
+        attained_requests_per_s=num_met / duration_s if duration_s > 0 else 0.0,
+    )
+
+
+def _is_met(record: SimRecord, steps: Steps, late: Ints, slo: Slo) -> bool:
+    ttft_s = steps.ttft_s(record)
+    if not record.is_success or ttft_s is None or ttft_s >= slo.ttft_s:
+        return False
+    num_late = sum(int(late[last + 1] - late[first + 1]) for first, last in record.stretches)
+    num_late += sum(pause >= slo.tbt_s * NS for pause in pauses(steps.commits, record.stretches))
+    num_tbts = record.num_tokens - 1
+    return num_tbts - num_late >= TBT_SHARE * num_tbts
+
+
+def encode_report(report: Report) -> bytes:
+    """As JSON: of equal simulations equal bytes."""
+    return msgspec.json.encode(report)

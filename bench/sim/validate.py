@@ -1,0 +1,140 @@
+"""``mmrt bench sim --validate``: the same loads live and simulated, side by side, with the spread of the live runs."""
+
+import asyncio
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from ...runtime.config import RuntimeConfig, ServerSection
+from ..environment import Environment, read_environment
+from ..output import progress
+from ..own_run import own_run
+from ..render import show_environment, show_table, show_targets
+from ..serve.client import BenchError
+from ..serve.command import run_bench
+from ..serve.options import parse_options
+from ..serve.report import Distribution, Report
+from .costs import Costs
+
+LOADS = {
+    "steady text": ("--scenario", "steady", "--input-tokens", "16-128", "--max-tokens", "48"),
+    "mixed": ("--scenario", "mixed", "--modality", "text:1,image:1", "--input-tokens", "16-128", "--max-tokens", "48"),
+    "chat": ("--scenario", "chat", "--turns", "3", "--max-tokens", "32"),
+}
+_LIMITS = {"TTFT P50": 0.15, "TTFT P90": 0.15, "TTFT P99": 0.30, "TBT mean": 0.15, "TBT P99": 0.30}
+
+Simulate = Callable[[Sequence[str]], Report]
+"""Simulates the load of these arguments."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure in seconds. ``spread``: of the live runs, (largest - least) / median. ``error``: of the simulation, of their median."""
+
+    load: str
+    figure: str
+    live: list[float]
+    spread: float
+    simulated: float
+    error: float
+    limit: float
+
+    @property
+    def is_within(self) -> bool:
+        return abs(self.error) <= self.limit
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """``environment``: of the live runs; the cost model has its own."""
+
+    environment: Environment
+    costs: str
+    num_rounds: int
+    comparisons: list[Comparison]
+
+    @property
+    def is_valid(self) -> bool:
+        return all(comparison.is_within for comparison in self.comparisons)
+
+
+def figures_of(report: Report) -> dict[str, float]:
+    """The compared figures, in seconds. Raises: BenchError for a report without them."""
+    ttft, tbt = report.groups[0].ttft, report.groups[0].tbt
+    if report.failures or ttft is None or tbt is None:
+        raise BenchError(f"{report.scenario}: requests failed: {report.failures or 'no tokens came'}")
+
+    def pick(values: Distribution, name: str) -> float:
+        return float(getattr(values, name.lower()))
+
+    found = {"TTFT": ttft, "TBT": tbt}
+    return {figure: pick(found[figure.split()[0]], figure.split()[1]) for figure in _LIMITS}
+
+
+def compare(load: str, live: Sequence[Report], simulated: Report) -> list[Comparison]:
+    """Each figure of one load. Raises: BenchError."""
+    runs, mine = [figures_of(report) for report in live], figures_of(simulated)
+    comparisons = []
+    for figure, limit in _LIMITS.items():
+        values = [run[figure] for run in runs]
+        middle = statistics.median(values)
+        comparisons.append(
+            Comparison(
+                load=load,
+                figure=figure,
+                live=values,
+                spread=(max(values) - min(values)) / middle,
+                simulated=mine[figure],
+                error=mine[figure] / middle - 1,
+                limit=limit,
+            )
+        )
+    return comparisons
+
+
+def validate(
+    config: RuntimeConfig,
+    costs: Costs,
+    checkpoint: Path | None,
+    num_rounds: int,
+    more: Sequence[str],
+    simulate: Simulate,
+    console: Console,
+) -> Validation:
+    """Run all loads ``num_rounds`` times against a run of this configuration, in turn, and once simulated. ``more``: arguments for all
+    loads. Raises: BenchError, OwnRunError, OSError, ValueError."""
+    model = msgspec.structs.replace(config.model, path=str(checkpoint.absolute()) if checkpoint else "", dtype=costs.model.dtype)
+    config = msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
+    environment = read_environment()
+    live: dict[str, list[Report]] = {load: [] for load in LOADS}
+    with own_run() as run, progress(console) as tell:
+        tell("starting a run")
+        run.up(config)
+        url = run.report().endpoint
+        for number in range(num_rounds):
+            for load, arguments in LOADS.items():
+                tell(f"{load}, live: {number + 1} of {num_rounds}")
+                options = parse_options([*arguments, *more, "--url", url, "--seed", str(number)])
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    live[load].append(runner.run(run_bench(options, [url], Console(quiet=True)))[0])
+    simulated = {load: simulate([*arguments, *more, "--seed", "0"]) for load, arguments in LOADS.items()}
+    comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
+    return Validation(environment=environment, costs=costs.title, num_rounds=num_rounds, comparisons=comparisons)
+
+
+def show_validation(console: Console, validation: Validation) -> None:
+    """A line for each figure, and the verdict."""
+    show_environment(console, validation.environment)
+    rows = []
+    for one in validation.comparisons:
+        times = [f"{1e3 * statistics.median(one.live):.1f}", f"{one.spread:.0%}", f"{1e3 * one.simulated:.1f}"]
+        rows.append([f"{one.load}: {one.figure}", *times, f"{one.error:+.0%}", f"{one.limit:.0%}"])
+    title = f"{validation.costs} beside {validation.num_rounds} live runs, ms"
+    show_table(console, title, ["", "live", "spread", "simulated", "error", "limit"], rows)
+    show_targets(console, {f"{load}: every figure within its limit": _is_within(validation, load) for load in LOADS})
+
+
+def _is_within(validation: Validation, load: str) -> bool:
+    return all(one.is_within for one in validation.comparisons if one.load == load)

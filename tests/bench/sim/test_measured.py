@@ -1,0 +1,166 @@
+"""From flight records to a cost model: what made records is found again, on a quiet machine and on a busy one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from mmrt.bench.environment import read_environment
+from mmrt.bench.serve.record import Chunk, Record
+from mmrt.bench.serve.workload import MediaShapes
+from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, prefill_squares, step_seconds
+from mmrt.bench.sim.measured import Machine, Seen, fit
+from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
+from mmrt.bench.sim.requests import make_sample
+from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan
+from mmrt.tests.bench.sim.made_costs import demo_model, make_costs
+
+THREADS = dict.fromkeys(("video", "encoder", "prefill", "decode"), 1)
+TRUE = make_costs(
+    analyse={"image": Line(fixed_s=0.002, per_unit_s=2e-8)},
+    preprocess={"image": Line(fixed_s=0.001, per_unit_s=1e-6)},
+    encode={"image": Line(fixed_s=0.004, per_unit_s=2e-5)},
+    prefill=Line(fixed_s=0.004, per_unit_s=3e-5, per_square_s=1e-8),
+    overheads=Overheads(ingress_s=0.003, ingress_byte_s=1e-8, fill_byte_s=1e-9, egress_s=0.001, message_s=0.0002, tick_s=0.0003),
+    interference={},
+)
+
+
+@dataclass
+class Tape:
+    """Records of one phase after another, made with the times of ``costs``; all work takes ``slow`` times its processor time."""
+
+    costs: Costs
+    slow: float = 1.0
+    now_ns: int = 1_000_000_000
+    number: int = 0
+    records: list[FlightRecord] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(THREADS, 0.0))
+
+    def add(self, actor: str, kind: Kind, duration_s: float = 0.0, key: int = 0, a: int = 0, b: int = 0, c: int = 0) -> None:
+        duration_ns = round(1e9 * duration_s)
+        self.records.append(FlightRecord(actor, 1, kind, self.now_ns, duration_ns, key, a, b, c))
+        self.now_ns += duration_ns
+
+    def wait(self, seconds: float) -> None:
+        self.now_ns += round(1e9 * seconds)
+
+    def work(self, stage: str, seconds: float) -> float:
+        self.cpu_s[stage] += seconds
+        return seconds * self.slow
+
+    def plan(self, stage: str, kind: PlanKind, seconds: float, units: int, tokens: tuple[int, int] | None = None) -> None:
+        self.number += 1
+        self.add("controller", Kind.ISSUED, key=self.number)
+        if tokens:
+            self.add("controller", Kind.PLAN_REQUEST, key=99, a=self.number, b=pack_pair(*tokens))
+        self.wait(self.costs.overheads.message_s)
+        self.add(stage, Kind.PLAN, self.work(stage, seconds), self.number, pack_plan(kind, 0, 0), units)
+        self.wait(self.costs.overheads.message_s)
+        self.add("controller", Kind.ACKNOWLEDGED, key=self.number)
+        self.add("controller", Kind.TICK, self.costs.overheads.tick_s, a=1)
+
+    def steps(self, count: int, num_rows: int, num_tokens: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            seconds = step_seconds(self.costs, num_rows, num_rows * num_tokens)
+            self.add("decode", Kind.STEP, self.work("decode", seconds), self.number, num_rows)
+
+    def request(self, phase: Phase) -> Record:
+        costs, record = self.costs, Record(index=0, group="", scheduled_s=0.0, sent_s=self.now_ns / 1e9)
+        tokens = phase.num_input_tokens
+        num_bytes = 0
+        self.wait(costs.overheads.ingress_s)
+        if phase.kinds == ("image",):
+            item, shape = make_sample(demo_model(), "image", phase.shapes)
+            (segment,), num_bytes = shape.segments, item.num_bytes
+            self.wait(costs.overheads.ingress_byte_s * num_bytes)
+        self.add("controller", Kind.SUBMITTED)
+        if num_bytes:
+            self.add("gateway", Kind.WRITTEN, costs.overheads.fill_byte_s * num_bytes, c=num_bytes)
+            rows = segment.num_rows
+            self.plan("video", PlanKind.ANALYSE, costs.analyse["image"].seconds(item.work), num_bytes)
+            self.plan("video", PlanKind.PREPROCESS, costs.preprocess["image"].seconds(rows), rows)
+            self.plan("encoder", PlanKind.ENCODE, costs.encode["image"].seconds(rows, encode_squares(rows)), rows)
+            tokens += segment.num_tokens
+        self.plan("prefill", PlanKind.PREFILL, costs.prefill.seconds(tokens, prefill_squares(0, tokens)), tokens, (0, tokens))
+        self.steps(phase.max_tokens if phase.name == "decode" else 1, phase.num_at_once, tokens)
+        record.chunks = [Chunk(self.now_ns / 1e9 + costs.overheads.egress_s, 1)]
+        self.wait(0.01)
+        record.end_s, record.num_prompt_tokens = self.now_ns / 1e9, tokens
+        return record
+
+    def seen(self, phase: Phase) -> Seen:
+        """80 requests of a phase, one after the other."""
+        begin_ns, self.records = self.now_ns, []
+        before = dict(self.cpu_s)
+        records = [self.request(phase) for _ in range(80)]
+        cpu_s = {stage: self.cpu_s[stage] - before[stage] for stage in before}
+        return Seen(PhaseRun(phase, begin_ns, self.now_ns, records, cpu_s), self.records)
+
+
+def phases() -> Iterator[Phase]:
+    for tokens in (32, 256, 1024):
+        yield Phase(name="prefill", seconds=1, num_input_tokens=tokens)
+    for count, tokens in ((1, 2000), (4, 2000), (16, 2000), (4, 6000)):
+        yield Phase(name="decode", seconds=1, num_at_once=count, num_input_tokens=tokens, max_tokens=64)
+    for side in (150, 160, 170):
+        yield Phase(name="media", seconds=1, kinds=("image",), shapes=MediaShapes(image_size=(side, side)))
+
+
+def together(tape: Tape) -> Seen:
+    """decode beside the encoder, at rates 0.6 and 0.7, for a while."""
+    phase = Phase(name="together", seconds=1, kinds=("image",), num_streams=4, shapes=MediaShapes(image_size=(160, 160)))
+    rows = make_sample(demo_model(), "image", phase.shapes)[1].segments[0].num_rows
+    encode_ns, begin_ns = round(1e9 * TRUE.encode["image"].seconds(rows, encode_squares(rows)) / 0.7), tape.now_ns
+    step_ns, records = round(1e9 * step_seconds(TRUE, 4, 4 * 100) / 0.6), []
+    for number in range(400):
+        at_ns = begin_ns + number * encode_ns
+        records.append(FlightRecord("encoder", 1, Kind.PLAN, at_ns, encode_ns, number, pack_plan(PlanKind.ENCODE, 0, 0), rows, 0))
+    for number in range(400 * encode_ns // step_ns):
+        records.append(FlightRecord("decode", 1, Kind.STEP, begin_ns + number * step_ns, step_ns, number, 4, 0, 4))
+    made = [Record(index=0, group="", scheduled_s=0.0, num_prompt_tokens=100)]
+    return Seen(PhaseRun(phase, begin_ns, begin_ns + 400 * encode_ns, made, {}), records)
+
+
+def fitted(slow: float) -> Costs:
+    tape = Tape(TRUE, slow)
+    seen: Sequence[Seen] = [*(tape.seen(phase) for phase in phases()), together(tape)]
+    return fit("found", demo_model(), Machine(read_environment(), 2, THREADS, {"encoder": 5}), seen)
+
+
+def assert_found(costs: Costs) -> None:
+    assert costs.prefill.seconds(500, 125_000) == pytest.approx(TRUE.prefill.seconds(500, 125_000), rel=0.01)
+    for work in ("analyse", "preprocess", "encode"):
+        found, true = getattr(costs, work)["image"], getattr(TRUE, work)["image"]
+        units = 25_600 if work == "analyse" else 144
+        assert found.seconds(units, units**2) == pytest.approx(true.seconds(units, units**2), rel=0.05), work
+    for count, context in ((1, 2000), (8, 16_000), (4, 24_000)):
+        assert step_seconds(costs, count, context) == pytest.approx(step_seconds(TRUE, count, context), rel=0.05)
+    for name, value in {"ingress_s": 0.003, "egress_s": 0.001, "message_s": 0.0002, "tick_s": 0.0003}.items():
+        assert getattr(costs.overheads, name) == pytest.approx(value, rel=0.05), name
+
+
+def test_a_quiet_machine_is_found_again() -> None:
+    costs = fitted(1.0)
+    assert_found(costs)
+    assert costs.note == "" and costs.nice == {"encoder": 5} and costs.environment is not None
+    assert costs.interference["decode+encoder"] == pytest.approx({"decode": 0.6, "encoder": 0.7}, abs=0.03)
+
+
+def test_on_a_busy_machine_processor_time_counts() -> None:
+    costs = fitted(4.0)
+    assert_found(costs)
+    assert costs.interference == {} and "stages alone had a processor for 25% of their time" in costs.note
+
+
+def test_phases_take_the_time_that_is_asked_for_and_only_media_that_the_model_takes() -> None:
+    made = make_phases(("image",), 8192, 120.0)
+    assert sum(phase.seconds for phase in made) == pytest.approx(120)
+    assert {kind for phase in made for kind in phase.kinds} == {"text", "image"}
+    assert max(phase.num_input_tokens for phase in made) == 1024 and {p.name for p in make_phases((), 512, 9.0)} == {
+        "prefill",
+        "decode",
+        "together",
+    }

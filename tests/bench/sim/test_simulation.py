@@ -1,0 +1,214 @@
+"""The simulated run as a whole: nothing is lost or counted twice, known queues, order, repetition."""
+
+import math
+import statistics
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmrt.bench.serve.report import GroupSummary, summarise_groups, summarise_slo
+from mmrt.bench.serve.slo import Slo
+from mmrt.bench.sim import simulation as simulation_module
+from mmrt.bench.sim.command import simulate
+from mmrt.bench.sim.costs import Line, Overheads
+from mmrt.bench.sim.decode import Decode
+from mmrt.bench.sim.report import Steps, encode_report, make_report, time_between_tokens
+from mmrt.bench.sim.simulation import Simulation, SimulationError
+from mmrt.schema.gap_buckets import bucket_of
+from mmrt.tests.bench.sim.made_costs import FREE, make_costs, options_of, simulate_costs
+
+MIXED = ("--scenario", "mixed", "--num-requests", "60", "--rate", "25", "--max-tokens", "40")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--layout", "EPD"),
+        ("--layout", "2E+3P+D", "--no-caches"),
+        ("--rows", "8", "--kv-tokens", "1200", "--max-tokens", "200"),  # preemption
+        ("--modality", "text,video", "--video-size", "112x112"),
+        ("--modality", "audio,image", "--audio-seconds", "0.5"),
+    ],
+)
+def test_every_request_ends_once_and_everything_is_given_back(arguments: tuple[str, ...]) -> None:
+    costs = make_costs()
+    simulation, _ = simulate_costs(costs, *MIXED, *arguments)
+    num_tokens = 200 if "200" in arguments else 40
+    records, state = simulation.gateway.records, simulation.controller.state
+    assert sorted(record.index for record in records) == list(range(60))
+    assert all(record.error is None and record.num_tokens == num_tokens and record.end_ns > record.sent_ns for record in records)
+    assert (state.totals.admitted, state.totals.finished, state.totals.generated_tokens) == (60, 60, 60 * num_tokens)
+    assert simulation.is_idle and not state.requests and not state.plans and not simulation.plans
+    assert {name: pool.num_used for name, pool in state.pools.items()} == dict.fromkeys(state.pools, 0)
+    assert (state.totals.preempted > 0) == (num_tokens == 200)
+    commits = simulation.decode.log.commits()
+    assert np.all(np.diff(commits) > 0) and len(commits) == simulation.decode.log.num_steps
+    assert all(before[1] < after[0] for record in records for before, after in pairwise(record.stretches))
+
+
+def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
+    costs = make_costs(decode_context_s=0.0)
+    simulation, _ = simulate_costs(costs, "--num-requests", "1", "--max-tokens", "10", "--input-tokens", "33", "--concurrency", "1")
+    (record,) = simulation.gateway.records
+    steps = Steps(simulation, costs)
+    step_s, prefill_s = 0.0042, 0.004 + 32 * 2e-5
+    # the request to the controller, its plan, the answer, the row to decode, each with a tick; then a step, and the way back
+    ttft_s = 0.003 + 4 * 0.0002 + 2 * 0.0003 + prefill_s + step_s + 0.001
+    assert steps.ttft_s(record) == pytest.approx(ttft_s, abs=1e-6)
+    assert simulation.decode.log.gaps().tolist()[1:] == [4_200_000] * 9
+    assert (record.end_ns - record.sent_ns) / 1e9 == pytest.approx(ttft_s + 9 * step_s, abs=1e-6)
+
+
+def test_a_single_row_waits_as_in_m_d_1() -> None:
+    """One row, deterministic service, Poisson arrivals: the mean wait is rho S / 2 (1 - rho) (Pollaczek and Khinchine)."""
+    rho, service_s, num_requests = 0.7, 0.1, 1600
+    costs = make_costs(**(FREE | {"decode": Line(fixed_s=service_s / 2)}))
+    load = (
+        "--num-requests",
+        str(num_requests),
+        "--rate",
+        str(rho / service_s),
+        "--max-tokens",
+        "2",
+        "--input-tokens",
+        "2",
+        "--seed",
+        "5",
+    )
+    simulation, _ = simulate_costs(costs, *load, "--rows", "1", "--no-caches")
+    steps = Steps(simulation, costs)
+    waits = [(steps.ttft_s(record) or math.nan) - service_s / 2 for record in simulation.gateway.records]
+    batches = [statistics.fmean(waits[at : at + 100]) for at in range(0, num_requests, 100)]  # nearly independent
+    error_s = statistics.stdev(batches) / math.sqrt(len(batches))
+    expected_s = rho * service_s / (2 * (1 - rho))
+    assert statistics.fmean(waits) == pytest.approx(expected_s, abs=3 * error_s)
+    assert error_s < 0.2 * expected_s
+
+
+def test_a_faster_encoder_is_never_worse() -> None:
+    medians = []
+    for factor in (1.0, 0.5, 0.1):
+        line = Line(fixed_s=0.02 * factor, per_unit_s=4e-5 * factor)
+        costs = make_costs(encode={"image": line})
+        options, config = options_of("--modality", "image", "--num-requests", "50", "--rate", "15", "--max-tokens", "20")
+        ttft = simulate(options, config, costs).groups[0].ttft
+        assert ttft is not None
+        medians.append(ttft.p50)
+    assert medians == sorted(medians, reverse=True) and medians[-1] < 0.7 * medians[0]
+
+
+def test_a_seed_gives_the_same_report() -> None:
+    first, again, other = (
+        encode_report(simulate(*options_of(*MIXED, "--slo-ttft", "0.1", "--seed", seed), make_costs())) for seed in ("3", "3", "4")
+    )
+    assert first == again != other
+
+
+def test_jumps_equal_a_simulation_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gap of every step, with interference, preemption and growing contexts; so also the report."""
+
+    class TokenByToken(Decode):
+        def _num_steps(self) -> int:
+            return min(1, super()._num_steps())
+
+    reports, gaps, num_events = [], [], []
+    for decode in (Decode, TokenByToken):
+        monkeypatch.setattr(simulation_module, "Decode", decode)
+        costs = make_costs()
+        load = ("--scenario", "mixed", "--num-requests", "40", "--rate", "8", "--max-tokens", "300", "--kv-tokens", "3000")
+        options, config = options_of(*load)
+        simulation, made = simulate_costs(costs, *load)
+        assert simulation.controller.state.totals.preempted > 0
+        reports.append(encode_report(make_report(options, config, costs, simulation, made)))
+        gaps.append(simulation.decode.log.gaps())
+        num_events.append(simulation.queue.num_events)
+    assert np.array_equal(*gaps) and reports[0] == reports[1]
+    assert num_events[0] < 0.75 * num_events[1]
+
+
+def test_the_report_is_what_bench_serve_computes_of_the_same_tokens() -> None:
+    costs, load = make_costs(), (*MIXED, "--rows", "5", "--kv-tokens", "400", "--slo-ttft", "0.3", "--slo-tbt", "0.011")
+    options, config = options_of(*load)
+    simulation, made = simulate_costs(costs, *load)
+    report = make_report(options, config, costs, simulation, made)
+    records = [Steps(simulation, costs).record(record) for record in simulation.gateway.records]
+    counts = Counter(bucket_of(round(1e9 * tbt_s)) for record in records for tbt_s in record.tbts_s)
+    told = simulation.decode.gap_counts  # without the pauses of preempted rows
+    assert all(told[bucket] <= count for bucket, count in counts.items()) and sum(told) > 0.9 * sum(counts.values())
+    for mine, theirs in zip(report.groups, summarise_groups(records), strict=True):
+        assert_equal(mine, theirs)
+    theirs_slo = summarise_slo(records, Slo(0.3, 0.011))
+    assert report.slo is not None and 0.05 < report.slo.attainment < 0.95
+    assert report.slo.attainment == pytest.approx(theirs_slo.attainment)
+    assert report.slo.attained_requests_per_s == pytest.approx(theirs_slo.attained_requests_per_s)
+
+
+def assert_equal(mine: GroupSummary, theirs: GroupSummary) -> None:
+    for field in mine.__struct_fields__:
+        a, b = getattr(mine, field), getattr(theirs, field)
+        if field in ("ttft", "tbt", "gap", "e2e"):
+            for name in a.__struct_fields__:
+                assert getattr(a, name) == pytest.approx(getattr(b, name), abs=2e-9), (field, name)
+        else:
+            assert a == (pytest.approx(b) if isinstance(b, float) else b), field
+
+
+def test_a_conversation_finds_its_beginning_in_the_caches() -> None:
+    load = ("--scenario", "chat", "--num-requests", "3", "--turns", "3")
+    warm, cold = (simulate(*options_of(*load, *more), make_costs()).chat for more in ((), ("--no-caches",)))
+    assert warm is not None and cold is not None
+    assert [turn.num_hits for turn in warm] == [0, 3, 3] and [turn.num_hits for turn in cold] == [0, 0, 0]
+    assert warm[1].ttft_to_first is not None and warm[1].ttft_to_first < 0.7
+    assert cold[1].ttft_to_first is not None and cold[1].ttft_to_first > 0.95
+
+
+def test_fresh_media_lengthen_the_streams_of_a_stall() -> None:
+    options, config = options_of("--scenario", "stall", "--phase", "3", "--fresh-interval", "0.25")
+    report = simulate(options, config, make_costs())
+    assert report.stall is not None and report.stall.alone is not None and report.stall.with_fresh is not None
+    assert report.stall.fresh_ttft is not None and report.stall.fresh_ttft.count == 12
+    assert report.stall.p99_ratio is not None and 1.2 < report.stall.p99_ratio < 2.5
+    assert report.groups[0].num_cut == 4  # streams
+
+
+def test_stages_that_take_turns_hold_up_decode(tmp_path: Path) -> None:
+    """With turns a step waits for a whole encode plan, without for none; and everything ends all the same."""
+    costs = make_costs(encode={"image": Line(fixed_s=0.2)})
+    longest = {}
+    for turns in ("true", "false"):
+        file = tmp_path / f"{turns}.toml"
+        file.write_text(f'[actors]\nlayout = "EPD"\nturns = {turns}\n')
+        simulation, _ = simulate_costs(costs, *MIXED, "--config", str(file))
+        assert all(record.num_tokens == 40 for record in simulation.gateway.records)
+        tbt = time_between_tokens(simulation.gateway.records, Steps(simulation, costs))
+        assert tbt is not None
+        longest[turns] = tbt.max
+    assert longest["false"] < 0.02 and 0.2 < longest["true"] < 0.35
+
+
+def test_a_queue_that_is_full_refuses() -> None:
+    costs = make_costs(decode=Line(fixed_s=0.5))
+    options, config = options_of("--num-requests", "270", "--rate", "inf", "--rows", "1", "--max-tokens", "1", "--no-caches")
+    report = simulate(options, config, costs)
+    ((error, count),) = report.failures.items()
+    assert error == "HTTP 503: 257 requests are waiting, the limit is 256"
+    assert report.groups[0].num_requests == 270 and report.groups[0].num_failed == count == 13
+
+
+def test_requests_past_their_deadline_fail() -> None:
+    costs = make_costs(decode=Line(fixed_s=2.0), overheads=Overheads())
+    options, config = options_of("--num-requests", "1", "--concurrency", "1", "--max-tokens", "400", "--no-caches")
+    report = simulate(options, config, costs)
+    assert list(report.failures) == ["HTTP 504: the request was not finished in time (server.request_timeout_s)"]
+
+
+def test_a_simulation_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simulation, "post", lambda *_: None)  # the controller hears nothing
+    options, config = options_of("--num-requests", "1")
+    with pytest.raises(
+        SimulationError, match="no request has been sent or has ended for 1800 s of the simulation: 1 requests are open"
+    ):
+        simulate(options, config, make_costs())
