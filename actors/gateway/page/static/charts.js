@@ -35,7 +35,7 @@ export class LineChart {
         height: HEIGHT,
         cursor: { show: false },
         legend: { show: false },
-        padding: [8, 4, 0, 0],
+        padding: [8, 20, 0, 0],
         scales: { x: { range: () => [Date.now() / 1000 - NUM_POINTS, Date.now() / 1000] }, y: { range: (_, low, high) => this.range(high) } },
         axes: [
           { ...axis, size: 22, space: 70, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) },
