@@ -45,7 +45,7 @@ def show_environment(console: Console, environment: Environment) -> None:
 
 
 def _show_simulated(console: Console, simulated: Simulated) -> None:
-    """What was assumed. A roofline is no measurement, and says so."""
+    """Return the assumptions in words. A roofline is marked as never measured."""
     if simulated.origin == "measured":
         console.print(f"simulated with costs {simulated.costs}, measured there and then:", style="dim", highlight=False)
     else:

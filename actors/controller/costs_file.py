@@ -1,4 +1,4 @@
-"""What plans cost, kept on disk from run to run: ``$XDG_STATE_HOME/mmrt/costs.json``.
+"""The costs of plans, kept on disk from run to run: ``$XDG_STATE_HOME/mmrt/costs.json``.
 
 A line per stage for each setup: model, number formats, device, layout and threads. Whatever is wrong with the file is logged, and the
 run learns anew. Runs at the same time replace the file whole, each with its own setup changed: the last one wins.

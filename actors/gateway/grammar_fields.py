@@ -31,7 +31,7 @@ class AskedGrammar(NamedTuple):
 
 
 def read_grammar(fields: Fields) -> AskedGrammar | None:
-    """Take the fields. Raises: RequestError for what is malformed, too large, or said twice."""
+    """Take the fields. Raises: RequestError for a field that is malformed, too large, or given twice."""
     asked = [one for one in (_read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
     for name, kind in _GUIDED.items():
         if (value := fields.take(name)) is not None:

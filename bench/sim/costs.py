@@ -139,12 +139,12 @@ def _check(path: Path, costs: Costs) -> None:
 
 
 def prefill_squares(start: int, end: int) -> float:
-    """What attention reads for tokens [start, end): of each, the tokens before it."""
+    """Return the tokens that attention reads for tokens [start, end): for each, those before it."""
     return (end**2 - start**2) / 2
 
 
 def encode_squares(num_rows: int) -> float:
-    """What full attention reads in a part of an encode plan: of each row, all its rows."""
+    """Return the rows that full attention reads in a part of an encode plan: for each row, all of the part."""
     return float(num_rows) ** 2
 
 

@@ -192,7 +192,7 @@ class Decode:
         self._schedule()
 
     def _num_steps(self) -> int:
-        """How many steps are equal and need no look between them."""
+        """Return the number of steps that are equal and need no look between them."""
         while (due := self._due[0])[2].due != due[0] or not due[2].active:  # it has got pages, or has left
             heappop(self._due)
             if due[2].active:
@@ -210,7 +210,7 @@ class Decode:
             self._turns.end()
 
     def _take_turn(self, turns: Turns) -> bool:
-        """Whether the next step may begin now. If others wait for the turn, they go first."""
+        """Return whether the next step may begin now. If others wait for the turn, they go first."""
         if self._has_turn and turns.is_wanted:
             self._idle()
         if not self._has_turn and not self._has_asked:
