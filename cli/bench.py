@@ -8,7 +8,7 @@ import typer
 
 BENCHES = {
     "serve": "Latencies and throughput of a server under load.",
-    "sim": "A load on the controller's own code, without a server.",
+    "sim": "A load on the controller's code, without a server.",
     "profile": "How long each stage works, for bench sim.",
     "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
     "runtime": "What the runtime costs when a model computes nothing.",
