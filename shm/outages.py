@@ -16,6 +16,7 @@ from .versioned import VersionedBlob
 NAME = "outages"  # without the run id: a memory that makes its segments anew leaves it alone
 _KIND = "outages"
 _MAX_BYTES = 16384  # every actor of the largest run may be broken
+_decode = msgspec.msgpack.Decoder(tuple[Outage, ...]).decode
 
 
 class OutageTable:
@@ -28,7 +29,6 @@ class OutageTable:
         self._segment = segment
         self._word = word // 8
         self._blob = VersionedBlob(segment, self._word, slots, _MAX_BYTES)
-        self._decoder = msgspec.msgpack.Decoder(tuple[Outage, ...])
 
     @classmethod
     def create(cls, run: RunDirectory) -> Self:
@@ -56,7 +56,7 @@ class OutageTable:
     def read(self) -> tuple[Outage, ...]:
         """The last that were published; none before the first."""
         blob = self._blob.read(1)
-        return () if blob is None else self._decoder.decode(blob)
+        return () if blob is None else _decode(blob)
 
 
 def _layout() -> tuple[int, int, int]:

@@ -277,6 +277,10 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyReport = NO_POLICY_YET
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(StatsSnapshot).decode
+
+
 class ControllerStats:
     """The controller's snapshot: replaced whole, never torn, and readable after its death."""
 
@@ -286,8 +290,6 @@ class ControllerStats:
         segment.expect_bytes(num_bytes)
         self._segment = segment
         self._blob = VersionedBlob(segment, word // 8, slots, _MAX_SNAPSHOT_BYTES)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(StatsSnapshot)
 
     @classmethod
     def create(cls, run: RunDirectory) -> Self:
@@ -305,12 +307,12 @@ class ControllerStats:
 
     def publish(self, snapshot: StatsSnapshot) -> None:
         """Replace the snapshot. Controller only."""
-        self._blob.write(1, self._encoder.encode(snapshot))
+        self._blob.write(1, _encode(snapshot))
 
     def read(self) -> StatsSnapshot:
         """The last snapshot; all zero before the first."""
         blob = self._blob.read(1)
-        return StatsSnapshot() if blob is None else self._decoder.decode(blob)
+        return StatsSnapshot() if blob is None else _decode(blob)
 
 
 def _actor_layout(num_actors: int) -> tuple[int, int, int]:

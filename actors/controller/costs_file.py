@@ -44,6 +44,9 @@ class Setup(msgspec.Struct, frozen=True):
     stages: dict[str, Line]
 
 
+_decode = msgspec.json.Decoder(dict[str, Setup]).decode
+
+
 class CostsFile:
     """The lines of one setup in the file at ``path``."""
 
@@ -90,7 +93,7 @@ class CostsFile:
                 data = file.read(MAX_BYTES + 1)
             if len(data) > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES} bytes")
-            return msgspec.json.decode(data, type=dict[str, Setup])
+            return _decode(data)
         except FileNotFoundError:
             return {}
         except OSError as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # needs cuda-bindings, which is there on CUDA alone
 WEIGHTS_SEGMENT = "weights"
 WEIGHTS_INDEX = "weights.index"
 _URGENT = -1  # launches of such a stream go before those of others
+_decode_index = msgspec.msgpack.Decoder(WeightIndex).decode
 FETCH_S = 10.0  # for ``memory`` to answer; its loop turns twice a second at least
 
 
@@ -51,7 +52,7 @@ class SharedTensors:
     def weights(self) -> dict[str, torch.Tensor]:
         """Views of the weights, by name."""
         run = self._actor.run
-        index = msgspec.msgpack.decode((run.path / WEIGHTS_INDEX).read_bytes(), type=WeightIndex)
+        index = _decode_index((run.path / WEIGHTS_INDEX).read_bytes())
         if self.device.type == "cuda":
             return attach_weights(self._mapped(WEIGHTS_SEGMENT, writable=False), index)
         segment = Segment.attach(run.segment_path(WEIGHTS_SEGMENT), writable=False)

@@ -54,6 +54,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
 
 
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
 class Capture(msgspec.Struct, frozen=True):
     """``tensors``: ``before.POOL`` and ``after.POOL`` uint8 [pages, page_bytes]; ``prompt.ROW.MEMBER``, ``ids.ROW`` int32."""
 
@@ -111,7 +114,7 @@ class Capture(msgspec.Struct, frozen=True):
         if _METADATA not in metadata:
             raise UserError(f"{path} is no captured plan: its metadata have no {_METADATA!r}")
         try:
-            header = msgspec.json.decode(metadata[_METADATA], type=Header)
+            header = _decode_header(metadata[_METADATA])
         except (msgspec.DecodeError, RecursionError) as error:
             raise UserError(f"{path}: its description cannot be read: {error}") from None
         if header.format != _FORMAT:

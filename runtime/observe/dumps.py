@@ -48,6 +48,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[str, ...] = ACTORS  # of the run, in the order of their numbers in records
 
 
+_decode_facts = msgspec.json.Decoder(Facts).decode
+
+
 class Recording(msgspec.Struct, frozen=True):
     """Copies of the records of every recorder, by name."""
 
@@ -93,7 +96,7 @@ class Recording(msgspec.Struct, frozen=True):
         if length > min(_MAX_HEADER_BYTES, len(data) - start):
             raise UserError(f"{path} has {len(data)} bytes, too few for its header of {length}")
         try:
-            facts = msgspec.json.decode(data[start : start + length], type=Facts)
+            facts = _decode_facts(data[start : start + length])
         except msgspec.DecodeError as error:
             raise UserError(f"{path}: its header cannot be read: {error}") from None
         offset, recorders = start + length, {}

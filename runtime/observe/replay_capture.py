@@ -43,6 +43,9 @@ class CaptureOrder(msgspec.Struct, frozen=True):
     count: int
 
 
+_decode_order = msgspec.json.Decoder(CaptureOrder).decode
+
+
 def order_path(run: Path, actor: str) -> Path:
     """Return the path of the order for an actor."""
     return run / f"capture-{actor}"
@@ -73,7 +76,7 @@ class PlanCapture:
         if not os.path.exists(self._order_path):
             return None
         try:
-            order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
+            order = _decode_order(Path(self._order_path).read_bytes())
             if self._memory is None:
                 self._memory = _Memory(self._run, self._page_tokens, self._device_pages)
             capture = self._memory.capture(self._actor, plan_id, plan)
@@ -92,7 +95,7 @@ class PlanCapture:
             return
         elapsed_s = time.monotonic() - self._began_s.pop(capture.header.plan_id)
         try:
-            order = msgspec.json.decode(Path(self._order_path).read_bytes(), type=CaptureOrder)
+            order = _decode_order(Path(self._order_path).read_bytes())
             directory = Path(order.directory)
             self._memory.finished(capture, result, elapsed_s).save(directory / capture.file_name)
             for old in captures_in(directory, self._actor)[:-NUM_KEPT]:

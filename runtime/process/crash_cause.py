@@ -64,6 +64,9 @@ class ExitNote(msgspec.Struct, frozen=True):
     other_actor: bool = False
 
 
+_decode_note = msgspec.json.Decoder(ExitNote).decode
+
+
 class Death(msgspec.Struct, frozen=True):
     """The previous process died in step ``step``. ``crashed``: the work is the cause.
 
@@ -199,7 +202,7 @@ def write_exit_note(run: Path, actor: str, note: ExitNote) -> None:
 def read_exit_note(run: Path, actor: str, pid: int) -> ExitNote | None:
     """Read the note about this process; None if there is none."""
     try:
-        note = msgspec.json.decode(_path(run, actor).read_bytes(), type=ExitNote)
+        note = _decode_note(_path(run, actor).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
     return note if note.pid == pid else None

@@ -73,6 +73,9 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + self.num_recorders * NUM_RECORDS * RECORD_BYTES
 
 
+_decode = msgspec.json.Decoder(MemoryLayout).decode
+
+
 def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: DeviceRoom | HostRoom | None = None) -> MemoryLayout:
     """Divide memory. ``room``: memory of the CUDA device of the model's pools, once the weights are loaded; or of the host, before.
     Without it pools have their least sizes. Raises ConfigError when the KV pool is too small."""
@@ -121,6 +124,6 @@ def write_layout(run: Path, layout: MemoryLayout) -> None:
 def read_layout(run: Path) -> MemoryLayout | None:
     """Read the layout; None while ``memory`` has not finished."""
     try:
-        return msgspec.json.decode((run / LAYOUT_NAME).read_bytes(), type=MemoryLayout)
+        return _decode((run / LAYOUT_NAME).read_bytes())
     except FileNotFoundError:
         return None

@@ -20,6 +20,9 @@ class Tuning(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+_decode = msgspec.json.Decoder(Tuning).decode
+
+
 def write_tuning(run: Path, policy: str) -> Tuning:
     """Set the policy of the run in ``run``. Raises OSError."""
     before = read_tuning(run)
@@ -36,6 +39,6 @@ def write_tuning(run: Path, policy: str) -> Tuning:
 def read_tuning(run: Path) -> Tuning | None:
     """Return what has been set; None if nothing has, or if it cannot be read."""
     try:
-        return msgspec.json.decode((run / TUNING_NAME).read_bytes(), type=Tuning)
+        return _decode((run / TUNING_NAME).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
