@@ -28,6 +28,7 @@ from ..bus.messages import (
     Welcome,
 )
 from ..stage_table import WORKERS, InstanceId, stage_of
+from .cache_eras import clear_caches, note_code
 from .effects import Effect, Send
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
@@ -48,6 +49,7 @@ from .kv_manager import (
 )
 from .lifecycle import end, failed_message, on_dropped, send_drops
 from .outages import fail_stranded
+from .plan_dispatch import send_plan
 from .plan_results import finish_plan
 from .planner import issue
 from .policy_calls import rank_requests
@@ -102,7 +104,7 @@ class Controller:
         if isinstance(message, Hello):
             self._hello(actor, generation, message)
         elif isinstance(message, ClearCaches):
-            state.emit(Send(actor, generation, Cleared(state.epoch, state.clear_caches())))
+            state.emit(Send(actor, generation, Cleared(state.epoch, clear_caches(state))))
         elif generation == state.actors.get(actor):
             self._from_active(actor, generation, message, now)
         return self._take_effects()
@@ -123,7 +125,7 @@ class Controller:
             elif stage_of(actor) == "gateway":
                 cancel_older_gateways(state)
         if message.active and stage_of(actor) in FILLS_PAGES:
-            state.note_code(actor, message.code)
+            note_code(state, actor, message.code)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
 
     def _from_active(self, actor: InstanceId, generation: int, message: ToController, now: float) -> None:
@@ -207,7 +209,7 @@ class Controller:
         admit_to_decode(state)
         for inflight in state.plans.values():
             if now - inflight.sent_s >= state.limits.resend_s:
-                state.send_plan(inflight, now)
+                send_plan(state, inflight, now)
         send_drops(state, now)
         send_replies(state)
         return self._take_effects()

@@ -11,6 +11,7 @@ from .embedding_cache import keep_encoded
 from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
 from .media_sharing import forget_medium, learn_large, learn_shape
+from .plan_dispatch import clear_plan
 from .poison import absolve, blame, give_back
 from .prefix_cache import name_pages
 from .request import Request
@@ -44,7 +45,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                 encoded = _apply_encoded(state, plan, live)
             case Prefill():
                 _apply_prefilled(state, plan, live)
-    state.clear_plan(inflight)
+    clear_plan(state, inflight)
     keep_encoded(state, encoded)
     for request in live if isinstance(plan, Prefill) else ():  # only now: a plan in the table may be done again
         name_pages(state, request)

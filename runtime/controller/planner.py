@@ -17,6 +17,7 @@ from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
 from .media_sharing import hide_shared, take_shared
+from .plan_dispatch import credit, place_plan
 from .poison import is_suspect
 from .policy_calls import choose
 from .request import Request
@@ -100,9 +101,9 @@ def make_view(state: ControllerState) -> View:
     return View(
         requests=tuple(views),
         facts=state.facts,
-        video_credit=state.credit("video"),
-        encoder_credit=state.credit("encoder"),
-        prefill_credit=state.credit("prefill"),
+        video_credit=credit(state, "video"),
+        encoder_credit=credit(state, "encoder"),
+        prefill_credit=credit(state, "prefill"),
         encode_in_flight=in_flight.count("encoder"),
         prefill_in_flight=in_flight.count("prefill"),
         num_decoding=state.num_decoding,
@@ -193,7 +194,7 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
         segment = seen.segments[0]
         pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"
         actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
-        if not state.credit(actor) or state.pools[pool].num_free >= need:
+        if not credit(state, actor) or state.pools[pool].num_free >= need:
             return
         if request.blocked_s < 0:
             request.blocked_s = now
@@ -247,7 +248,7 @@ def _place_video_plan(state: ControllerState, request: Request, plan: Analyse | 
     request.video_s = now
     if plan.is_large:
         state.steering.last_streamed = plan.is_streamed
-    state.place_plan(plan, [request], now)
+    place_plan(state, plan, [request], now)
 
 
 def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
@@ -264,13 +265,13 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
     for request in requests.values():
         state.save(request)
     state.steering.last = "encode"
-    state.place_plan(Encode(parts), requests.values(), now)
+    place_plan(state, Encode(parts), requests.values(), now)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
     requests = {choice.key: state.requests[choice.key] for choice in choices}
     state.steering.last = "prefill"
-    state.place_plan(Prefill([_chunk(state, requests[choice.key], choice) for choice in choices]), requests.values(), now)
+    place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in choices]), requests.values(), now)
 
 
 def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:

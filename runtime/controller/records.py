@@ -34,7 +34,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What the caches held before is outdated (``ControllerState.clear_caches``). ``codes``: of the actors that fill pages."""
+    """What the caches held before is outdated (``cache_eras``). ``codes``: of the actors that fill pages."""
 
     era: bytes
     codes: dict[InstanceId, int]

@@ -21,6 +21,7 @@ from .lifecycle import settle
 from .machine import Controller
 from .media_sharing import join, learn_shape, look_up
 from .pages import Owner, PageLedger, User
+from .plan_dispatch import adopt_plan
 from .records import JournalState
 from .request import Request, RowRecord, decode_record
 from .scheduling.facts import Cost
@@ -118,7 +119,7 @@ def _restore_plans(state: ControllerState, plans: Sequence[PlanSnapshot]) -> Non
     for slot, plan_id, actor, payload in plans:
         plan = decode_plan(payload)
         requests = [by_row[key] for key in dict.fromkeys(plan.rows) if key in by_row]
-        state.adopt_plan(InflightPlan(plan_id, slot, actor, plan, requests))
+        adopt_plan(state, InflightPlan(plan_id, slot, actor, plan, requests))
 
 
 def _normalise(state: ControllerState, request: Request, targets: list[Target]) -> None:

@@ -1,37 +1,25 @@
-"""The controller's state and its basic changes: effects, page grants, plans, replies.
+"""The controller's state and its basic changes: requests, rows, effects, page grants, replies.
 
-``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_results``, ``poison``, ``kv_manager`` and ``recovery`` are the rules, as
-functions over this; ``machine.Controller`` calls them. All of it is either in the journal, the rows and the plan table, or
-derived from them (design §3), except ``outages``, which the supervisor provides.
+``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_dispatch``, ``plan_results``, ``poison``, ``kv_manager``, ``cache_eras`` and
+``recovery`` are the rules, as functions over this; ``machine.Controller`` calls them. All of it is either in the journal, the rows and
+the plan table, or derived from them, except ``outages``, which the supervisor provides.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
-from ...schema.page_key import KEY_BYTES
 from ...schema.rows import Phase
-from ..bus.messages import POOLS, ClearedPool, PageRun, PoolName, Run, ToActor, encode
+from ..bus.messages import POOLS, PageRun, PoolName, ToActor
 from ..bus.plans import Plan
-from ..stage_table import STAGES, InstanceId, stage_of
-from .effects import (
-    ClearPlan,
-    Effect,
-    Send,
-    SetPageGenerations,
-    SetPageKeys,
-    SetPhase,
-    WriteJournal,
-    WritePlan,
-    WriteState,
-)
+from ..stage_table import STAGES, InstanceId
+from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
 from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
-from .records import KEPT_ENDS, CacheEra, JournalRecord, Submitted
+from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
 from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from .scheduling.costs import Costs
@@ -132,7 +120,7 @@ class ControllerState:
     free_rows: list[int] = field(init=False)
     sharers: dict[MediaKey, list[Request]] = field(default_factory=dict)  # rows by their media: see ``media_sharing``
     known_media: KnownMedia = field(default_factory=KnownMedia)
-    codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``note_code``
+    codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)
@@ -361,100 +349,6 @@ class ControllerState:
             pages = [page for page, _, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
             self.emit(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
-
-    def note_code(self, actor: InstanceId, code: int) -> None:
-        """Note the code of an actor that fills pages. When it is other code than before, what the caches hold is outdated."""
-        known = self.codes.get(actor)
-        if code in (0, known):
-            return
-        self.codes[actor] = code
-        if known is None:
-            self.journal(CacheEra(self.era, dict(self.codes)))
-        else:
-            self.clear_caches()
-
-    def clear_caches(self) -> list[ClearedPool]:
-        """Forget analyses of media, and the contents of pages that the cache alone holds. The pages get new generations, so later
-        controllers find no keys of theirs either. A new era begins."""
-        cleared = []
-        for pool, ledger in self.pools.items():
-            run = ledger.forget_idle()
-            if run.pages:
-                self.emit(SetPageGenerations(pool, run))
-            cleared.append(ClearedPool(pool, len(run.pages), len(ledger.cache)))
-        self.known_media = KnownMedia()
-        self._begin_era()
-        return cleared
-
-    def _begin_era(self) -> None:
-        """Give pages other keys from now on. Requests in rows stay in their era: they go on to name their pages, which no later request
-        finds."""
-        self.era = blake2b(f"{self.now!r} {self.number()}".encode(), digest_size=KEY_BYTES, key=self.era).digest()
-        self.journal(CacheEra(self.era, dict(self.codes)))
-        for request in self.waiting.values():
-            request.admission_need, request.keys = None, ()
-
-    # -------------------------------------------------------------------------------------------------------- plans
-
-    def credit(self, stage: str) -> int:
-        """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones."""
-        return sum(max(0, self.limits.depth - load) for load in self._loads(stage).values())
-
-    def _loads(self, stage: str) -> dict[InstanceId, int]:
-        """Return the unacknowledged plans of each active actor of a stage."""
-        loads = {actor: 0 for actor in self.actors if stage_of(actor) == stage and actor not in self.outages}
-        for inflight in self.plans.values():
-            if inflight.actor in loads:
-                loads[inflight.actor] += 1
-        return loads
-
-    def place_plan(self, plan: Plan, requests: Iterable[Request], now: float) -> None:
-        """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2)."""
-        actor = self._least_busy(plan.STAGE)
-        inflight = InflightPlan(self.number(), self.free_slots.pop(), actor, plan, list(requests), begun_s=now)
-        self.adopt_plan(inflight)
-        for pool, pages in inflight.pages():
-            self.pools[pool].use(User("plan", inflight.plan_id), pages)
-        self.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
-        self.send_plan(inflight, now)
-
-    def _least_busy(self, stage: str) -> InstanceId:
-        """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
-        loads = self._loads(stage)
-        able = [actor for actor, load in loads.items() if load < self.limits.depth]
-        if len(able) == 1:
-            return able[0]
-        pending = dict.fromkeys(loads, 0.0)
-        for inflight in self.plans.values():
-            if inflight.actor in pending:
-                pending[inflight.actor] += inflight.plan.cost or 0.0
-        return min(able, key=lambda actor: (pending[actor], loads[actor], actor))
-
-    def adopt_plan(self, inflight: InflightPlan) -> None:
-        """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
-        self.plans[inflight.plan_id] = inflight
-        if inflight.disturbs_decode:
-            self.steering.disturbed_s = self.now
-        for request in inflight.requests:
-            request.plans[inflight.plan_id] = inflight.plan
-            self.touch(request)
-
-    def send_plan(self, inflight: InflightPlan, now: float) -> None:
-        deadlines_s = [request.spec.deadline_s for request in inflight.requests]
-        deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
-        if self.send(inflight.actor, Run(self.epoch, inflight.slot, inflight.plan_id, deadline_s)):
-            inflight.sent_s = now
-
-    def clear_plan(self, inflight: InflightPlan) -> None:
-        """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
-        del self.plans[inflight.plan_id]
-        self.emit(ClearPlan(inflight.slot))
-        self.free_slots.append(inflight.slot)
-        for pool in self.pools.values():
-            pool.drop(User("plan", inflight.plan_id))
-        for request in inflight.requests:
-            request.plans.pop(inflight.plan_id, None)
-            self.touch(request)
 
     # ------------------------------------------------------------------------------------------------------- ending
 

@@ -14,8 +14,9 @@ import pytest
 from mmrt.runtime.controller import kv_manager, lifecycle, page_keys, plan_results, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.page_keys import PageKeys
+from mmrt.runtime.controller.plan_dispatch import clear_plan
 from mmrt.runtime.controller.request import Request
-from mmrt.runtime.controller.state import ControllerState
+from mmrt.runtime.controller.state import ControllerState, InflightPlan
 from mmrt.schema.rows import Phase
 from mmrt.shm.pool import PagePool
 from mmrt.tests.runtime.controller.test_recovery_world import live_through
@@ -43,16 +44,15 @@ def give_the_last_page(patch: pytest.MonkeyPatch) -> None:
 def name_before_the_plan_is_cleared(patch: pytest.MonkeyPatch) -> None:
     """The controller dies between key and plan, which are further apart here; the next one has the plan done again, which writes the
     page."""
-    clear_plan = ControllerState.clear_plan
 
-    def clear(state: ControllerState, inflight: object) -> None:
-        for request in inflight.requests:  # type: ignore[attr-defined]
+    def clear(state: ControllerState, inflight: InflightPlan) -> None:
+        for request in inflight.requests:
             prefix_cache.name_pages(state, request)
             for _ in range(30 if request.has_row else 0):
                 state.emit(SetPrefilled(request.row, 0, request.prefilled[0]))
-        clear_plan(state, inflight)  # type: ignore[arg-type]
+        clear_plan(state, inflight)
 
-    patch.setattr(ControllerState, "clear_plan", clear)
+    patch.setattr(plan_results, "clear_plan", clear)
 
 
 def name_too_early(patch: pytest.MonkeyPatch) -> None:

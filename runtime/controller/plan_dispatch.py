@@ -1,0 +1,82 @@
+"""Plans on their way: the choice of an actor (MS2), the plan table, commands to actors, and the pages that plans hold (pure).
+
+``planner`` decides what is done, and ``plan_results`` applies the results.
+"""
+
+from collections.abc import Iterable
+
+from ..bus.messages import Run, encode
+from ..bus.plans import Plan
+from ..stage_table import InstanceId, stage_of
+from .effects import ClearPlan, WritePlan
+from .pages import User
+from .request import Request
+from .state import ControllerState, InflightPlan
+
+
+def credit(state: ControllerState, stage: str) -> int:
+    """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones."""
+    return sum(max(0, state.limits.depth - load) for load in _loads(state, stage).values())
+
+
+def _loads(state: ControllerState, stage: str) -> dict[InstanceId, int]:
+    """Return the unacknowledged plans of each active actor of a stage."""
+    loads = {actor: 0 for actor in state.actors if stage_of(actor) == stage and actor not in state.outages}
+    for inflight in state.plans.values():
+        if inflight.actor in loads:
+            loads[inflight.actor] += 1
+    return loads
+
+
+def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float) -> None:
+    """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2)."""
+    actor = _least_busy(state, plan.STAGE)
+    inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
+    adopt_plan(state, inflight)
+    for pool, pages in inflight.pages():
+        state.pools[pool].use(User("plan", inflight.plan_id), pages)
+    state.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
+    send_plan(state, inflight, now)
+
+
+def _least_busy(state: ControllerState, stage: str) -> InstanceId:
+    """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
+    loads = _loads(state, stage)
+    able = [actor for actor, load in loads.items() if load < state.limits.depth]
+    if len(able) == 1:
+        return able[0]
+    pending = dict.fromkeys(loads, 0.0)
+    for inflight in state.plans.values():
+        if inflight.actor in pending:
+            pending[inflight.actor] += inflight.plan.cost or 0.0
+    return min(able, key=lambda actor: (pending[actor], loads[actor], actor))
+
+
+def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
+    """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
+    state.plans[inflight.plan_id] = inflight
+    if inflight.disturbs_decode:
+        state.steering.disturbed_s = state.now
+    for request in inflight.requests:
+        request.plans[inflight.plan_id] = inflight.plan
+        state.touch(request)
+
+
+def send_plan(state: ControllerState, inflight: InflightPlan, now: float) -> None:
+    """Send its actor the command to do a plan, unless nobody holds the actor's role now."""
+    deadlines_s = [request.spec.deadline_s for request in inflight.requests]
+    deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
+    if state.send(inflight.actor, Run(state.epoch, inflight.slot, inflight.plan_id, deadline_s)):
+        inflight.sent_s = now
+
+
+def clear_plan(state: ControllerState, inflight: InflightPlan) -> None:
+    """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
+    del state.plans[inflight.plan_id]
+    state.emit(ClearPlan(inflight.slot))
+    state.free_slots.append(inflight.slot)
+    for pool in state.pools.values():
+        pool.drop(User("plan", inflight.plan_id))
+    for request in inflight.requests:
+        request.plans.pop(inflight.plan_id, None)
+        state.touch(request)
