@@ -37,10 +37,12 @@ class PolicyFile:
     def read(cls, path: Path, exposed: Sequence[Path] = ()) -> "PolicyFile":
         """Read the file. ``exposed``: directories where the video process may write, which parses what clients send.
 
-        Raises: OSError, ValueError for a file that is too large, or that others than its user could have written.
+        Raises: OSError; ValueError for what is no regular file, is too large, or could have been written by others than its user.
         """
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             status, place = os.fstat(file.fileno()), Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path} is not a regular file")
             if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
                 raise ValueError(f"{path} is not this user's alone to write")
             if directory := next((directory for directory in exposed if place.is_relative_to(directory.resolve())), None):
@@ -73,6 +75,11 @@ class PolicyFile:
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(self.path)), None)
         what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         return f"{self.path.name}: {what}" if line is None else f"{self.path.name}:{line}: {what}"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _Loader(InspectLoader):

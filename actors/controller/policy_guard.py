@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from ...runtime.controller.scheduling.policy import PolicyFailure
+from ...runtime.controller.scheduling.policy import Policy, PolicyFailure
 from ...shm.status import ActorStatus
-from .policy_file import PolicyFile
+from .policy_file import FilePolicy, PolicyFile
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ ROOM_BYTES = 1 << 30  # that a policy may allocate
 _AGAIN_S = 0.01
 _STEP_S = 2.0  # after KILL_S, for what does not even use a processor
 _NUM_CALLS = 1000
+_MAX_WORDS = 1000  # characters
 
 
 class _TimeIsUp(BaseException):
@@ -39,34 +40,31 @@ class _TimeIsUp(BaseException):
 
 
 class PolicyGuard:
-    """Makes the calls of the policy in charge. ``file``: it is a user's. Without ``status`` no step is declared."""
+    """Makes the calls of policies. Without ``status`` no step is declared."""
 
     def __init__(self, status: ActorStatus | None = None, is_debugged: bool = False) -> None:
         """``is_debugged``: a user may sit at a prompt in a call, which then has no limit."""
-        self.file: PolicyFile | None = None
         self.seconds: deque[float] = deque(maxlen=_NUM_CALLS)
         self.longest_s = 0.0
         self._status = status
         self._is_debugged = is_debugged
         self._is_prepared = False
-        self._limit = resource.getrlimit(resource.RLIMIT_DATA)
+        self._memory = resource.getrlimit(resource.RLIMIT_DATA)
 
-    def watch(self, file: PolicyFile | None) -> None:
-        """Begin anew with another policy; that of a ``file`` is limited."""
-        self.file = file
+    def watch(self, policy: Policy) -> None:
+        """Begin anew with the policy that is in charge from now on. One of a file may allocate ``ROOM_BYTES``."""
         self.seconds.clear()
         self.longest_s = 0.0
-        soft, hard = self._limit
-        if file is not None:
-            most = _data_bytes() + ROOM_BYTES
-            soft = most if soft == resource.RLIM_INFINITY else min(soft, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, self._bounded_memory() if isinstance(policy, FilePolicy) else self._memory)
 
-    def __call__(self, call: Callable[[], T]) -> T:
-        """Call the policy in charge. Raises: PolicyFailure for whatever a file's policy raises; those of mmrt's as they are."""
+    def __call__(self, policy: Policy, call: Callable[[], T]) -> T:
+        """Call a policy. Only one of a file is limited: ``unified`` may take its place at any moment.
+
+        Raises: PolicyFailure for whatever a file's policy raises; the exceptions of mmrt's policies as they are.
+        """
         began_s = time.perf_counter()
         try:
-            return call() if self.file is None else self._limited(self.file, call, CALL_S)
+            return self._limited(policy.file, call, CALL_S) if isinstance(policy, FilePolicy) else call()
         finally:
             took_s = time.perf_counter() - began_s
             self.seconds.append(took_s)
@@ -74,7 +72,17 @@ class PolicyGuard:
 
     def load(self, file: PolicyFile, call: Callable[[], T]) -> T:
         """Run the code of a file for the first time. Raises PolicyFailure."""
-        return self._limited(file, call, LOAD_S)
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, self._bounded_memory())
+        try:
+            return self._limited(file, call, LOAD_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+    def _bounded_memory(self) -> tuple[int, int]:
+        soft, hard = self._memory
+        most = _data_bytes() + ROOM_BYTES
+        return most if soft == resource.RLIM_INFINITY else min(soft, most), hard
 
     def _limited(self, file: PolicyFile, call: Callable[[], T], limit_s: float) -> T:
         self._prepare()
@@ -100,13 +108,15 @@ class PolicyGuard:
             self._is_prepared = True
 
     def _explain(self, file: PolicyFile, error: BaseException, limit_s: float) -> str:
+        """Describe an exception in words that a message can carry."""
         if isinstance(error, _TimeIsUp):
             error = _TimeIsUp(f"took more than {1000 * limit_s:.0f} ms").with_traceback(error.__traceback__)
         try:
             words = _within(lambda: file.explain(error), limit_s, time.thread_time(), time.monotonic())
         except BaseException:
-            return f"{file.path.name}: {type(error).__name__}, which cannot be printed"
-        return words.replace(f"{_TimeIsUp.__module__}.{_TimeIsUp.__qualname__}: ", "")
+            words = f"{file.path.name}: {type(error).__name__}, which cannot be printed"
+        words = words.replace(f"{_TimeIsUp.__module__}.{_TimeIsUp.__qualname__}: ", "")
+        return words[:_MAX_WORDS].encode(errors="backslashreplace").decode()
 
 
 def _within(call: Callable[[], T], limit_s: float, cpu_s: float, wall_s: float) -> T:

@@ -188,7 +188,7 @@ class PolicySwitch:
 
     def _put_in_charge(self, policy: Policy, file: PolicyFile | None) -> None:
         swap(self._state, policy)
-        self._guard.watch(file)
+        self._guard.watch(policy)
         self._refused = self._set_aside = ""
         self._version = file.version if file is not None else ""
         before, order = self._before, self._order
@@ -203,7 +203,7 @@ class PolicySwitch:
         if not reason or self._set_aside:
             return False
         self._set_aside = reason
-        self._guard.watch(None)
+        self._guard.watch(UNIFIED)
         log.error("policy %s is set aside, unified is in charge: %s", self.name, reason)
         return True
 

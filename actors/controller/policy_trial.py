@@ -10,7 +10,7 @@ from ...runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submi
 from ...runtime.bus.sampling import Sampling
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.policy_calls import swap
-from ...runtime.controller.scheduling.policy import PolicyFailure
+from ...runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.stage_table import ACTORS, InstanceId
 from .policy_file import PolicyFile
@@ -31,7 +31,7 @@ def try_policy(path: Path) -> str:
     controller = Controller.start(_LIMITS, epoch=1)
     state = controller.state
     state.guard = guard
-    guard.watch(file)
+    guard.watch(policy)
     swap(state, policy)
     now, gateway = time.monotonic(), InstanceId("gateway")
     for actor in ACTORS:
@@ -43,7 +43,7 @@ def try_policy(path: Path) -> str:
     controller.tick(now)
     controller.on_message(gateway, 1, Filled(1, 2), now)
     controller.tick(now)
-    guard.watch(None)
+    guard.watch(UNIFIED)
     if state.policy_record.error:
         raise PolicyFailure(state.policy_record.error)
     return file.version

@@ -21,9 +21,7 @@ from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import ObjectiveSection, RuntimeConfig, is_policy_file
-from ...runtime.controller.effects import (
-    Effect,
-)
+from ...runtime.controller.effects import Effect
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.budgets import TBT_FACTOR
@@ -292,13 +290,13 @@ class Serving:
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
             effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read())
             self._perform(effects)
+            self._flight.tick(began_ns, len(effects))
+            if now >= self._stats_at_s:
+                self._stats_at_s = now + STATS_S
+                self._publish()
         except Exception as error:
             self._fail(error)
             return
-        self._flight.tick(began_ns, len(effects))
-        if now >= self._stats_at_s:
-            self._stats_at_s = now + STATS_S
-            self._publish()
         self._timer = self._loop.call_later(self._controller.next_tick_s(), self._tick)
         if (elapsed_s := time.monotonic() - now) > SLOW_TICK_S:
             log.warning("a tick took %.0f ms", 1000 * elapsed_s)

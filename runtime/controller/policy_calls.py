@@ -4,7 +4,7 @@
 ``STARVED_S`` while all actors are idle and something could run, for a round. Illegal choices are dropped. ``Totals`` counts both.
 A policy overruled ``MAX_FAILURES`` times within ``FAILURES_S`` is set aside: ``unified`` is in charge until the next ``swap``.
 
-``ControllerState.guard`` makes the calls: the actor measures them there, and ends those into a user's file that take too long. What
+``ControllerState.guard`` makes the calls: the actor measures them there, and ends those of a user's policy that take too long. What
 reads a policy's own objects is inside as well, since it can run the policy's code.
 """
 
@@ -59,7 +59,7 @@ def rank_requests(state: ControllerState) -> None:
 
 def _rank(state: ControllerState, requests: list[Request]) -> None:
     try:
-        ranks = state.guard(lambda: _ranks(state, requests))
+        ranks = state.guard(state.ranking, lambda: _ranks(state, requests))
     except Exception as error:
         if state.ranking is UNIFIED:
             raise
@@ -105,7 +105,7 @@ def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
 
     legal: StepPlan
     try:
-        legal, num_illegal = state.guard(plan)
+        legal, num_illegal = state.guard(state.policy, plan)
     except Exception as error:
         if state.policy is UNIFIED:
             raise

@@ -138,7 +138,7 @@ class ControllerState:
     policy: Policy = field(init=False)
     policy_memory: Any = None  # the policy's own
     policy_record: PolicyRecord = field(default_factory=PolicyRecord)
-    guard: Callable[[Callable[[], Any]], Any] = lambda call: call()  # makes the calls of the policy
+    guard: Callable[[Policy, Callable[[], Any]], Any] = lambda _, call: call()  # makes the calls of a policy
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
     unranked: list[Request] = field(default_factory=list)
     ranked_s: float = LONG_AGO_S  # when all were ranked, by a policy that ages

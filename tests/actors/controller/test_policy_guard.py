@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from mmrt.actors.controller.policy_file import FilePolicy, PolicyFile
 from mmrt.actors.controller.policy_guard import CALL_S, PATIENCE, PolicyGuard
 from mmrt.runtime.controller.scheduling.facts import Facts
-from mmrt.runtime.controller.scheduling.policy import PolicyFailure
+from mmrt.runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
 from mmrt.runtime.controller.scheduling.types import StepLimits, View
 
 HEAD = """\
@@ -48,14 +48,14 @@ class Guarded:
     def __init__(self, path: Path, source: str) -> None:
         file = file_of(path, source)
         self.guard = PolicyGuard()
-        self.guard.watch(file)
         self.policy: FilePolicy = self.guard.load(file, file.load)
+        self.guard.watch(self.policy)
 
     def plan(self) -> Any:
-        return self.guard(lambda: self.policy.plan(View(()), LIMITS, None))
+        return self.guard(self.policy, lambda: self.policy.plan(View(()), LIMITS, None))
 
     def close(self) -> None:
-        self.guard.watch(None)
+        self.guard.watch(UNIFIED)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ class Guarded:
         ("return bytearray(1 << 40)", 4, "MemoryError"),
         ("return [None] * (1 << 28)", 4, "MemoryError"),
         ("class Odd(Exception):\n    def __str__(self):\n        while True: pass\nraise Odd", 7, "Odd"),
+        ("raise ValueError(chr(0xd800))", 4, "ValueError: \\ud800"),  # a message cannot carry it
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()\nreturn None, None",
             0,
@@ -98,7 +99,7 @@ def test_a_request_cannot_be_changed(tmp_path: Path) -> None:
     source = HEAD + "        return None\n    def rank(self, request, facts):\n        request.arrival = 0\npolicy = Mine()\n"
     guarded = Guarded(tmp_path / "mine.py", source)
     with pytest.raises(PolicyFailure, match=r"mine.py:6: AttributeError: a policy cannot set 'arrival' of a request"):
-        guarded.guard(lambda: guarded.policy.rank(object(), Facts()))  # type: ignore[arg-type]
+        guarded.guard(guarded.policy, lambda: guarded.policy.rank(object(), Facts()))  # type: ignore[arg-type]
     guarded.close()
 
 
@@ -112,6 +113,7 @@ def test_a_request_cannot_be_changed(tmp_path: Path) -> None:
         ("class P:\n    def rank(self): ...\npolicy = P()\n", "policy has no method 'plan'"),
         ("raise SystemExit\n", "mine.py:1: SystemExit"),
         ("while True: pass\n", "mine.py:1: took more than 1000 ms"),
+        ("x = [None] * (1 << 28)\n", "mine.py:1: MemoryError"),
         ("\0", "source code string cannot contain null bytes"),
         ("x = '\udcff'", "SyntaxError"),
     ],
@@ -134,6 +136,19 @@ def test_a_failure_names_the_line_of_the_version_that_ran(tmp_path: Path) -> Non
     guarded.close()
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "mine.py is not a regular file"),  # and nobody waits for a writer
+        (os.mkdir, "Is a directory"),
+    ],
+)
+def test_only_a_file_is_read(tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
+    make(tmp_path / "mine.py")
+    with pytest.raises((OSError, ValueError), match=words):
+        PolicyFile.read(tmp_path / "mine.py")
+
+
 def test_a_file_of_any_size_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than 1048576 bytes"):
         file_of(tmp_path / "mine.py", "#" * (1 << 20) + "\n")
@@ -149,11 +164,17 @@ def test_calls_are_measured(tmp_path: Path) -> None:
 
 
 def test_a_call_under_a_debugger_has_no_limit(tmp_path: Path) -> None:
-    file = file_of(tmp_path / "mine.py", "x = 1\n")
-    guard = PolicyGuard(is_debugged=True)
-    guard.watch(file)
-    assert guard(lambda: time.sleep(2 * PATIENCE * CALL_S)) is None
-    guard.watch(None)
+    guarded = Guarded(tmp_path / "mine.py", planning(tmp_path, f"import time\nreturn time.sleep({2 * PATIENCE * CALL_S}), None"))
+    guarded.guard = PolicyGuard(is_debugged=True)
+    assert guarded.plan() == (None, None)
+    guarded.close()
+
+
+def test_a_policy_of_mmrt_is_not_limited_beside_that_of_a_file(tmp_path: Path) -> None:
+    """``unified`` ranks for one that cannot rank, and nobody would overrule it."""
+    guarded = Guarded(tmp_path / "mine.py", planning(tmp_path, "return None, None"))
+    assert guarded.guard(UNIFIED, lambda: time.sleep(2 * PATIENCE * CALL_S)) is None
+    guarded.close()
 
 
 SCRIPT = """
@@ -163,9 +184,9 @@ from mmrt.actors.controller.policy_file import PolicyFile
 from mmrt.actors.controller.policy_guard import PolicyGuard
 file = PolicyFile.read(Path(sys.argv[1]))
 guard = PolicyGuard()
-guard.watch(file)
 policy = guard.load(file, file.load)
-guard(lambda: policy.plan(None, None, None))
+guard.watch(policy)
+guard(policy, lambda: policy.plan(None, None, None))
 """
 
 

@@ -10,6 +10,7 @@ import pytest
 from mmrt.actors.controller.policy_guard import PolicyGuard
 from mmrt.actors.controller.policy_switch import LOOK_S, PolicySwitch, inherited
 from mmrt.runtime.controller.policy_calls import MAX_FAILURES
+from mmrt.runtime.controller.scheduling.policy import UNIFIED
 from mmrt.runtime.process.crash_cause import Death, ExitNote
 from mmrt.runtime.process.tuning import TUNING_NAME, read_tuning, write_tuning
 from mmrt.schema.policy_report import NO_POLICY_YET, PolicyReport
@@ -75,7 +76,7 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    run.guard.watch(None)
+    run.guard.watch(UNIFIED)
 
 
 def test_an_order_is_followed_and_found_again_by_the_next_controller(run: Run) -> None:

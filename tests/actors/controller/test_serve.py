@@ -35,7 +35,7 @@ from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorState, ActorTable, ControllerStats
+from mmrt.shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
 from mmrt.shm.step_gaps import StepGaps
 
 LIMITS = Limits(
@@ -281,6 +281,23 @@ def test_a_message_that_breaks_the_machine_ends_the_actor(run: RunDirectory) -> 
         await gateway.say(m.Submit(1, 5, DEFINITION))
         await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
         assert isinstance(epoch.serving.failure, AssertionError)
+
+    in_loop(body)
+
+
+def test_counts_that_cannot_be_published_end_the_actor(run: RunDirectory) -> None:
+    """Otherwise its timer would stop, and the run with it."""
+
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1)))
+
+        def broken(_: StatsSnapshot) -> None:
+            raise ValueError("broken")
+
+        epoch.stats.publish = broken  # type: ignore[method-assign]
+        await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
+        assert isinstance(epoch.serving.failure, ValueError)
+        del epoch.stats.publish
 
     in_loop(body)
 
