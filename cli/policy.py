@@ -101,7 +101,7 @@ def set_policy(run: Path, wanted: str) -> str:
     give_up_s = time.monotonic() + _ANSWER_S
     while time.monotonic() < give_up_s:
         report = _read(run, may_start=True)
-        if report.number == number:
+        if report.number == number and not report.is_loading:
             if report.refused or report.set_aside:
                 raise RunError(report.refused or report.set_aside)
             return report.summary

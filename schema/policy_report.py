@@ -11,6 +11,7 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "unified"
     wanted: str = "unified"
     number: int = 0  # 0: the configuration's
+    is_loading: bool = False  # the file that is wanted: everything else is as it was before
     version: str = ""  # of the file that is in charge or set aside: a digest of its contents, in hexadecimal
     since_s: float = 0.0
     plans: int = 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from ...runtime.controller.policy_calls import swap
 from ...runtime.controller.scheduling.policy import POLICIES, UNIFIED, Policy, PolicyFailure
@@ -37,7 +37,7 @@ def inherited(before: PolicyReport, number: int, death: Death | None, ended: boo
     """
 
     def condemned(version: str, reason: str) -> PolicyReport:
-        return msgspec.structs.replace(before, condemned=version, condemned_number=number, condemned_because=f"the controller {reason}")
+        return replace(before, condemned=version, condemned_number=number, condemned_because=f"the controller {reason}")
 
     if death is not None:
         return condemned(f"{death.step:016x}", f"{death.reason} in a call of it") if death.crashed else before
@@ -48,7 +48,7 @@ def inherited(before: PolicyReport, number: int, death: Death | None, ended: boo
         return condemned(before.loaded, "hung after it had loaded it")
     num_ended = before.ended + 1
     if num_ended < MAX_ENDED:
-        return msgspec.structs.replace(before, ended=num_ended)
+        return replace(before, ended=num_ended)
     return condemned(before.loaded, f"ended {num_ended} times after it had loaded it")
 
 
@@ -171,7 +171,7 @@ class PolicySwitch:
             log.error("policy %s is not loaded again: %s", self.name, before.condemned_because)
             return
         self._loaded = file.version
-        self._publish(self.report())  # the next controller must know, whatever happens now
+        self._publish(replace(self.report(), is_loading=True))  # the next controller must know, whatever happens now
         try:
             policy: FilePolicy = self._guard.load(file, file.load)
         except PolicyFailure as error:

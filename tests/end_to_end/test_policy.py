@@ -79,6 +79,14 @@ def test_twenty_swaps_change_no_token(run: Server, expected: list[list[int]], tm
     run.wait_until_empty()
 
 
+def test_an_order_is_answered_once_its_file_is_loaded(run: Server, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    write(path, "pass")
+    path.write_text("import time\ntime.sleep(0.3)\n" + path.read_text())
+    assert set_policy(run.run_path, str(path)).startswith("mine.py (version ")
+    assert set_policy(run.run_path, "unified") == "unified"
+
+
 def test_a_file_is_edited_under_load(run: Server, expected: list[list[int]], tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     done = run.mmrt("policy", "set", write(path, "pass"))

@@ -174,7 +174,9 @@ def test_what_a_refused_file_left_behind_is_blamed_as_well(run: Run) -> None:
     run.file.write_text("raise ValueError")
     report = run.set(str(run.file))
     assert report.refused and report.loaded and not report.version
-    assert [(report.loaded, report.number) for report in run.published] == [(report.loaded, report.number)], "before it ran"
+    (loading,) = run.published
+    assert (loading.loaded, loading.number, loading.is_loading) == (report.loaded, report.number, True), "before it ran"
+    assert not report.is_loading
     first = run.begin(inherited(report, report.number, None, True, EXITED))
     assert (first.ended, first.condemned) == (1, "")
     second = run.begin(inherited(first, report.number, None, True, EXITED))
