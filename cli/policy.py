@@ -120,9 +120,15 @@ def _checked(policy: str) -> str:
         hint = f"did you mean {near[0]}? There" if near else "there"
         raise PolicyError(f"no policy {policy!r}; {hint} are {', '.join(POLICIES)}, and files NAME.py")
     path = os.path.abspath(policy)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise PolicyError(f"the path {path!r} is not UTF-8") from None
     command = [sys.executable, "-m", f"{__package__}.main", "policy", "check", path]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_S)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", timeout=_TRIAL_S
+        )
     except subprocess.TimeoutExpired:
         raise PolicyError(f"{policy} did not come to an end in {_TRIAL_S:g} s") from None
     if done.returncode == 0 and _OK in done.stdout:

@@ -211,6 +211,6 @@ class PolicySwitch:
 def _signature(path: Path) -> Signature | None:
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no path can be so
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

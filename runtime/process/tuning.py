@@ -7,17 +7,19 @@ controller follows it as well.
 import os
 import time
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 TUNING_NAME = "tuning"
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """``policy``: a name, or the absolute path of a file. ``number`` grows with each order."""
+    """``policy``: a name, or the absolute path of a file. ``number`` grows with each order. Both fit into the controller's report."""
 
-    policy: str
-    number: int = 0
+    policy: Annotated[str, Meta(max_length=4096)]
+    number: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
 
 
 _decode = msgspec.json.Decoder(Tuning).decode

@@ -31,6 +31,7 @@ def test_the_list_has_a_line_for_each(capsys: Captured) -> None:
         (["set", "unified"], 1, "no run is up in"),
         (["set", "unifed"], 2, "no policy 'unifed'; did you mean unified? There are unified"),
         (["set", "/nowhere/mine.py"], 2, "/nowhere/mine.py cannot be read: No such file or directory"),
+        (["set", "/nowhere/\udcff.py"], 2, "the path '/nowhere/\\udcff.py' is not UTF-8"),
     ],
 )
 def test_refusals(arguments: list[str], status: int, words: str, capsys: Captured) -> None:

@@ -129,14 +129,17 @@ def test_one_that_fails_is_set_aside_until_it_is_edited(run: Run) -> None:
     assert report.name == "mine.py" and not report.set_aside
 
 
-@pytest.mark.parametrize("order", ["no_such_policy", "/nowhere/mine.py", ""])
+@pytest.mark.parametrize("order", ["no_such_policy", "/nowhere/mine.py", "", "/\0.py"])
 def test_an_order_that_nobody_can_follow(run: Run, order: str) -> None:
     report = run.set(order)
     assert report.name == "unified" and report.wanted == order and "cannot be read" in report.refused
 
 
-def test_a_broken_order_is_ignored(run: Run) -> None:
-    (run.path / TUNING_NAME).write_text('{"policy": 3')
+@pytest.mark.parametrize(
+    "order", ['{"policy": 3', '{"policy": "split", "number": 9223372036854775808}', f'{{"policy": "{"x" * 4097}", "number": 1}}']
+)
+def test_a_broken_order_is_ignored(run: Run, order: str) -> None:
+    (run.path / TUNING_NAME).write_text(order)
     assert run.look().name == "unified" and run.look().number == 0
 
 
