@@ -113,8 +113,11 @@ class Journal:
         self._size = len(_MAGIC)
         while (found := _next_record(data, self._size)) is not None:
             record, num_bytes = found
-            self._account(record, self._size, num_bytes)
-            state.apply(record)
+            if record is None:
+                log.warning("%s: skipped a record of %d bytes, which this version of mmrt does not know", self._path, num_bytes)
+            else:
+                self._account(record, self._size, num_bytes)
+                state.apply(record)
             self._size += num_bytes
         if self._size < len(data):
             log.warning("%s: cut off a torn record of %d bytes", self._path, len(data) - self._size)
@@ -181,7 +184,8 @@ def read_journal(directory: Path) -> JournalState:
     offset = len(_MAGIC)
     while data.startswith(_MAGIC) and (found := _next_record(data, offset)) is not None:
         record, num_bytes = found
-        state.apply(record)
+        if record is not None:
+            state.apply(record)
         offset += num_bytes
     state.live = dict(sorted(state.live.items(), key=lambda item: item[1].arrival))
     return state
@@ -203,8 +207,9 @@ def _reserve(fd: int, size: int, reserve: int) -> int:
     raise OSError(number, os.strerror(number))
 
 
-def _next_record(data: bytes, offset: int) -> tuple[JournalRecord, int] | None:
-    """The record at ``offset`` and its size in the file; None at the end and where the file is torn."""
+def _next_record(data: bytes, offset: int) -> tuple[JournalRecord | None, int] | None:
+    """Return the record at ``offset``, or None for one that only a later version of mmrt knows, and its size in the file. Returns None
+    at the end and where the file is torn."""
     if len(data) - offset < _HEAD.size:
         return None
     length, checksum = _HEAD.unpack_from(data, offset)
@@ -214,7 +219,7 @@ def _next_record(data: bytes, offset: int) -> tuple[JournalRecord, int] | None:
     try:
         return _decode(payload), _HEAD.size + length
     except msgspec.DecodeError:
-        return None
+        return None, _HEAD.size + length
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -4,17 +4,20 @@ import contextlib
 import errno
 import os
 import random
+import struct
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mmrt.actors.controller.journal import JOURNAL_NAME, Journal
+from mmrt.actors.controller.journal import JOURNAL_NAME, Journal, read_journal
 from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec, encode
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
@@ -87,6 +90,16 @@ def test_damage_ends_the_journal_where_it_is(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         state = read(tmp_path)
         assert all(state.live[key] == submitted(key) for key in state.live) and list(state.live) in ([], [1], [1, 2])
+
+
+def test_a_record_of_a_later_version_costs_no_other(tmp_path: Path) -> None:
+    """An edit that is undone, say: the controller that is restarted then must not lose the requests behind the record."""
+    write(tmp_path, [submitted(1)])
+    later = msgspec.msgpack.encode(["Later", 1])
+    with (tmp_path / JOURNAL_NAME).open("ab") as file:
+        file.write(struct.pack("=II", len(later), zlib.crc32(later)) + later)
+    write(tmp_path, [submitted(2)])
+    assert list(read(tmp_path).live) == list(read_journal(tmp_path).live) == [1, 2]
 
 
 def test_random_garbage_is_no_journal(tmp_path: Path) -> None:
