@@ -2,12 +2,13 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from .presets import OBJECTIVES, WORKLOADS
 from .slo import Slo
 from .workload import Lengths, MediaShapes, Modality, parse_modalities
 
@@ -18,14 +19,20 @@ _DEFAULT_MODALITY = {"steady": "text", "mixed": "text,image", "stall": "image", 
 _DEFAULT_MAX_TOKENS = {"steady": 64, "mixed": 64, "stall": 1024, "chat": 32}
 _DEFAULT_NUM_REQUESTS = {"steady": 64, "mixed": 64, "chat": 8}
 _DEFAULT_CONCURRENCY = {"steady": 4, "mixed": 4, "stall": 4, "chat": 1}
+_TEXTS = ("scenario", "modality", "input_tokens", "max_tokens")
+_MEDIA = ("image_size", "image_format", "video_size", "video_seconds", "video_fps", "audio_seconds")
+_ARRIVALS = ("workload", "rate", "concurrency", "trace", "seed", "turns", "streams", "phase", "fresh_interval", "fresh_max_tokens")
+LOAD_NAMES = (*_TEXTS, *_MEDIA, *_ARRIVALS, "objective", "slo_ttft", "slo_tbt")  # all options of a load but the number of requests
 
 ValueT = TypeVar("ValueT")
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``rate`` None and ``trace`` None: ``concurrency`` at a time."""
+    """``rate`` None and ``trace`` None: ``concurrency`` at a time. ``workload``: one of ``presets``, whose requests are sent instead of
+    those of ``modalities`` and ``lengths``; its shapes are in ``shapes``."""
 
     scenario: Scenario
+    workload: str | None
     modalities: dict[Modality, float]
     num_requests: int | None
     seed: int
@@ -49,7 +56,7 @@ def settings_of(options: LoadOptions) -> dict[str, str | int | float | bool | No
     plain: dict[str, Any] = msgspec.to_builtins(options, enc_hook=str)
     flat: dict[str, str | int | float | bool | None] = {}
     for key, value in plain.items():
-        if key in ("api_key", "out", "json", "plot"):
+        if key in ("api_key", "out", "json", "plot") or (options.workload and key in ("scenario", "modalities", "lengths")):
             continue
         if key == "modalities":
             value = ",".join(f"{name}:{weight:g}" for name, weight in value.items())
@@ -78,9 +85,9 @@ def load_values(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
     num_requests = given.num_requests
     if num_requests is None and not given.trace:
         num_requests = _DEFAULT_NUM_REQUESTS.get(scenario)
-    tbt_s = math.inf if given.slo_tbt is None else given.slo_tbt
     return dict(
         scenario=scenario,
+        workload=given.workload,
         modalities=modalities,
         num_requests=num_requests,
         seed=given.seed,
@@ -88,27 +95,43 @@ def load_values(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
         concurrency=given.concurrency or _DEFAULT_CONCURRENCY[scenario],
         trace=given.trace,
         lengths=Lengths(input_low=low, input_high=high, max_tokens=given.max_tokens or _DEFAULT_MAX_TOKENS[scenario]),
-        own_input=given.input_tokens is not None,
-        own_output=given.max_tokens is not None,
-        shapes=MediaShapes(
-            image_size=given.image_size,
-            image_format=given.image_format,
-            video_size=given.video_size,
-            video_s=given.video_seconds,
-            video_fps=given.video_fps,
-            audio_s=given.audio_seconds,
-        ),
+        own_input=bool(given.input_tokens or given.workload),
+        own_output=bool(given.max_tokens or given.workload),
+        shapes=_shapes(given),
         num_streams=given.streams,
         phase_s=given.phase,
         fresh_interval_s=given.fresh_interval,
         fresh_max_tokens=given.fresh_max_tokens,
         num_turns=given.turns,
-        slo=None if given.slo_ttft is None else Slo(given.slo_ttft, tbt_s),
+        slo=_objective(given),
     )
+
+
+def _shapes(given: argparse.Namespace) -> MediaShapes:
+    if given.workload:
+        return WORKLOADS[given.workload].shapes
+    return MediaShapes(
+        image_size=given.image_size,
+        image_format=given.image_format,
+        video_size=given.video_size,
+        video_s=given.video_seconds,
+        video_fps=given.video_fps,
+        audio_s=given.audio_seconds,
+    )
+
+
+def _objective(given: argparse.Namespace) -> Slo | None:
+    if given.objective:
+        return OBJECTIVES[given.objective]
+    return None if given.slo_ttft is None else Slo(given.slo_ttft, math.inf if given.slo_tbt is None else given.slo_tbt)
 
 
 def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalities: Mapping[Modality, float]) -> None:
     """Check the options against each other. Exits with status 2."""
+    if given.workload:
+        refuse_options(parser, given, (*_TEXTS, *_MEDIA), f"--workload {given.workload} has requests of its own")
+    if given.objective:
+        refuse_options(parser, given, ("slo_ttft", "slo_tbt"), f"--objective {given.objective} says TTFT and TBT")
     if given.trace and given.concurrency is not None:
         parser.error("--trace has arrivals of its own: it goes with --rate, which stretches them, not with --concurrency")
     if given.scenario == "stall":
@@ -122,9 +145,17 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalitie
         parser.error("--slo-tbt needs --slo-ttft")
 
 
+def refuse_options(parser: argparse.ArgumentParser, given: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Exit with status 2 if one of these options has another value than its default's."""
+    for name in names:
+        if getattr(given, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} {getattr(given, name)}: {why}")
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
     """Add the options of a load."""
     add = parser.add_argument
+    add("--workload", choices=tuple(WORKLOADS), help="requests shaped as those of a data set or a trace, instead of a scenario")
     add(
         "--scenario",
         choices=SCENARIOS,
@@ -155,6 +186,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     _add_content(add)
     _add_stall(add)
     add("--turns", type=number("turns", int, least=1), default=5, help="chat: questions of a conversation (%(default)s)")
+    add("--objective", choices=tuple(OBJECTIVES), metavar="MODEL/WORKLOAD", help="that of a text: " + ", ".join(OBJECTIVES))
     add("--slo-ttft", type=number("seconds", float, above=0), metavar="S", help="report the share of requests under it")
     add("--slo-tbt", type=number("seconds", float, above=0), metavar="S", help="and with 90 %% of their TBTs under this")
 

@@ -6,6 +6,7 @@ import msgspec
 
 from .chat import plan_chat
 from .load_options import LoadOptions
+from .presets import WORKLOADS, plan_workload
 from .stall import STREAM_GROUP, StallPlan
 from .traces import load_trace, scale_to_rate
 from .workload import RequestPlan, plan_mixed, plan_steady, poisson_arrivals, with_arrivals, with_trace
@@ -23,8 +24,11 @@ def plan_requests(options: LoadOptions) -> list[RequestPlan]:
         return plan_chat(options.modalities, options.num_requests or 1, options.num_turns, options.lengths, options.seed)
     rows = load_trace(options.trace)[: options.num_requests] if options.trace else None
     count = len(rows) if rows is not None else options.num_requests or 0
-    plan = plan_mixed if options.scenario == "mixed" else plan_steady
-    plans = plan(options.modalities, count, options.lengths, options.seed)
+    if options.workload is not None:
+        plans = plan_workload(WORKLOADS[options.workload], count, options.seed)
+    else:
+        plan = plan_mixed if options.scenario == "mixed" else plan_steady
+        plans = plan(options.modalities, count, options.lengths, options.seed)
     if rows is not None:
         rows = scale_to_rate(rows, options.rate) if options.rate is not None else rows
         return with_trace(plans, rows, own_input=options.own_input, own_output=options.own_output)
