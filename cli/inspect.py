@@ -8,6 +8,7 @@ import typer
 
 from ..actors.controller.journal import read_journal
 from ..runtime.errors import RunError
+from ..runtime.observe.breakdown import PARTS
 from ..runtime.observe.inspect import Inspector
 from ..runtime.observe.inspect_report import ItemReport, RequestReport, RunView
 from ..shm.errors import MissingError
@@ -170,6 +171,9 @@ def _print_request(request: RequestReport, view: RunView) -> None:
     for work in request.work:
         waits = f"{1000 * work.queued_seconds:.1f} ms in the queue"
         lines.append(f"    {work.what:<16} {work.plans} plans, {1000 * work.seconds:.1f} ms of work, {waits}")
+    if request.breakdown.total_s:
+        parts = [(name, getattr(request.breakdown, field)) for field, name in PARTS.items()]
+        lines.append(f"  in parts     {', '.join(f'{name} {1000 * seconds:.1f} ms' for name, seconds in parts if seconds)}")
     for what, seconds in request.marks:
         lines.append(f"  {what:<12} {1000 * seconds:10.1f} ms after its begin")
     print("\n".join(lines))

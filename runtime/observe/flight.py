@@ -164,3 +164,8 @@ def merge(recorders: Mapping[str, NDArray[Any]], since_ns: int = 0) -> list[Flig
                 records.append(FlightRecord(actor, generation, known[kind], *numbers))
     records.sort(key=lambda record: record.time_ns)
     return records
+
+
+def complete_since_ns(recorders: Mapping[str, NDArray[Any]]) -> int:
+    """The time since which no recorder has lost a record to newer ones; 0 if none has lost any."""
+    return max((int(found["time_ns"][0]) for found in recorders.values() if len(found) and found["mark"][0] > 1), default=0)

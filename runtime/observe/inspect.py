@@ -19,6 +19,7 @@ from ..controller.request import SegmentRecord
 from ..controller.scheduling.facts import kind_of
 from ..controller.scheduling.types import SegmentStage
 from ..stage_table import SUPERVISOR
+from .breakdown import request_breakdown, step_begins
 from .flight import PLAN_NAMES, merge
 from .inspect_report import (
     ItemReport,
@@ -62,16 +63,18 @@ class Inspector:
         """Return the current view of the run."""
         now_ns = time.monotonic_ns()
         records = merge(read_recorders(self._run, (*self._actors.actors, SUPERVISOR)))
-        spans, done = request_spans(records), plan_spans(records)
+        spans, done, begins_ns = request_spans(records), plan_spans(records), step_begins(records)
         journal = self._read_journal()
         plans = live_plans(self._plans, self._actors.actors)
         rows = [row for index in range(self._table.num_rows) if (row := read_row(self._table, index)) is not None]
         by_key = {row.record.key: row for row in rows if row.record is not None}
         keys = [*journal.live, *(key for key in by_key if key not in journal.live)]
         readings = {actor: self._actors.read(actor) for actor in self._actors.actors}
-        requests = [_Builder(key, journal, by_key.get(key), spans.get(key), done, now_ns).report(plans, readings) for key in keys]
+        requests = [
+            _Builder(key, journal, by_key.get(key), spans.get(key), done, begins_ns, now_ns).report(plans, readings) for key in keys
+        ]
         requests += [
-            _Builder(key, journal, None, span, done, now_ns).report((), readings)
+            _Builder(key, journal, None, span, done, begins_ns, now_ns).report((), readings)
             for key, span in spans.items()
             if key not in journal.live and key not in by_key and _is_on_its_way(span, readings["gateway"])
         ]
@@ -80,9 +83,9 @@ class Inspector:
     def ended(self) -> list[RequestReport]:
         """Return ended requests that are still in the flight recorders, the newest last."""
         records = merge(read_recorders(self._run, (*self._actors.actors, SUPERVISOR)))
-        done, nothing = plan_spans(records), JournalState()
+        done, begins_ns, nothing = plan_spans(records), step_begins(records), JournalState()
         over = sorted((span for span in request_spans(records).values() if span.end_ns), key=lambda span: span.end_ns)
-        return [_Builder(span.key, nothing, None, span, done, span.end_ns).report((), {}) for span in over]
+        return [_Builder(span.key, nothing, None, span, done, begins_ns, span.end_ns).report((), {}) for span in over]
 
 
 def _is_on_its_way(span: RequestSpan, gateway: ActorReading) -> bool:
@@ -119,15 +122,17 @@ class _Builder:
         row: Row | None,
         span: RequestSpan | None,
         done: dict[int, PlanSpan],
+        begins_ns: Sequence[int],
         now_ns: int,
     ) -> None:
+        """``begins_ns``: of decode's steps."""
         self._key = key
         self._submitted: Submitted | None = journal.live.get(key)
         self._failure = journal.failures.get(key)
         self._row = row
         self._span = span or RequestSpan(key)
         self._done = plans_of(key, done)
-        self._now_ns = now_ns
+        self._begins_ns, self._now_ns = begins_ns, now_ns
         self._tracker = self._make_tracker()
 
     def report(self, plans: Sequence[LivePlan], actors: Mapping[str, ActorReading]) -> RequestReport:
@@ -162,6 +167,7 @@ class _Builder:
             timings=[_timing(stage.name, stage.begin_ns, stage.end_ns, self._now_ns) for stage in span.stages],
             work=self._work(),
             marks=[(what, (time_ns - span.begin_ns) / 1e9) for what, time_ns in span.marks],
+            breakdown=request_breakdown(span, self._done, self._begins_ns, self._now_ns),
         )
 
     def _stage(self) -> str:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from .breakdown import Breakdown
+
 
 class SegmentReport(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a medium. ``start`` is its place in the prompt, -1 before the prompt is expanded; pages are its current ones."""
@@ -91,6 +93,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     timings: list[TimingReport] = []
     work: list[WorkReport] = []
     marks: list[tuple[str, float]] = []  # (event, seconds after its start)
+    breakdown: Breakdown = Breakdown()  # of its latency so far (TI22)
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,10 @@ from ..bus.messages import POOLS
 from ..bus.plans import PlanKind
 from ..process.exit_status import describe_exit
 from ..stage_table import SUPERVISOR
+from .breakdown import PARTS, Breakdown, request_breakdown, step_begins
 from .dumps import Recording
 from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
-from .trace_requests import PlanSpan, RequestSpan, plan_spans, request_spans
+from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_by_request, request_spans
 
 Event = dict[str, Any]
 Pids = Mapping[str, int]
@@ -45,9 +46,11 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
     events += _counters(records, pids)
     events += _flows(records, plans, requests, tracks, pids)
     recent = [event for event in events if event["_end"] >= since_ns]
+    by_request, begins_ns = plans_by_request(plans), step_begins(records)
     for span in requests.values():
         if (span.end_ns or facts.taken_ns) >= since_ns:
-            recent += _request_track(span, facts.taken_ns)
+            parts = request_breakdown(span, by_request.get(span.key, ()), begins_ns, facts.taken_ns)
+            recent += _request_track(span, facts.taken_ns, parts)
     for event in recent:
         del event["_end"]
     recent.sort(key=lambda event: event["ts"])  # stable: each track keeps its order
@@ -216,8 +219,9 @@ def _counters(records: Sequence[FlightRecord], pids: Pids) -> Iterator[Event]:
 # ------------------------------------------------------------------------------------------------------------ requests
 
 
-def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
-    """Return a request and its stages, nested, with instant events; the order gives the nesting at equal times."""
+def _request_track(span: RequestSpan, taken_ns: int, parts: Breakdown) -> list[Event]:
+    """Return a request and its stages, nested, with instant events; the order gives the nesting at equal times. ``parts``: of its
+    latency."""
     id, end_ns = f"{span.key:#x}", max(span.end_ns or taken_ns, span.begin_ns)
     args = {
         "row": span.row,
@@ -225,6 +229,7 @@ def _request_track(span: RequestSpan, taken_ns: int) -> list[Event]:
         "cached_tokens": span.num_cached_tokens,
         "tokens_sent": span.num_sent,
         "status": span.status,
+        **{f"{name}, ms": 1e3 * getattr(parts, field) for field, name in PARTS.items()},
     }
     inner: list[Event] = []
     for stage in span.stages:
@@ -245,10 +250,7 @@ def _flows(
     ``tracks``: the track of each plan's slice.
     """
     steps = [record for record in records if record.kind is Kind.STEP]
-    by_request: dict[int, list[PlanSpan]] = {}
-    for plan in plans.values():
-        for key in plan.requests if plan.begin_ns else ():
-            by_request.setdefault(key, []).append(plan)
+    by_request = plans_by_request({number: plan for number, plan in plans.items() if plan.begin_ns})
 
     def track(plan: PlanSpan) -> int:
         return tracks.get(f"{plan.plan_id:#x}", _STEPS_TID)

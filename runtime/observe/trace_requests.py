@@ -3,7 +3,7 @@
 Used by ``mmrt trace`` for its request tracks, by ``mmrt inspect`` for its timings and by ``live`` for the gateway's page.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...schema.rows import Phase
@@ -218,6 +218,15 @@ def plan_spans(records: Iterable[FlightRecord]) -> dict[int, PlanSpan]:
     for record in records:
         plans.add(record)
     return plans.plans
+
+
+def plans_by_request(plans: Mapping[int, PlanSpan]) -> dict[int, list[PlanSpan]]:
+    """Return the plans made for each request, by its key."""
+    found: dict[int, list[PlanSpan]] = {}
+    for plan in plans.values():
+        for key in plan.requests:
+            found.setdefault(key, []).append(plan)
+    return found
 
 
 def plans_of(key: int, plans: dict[int, PlanSpan]) -> list[PlanSpan]:
