@@ -72,21 +72,31 @@ def _show_speed(console: Console, report: Report, cpu_s: float) -> None:
 
 
 def simulate(options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None) -> Report:
-    """Simulate a load to its end. Raises: ConfigError; ValueError for a load that the model does not take, or a bad trace;
-    OSError; SimulationError."""
+    """Simulate a load to its end. Raises: as ``run_load``."""
+    simulation, load = run_load(options, config, costs, policy)
+    return make_report(options, config, costs, simulation, load)
+
+
+def run_load(
+    options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None, *, keeps_works: bool = False
+) -> tuple[Simulation, Load]:
+    """Simulate a load to its end. ``keeps_works``: with the works on each request (``Simulation.works``).
+
+    Raises: ConfigError; ValueError for a load that the model does not take, or a bad trace; OSError; SimulationError.
+    """
     limits = simulated_limits(config, costs)
-    requests = Requests(costs.model, options.shapes)
+    requests = Requests(costs.model, options.shapes, config.media)
     plans = plan_requests(options)
     requests.check(plans)
     load = make_load(options, plans)
-    simulation = Simulation(config, costs, limits, policy)
+    simulation = Simulation(config, costs, limits, policy, keeps_works=keeps_works)
     gc.collect()
     gc.freeze()
     try:
         run(simulation, load, requests)
     finally:
         gc.unfreeze()
-    return make_report(options, config, costs, simulation, load)
+    return simulation, load
 
 
 def run(simulation: Simulation, load: Load, requests: Requests) -> None:

@@ -15,6 +15,7 @@ from .step_log import Stretch
 class SimRecord(msgspec.Struct, kw_only=True):
     """One request. Times are ns of the simulation. ``stretches``: the steps that committed its tokens (``step_log``)."""
 
+    key: int
     index: int
     group: str
     scheduled_ns: int
@@ -33,7 +34,7 @@ class SimRecord(msgspec.Struct, kw_only=True):
 
 
 class Client(msgspec.Struct, kw_only=True):
-    """A request under way. ``next`` is what it has to tell the controller, until it is over."""
+    """A request under way."""
 
     key: int
     plan: RequestPlan
@@ -60,8 +61,8 @@ class Gateway:
         """A client sends a request now. ``on_end``: called when it is over for the client."""
         now_ns = self._queue.now_ns
         self._num_requests += 1
-        record = SimRecord(index=plan.index, group=plan.group, scheduled_ns=now_ns, sent_ns=now_ns)
-        client = Client(key=self._num_requests, plan=plan, asked=asked, record=record, on_end=on_end)
+        record = SimRecord(key=self._num_requests, index=plan.index, group=plan.group, scheduled_ns=now_ns, sent_ns=now_ns)
+        client = Client(key=record.key, plan=plan, asked=asked, record=record, on_end=on_end)
         self.records.append(record)
         self._clients[client.key] = client
         self.num_open += 1

@@ -5,7 +5,7 @@ operating system is assumed: threads share the cores by their niceness, none get
 differ from that, by caches and memory, counts in every larger set.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from .costs import Costs
@@ -19,6 +19,11 @@ _WEIGHT_STEP = 1.25  # of Linux: between the weights of two levels of niceness
 def stage_set(stages: Iterable[str]) -> str:
     """The key of a set of stages in ``Costs.interference``."""
     return "+".join(sorted(stages))
+
+
+def stage_sets(stages: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every set of these stages but the empty one, each in alphabetical order."""
+    return [together for size in range(1, len(stages) + 1) for together in combinations(sorted(stages), size)]
 
 
 class Interference:

@@ -9,10 +9,10 @@ from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, loa
 from ...runtime.controller.scheduling.policy import POLICIES, Policy
 from ...runtime.errors import ConfigError
 from ..output import JSON_HELP
-from ..serve.load_options import LoadOptions, add_load, load_values, number
+from ..serve.load_options import LOAD_NAMES, LoadOptions, add_load, load_values, number, refuse_options
 from .costs import Costs, CostsError, load_costs, shipped_costs
 
-_DEFAULT_COSTS = "demo-cpu"
+DEFAULT_COSTS = "demo-cpu"
 
 
 class SimOptions(LoadOptions, frozen=True, kw_only=True):
@@ -31,10 +31,16 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
     values = load_values(parser, given)
     try:
         costs = load_costs(given.costs)
-        config = _configured(load_config(given.config), given, costs)
+        config = base_config(given, costs)
         policy = load_policy(config.scheduling.policy)
     except (ConfigError, CostsError) as error:
         parser.error(str(error))
+    if given.validate:
+        refuse_options(parser, given, LOAD_NAMES, "--validate has loads of its own")
+        if costs.origin == "roofline":
+            parser.error(f"--costs {given.costs}: --validate compares with runs on this machine, and nobody measured this model")
+    elif given.checkpoint:
+        parser.error("--checkpoint is for the live runs of --validate")
     if given.rate == float("inf") and given.trace:
         parser.error("--rate inf: a trace is stretched to a finite rate")
     options = SimOptions(
@@ -57,14 +63,16 @@ def load_policy(policy: str) -> Policy:
         raise ConfigError(f"the policy {policy} cannot be loaded: {file.explain(error)}") from None
 
 
-def _configured(config: RuntimeConfig, given: argparse.Namespace, costs: Costs) -> RuntimeConfig:
-    """The configuration with the flags in it. Raises: ConfigError."""
-    data = to_data(config)
-    data["model"]["device"] = "cpu" if costs.device == "cpu" else "cuda"
-    if given.policy is not None:
-        data["scheduling"]["policy"] = str(Path(given.policy).absolute()) if is_policy_file(given.policy) else given.policy
-    if given.layout is not None:
-        data["actors"]["layout"] = given.layout
+def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig:
+    """The configuration with the flags in it. ``costs``: of a simulation. Raises: ConfigError."""
+    data = to_data(load_config(given.config))
+    if costs is not None:
+        data["model"]["device"] = "cpu" if costs.device == "cpu" else "cuda"
+    policy, layout = getattr(given, "policy", None), getattr(given, "layout", None)
+    if policy is not None:
+        data["scheduling"]["policy"] = str(Path(policy).absolute()) if is_policy_file(policy) else policy
+    if layout is not None:
+        data["actors"]["layout"] = layout
     if given.rows is not None:
         data["memory"]["max_sequences"] = given.rows
     if given.kv_tokens is not None:
@@ -82,18 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 when every request went well, 1 when one failed, 2 for a bad command line. See docs/simulator.md.",
     )
     add = parser.add_argument
-    add(
-        "--costs",
-        default=_DEFAULT_COSTS,
-        metavar="NAME|FILE",
-        help=f"the cost model: {', '.join(shipped_costs())}, or a .json file of mmrt bench profile (%(default)s)",
-    )
+    add_run(parser)
     add("--policy", metavar="NAME|FILE", help=f"{', '.join(POLICIES)}, or a file NAME.py (the configuration's)")
     add("--layout", metavar="LAYOUT", help="as actors.layout, e.g. 2E+P+D")
-    add("--config", type=Path, metavar="FILE", help="the configuration of the simulated run, in TOML")
-    add("--rows", type=int, metavar="N", help="memory.max_sequences")
-    add("--kv-tokens", type=int, metavar="N", help="memory.kv_tokens")
-    add("--no-caches", dest="caches", action="store_false", help="neither prefix nor embedding cache")
     add_load(parser)
     add(
         "--validate",
@@ -104,3 +103,18 @@ def make_parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     return parser
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a simulated run that do not say how it schedules."""
+    add = parser.add_argument
+    add(
+        "--costs",
+        default=DEFAULT_COSTS,
+        metavar="NAME|FILE",
+        help=f"the cost model: {', '.join(shipped_costs())}, or a .json file of mmrt bench profile (%(default)s)",
+    )
+    add("--config", type=Path, metavar="FILE", help="the configuration of the run, in TOML")
+    add("--rows", type=int, metavar="N", help="memory.max_sequences")
+    add("--kv-tokens", type=int, metavar="N", help="memory.kv_tokens")
+    add("--no-caches", dest="caches", action="store_false", help="neither prefix nor embedding cache")

@@ -17,6 +17,7 @@ from ..serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_s
 
 STREAM_INPUT, STREAM_TOKENS = 16, 128  # short, so that their mean tells how many tokens they have
 SETTLE_S = 0.5
+_MOST_S = 3.0  # of a phase: the controller writes some thousand flight records per second, and 16,384 are kept
 MAX_CONTEXT_SHARE = 8  # long prompts take this part of the context at most
 
 
@@ -72,7 +73,13 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
         ]
     phases = [*alone, *together]
     scale = seconds / sum(phase.seconds for phase in phases)
-    return [msgspec.structs.replace(phase, seconds=phase.seconds * scale) for phase in phases]
+    return [part for phase in phases for part in _divided(phase, phase.seconds * scale)]
+
+
+def _divided(phase: Phase, seconds: float) -> list[Phase]:
+    """The phase over so many seconds, in parts that the flight recorders can hold."""
+    count = math.ceil(seconds / _MOST_S)
+    return [msgspec.structs.replace(phase, seconds=seconds / count)] * count
 
 
 async def drive(target: Target, phase: Phase, pids: Mapping[int, str]) -> PhaseRun:

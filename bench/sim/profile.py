@@ -20,14 +20,14 @@ from ...models.config import load_model_config
 from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ...runtime.errors import UserError
 from ...runtime.observe.dumps import Recording
-from ...runtime.observe.flight import FlightRecord, merge
+from ...runtime.observe.flight import FlightRecord, complete_since_ns, merge
 from ...runtime.process.processors import read_processors
 from ...runtime.process.run import read_run_info
 from ...shm.errors import ShmError
 from ...shm.run_directory import RunDirectory
 from ..environment import read_environment
 from ..output import Tell, open_console, progress
-from ..own_run import OwnRun, OwnRunError, own_run
+from ..own_run import OwnRun, OwnRunError, layout_argument, own_run
 from ..render import show_environment, show_table
 from ..serve.client import BenchError, find_model, open_session
 from ..serve.load_options import number
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="default: the demo model")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    add("--layout", default="", help="of the run that is measured (E+P+D)")
+    add("--layout", type=layout_argument, default="", help="of the run that is measured (E+P+D)")
     add("--seconds", type=number("seconds", float, least=10), default=180.0, help="of all phases together (%(default)g)")
     add("--name", default="", help="of the cost model; default: that of the file")
     add("--out", type=Path, required=True, metavar="FILE", help="the cost model, in JSON")
@@ -108,8 +108,13 @@ async def _drive_all(run: OwnRun, model: ModelConfig, seconds: float, tell: Tell
 
 
 def _recorded(run: Path, since_ns: int) -> list[FlightRecord]:
+    """All records since then. Raises: BenchError if a recorder has lost some of them: what others did meanwhile would look as if it had
+    been done alone."""
     with RunDirectory.attach(run) as directory:
-        return merge(Recording.take(directory).recorders, since_ns)
+        recorders = Recording.take(directory).recorders
+    if (complete_ns := complete_since_ns(recorders)) > since_ns:
+        raise BenchError(f"the flight recorders do not hold the first {(complete_ns - since_ns) / 1e9:.1f} s of a phase")
+    return merge(recorders, since_ns)
 
 
 def show(console: Console, costs: Costs) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from ...runtime.config import RuntimeConfig
+from ...runtime.observe.breakdown import Breakdown, Work, break_down
 from ..serve.load_options import LoadOptions, settings_of
 from ..serve.record import Chunk, Record
 from ..serve.report import (
@@ -69,6 +70,17 @@ class Steps:
             cut=record.cut,
         )
 
+    def breakdown(self, record: SimRecord, works: Sequence[Work]) -> Breakdown:
+        """The parts of its latency. ``works``: its plans."""
+        decoded = []
+        for first, last in record.stretches:
+            commit_ns = int(self.commits[first])
+            ready_ns = max((work.known_ns for work in works if work.known_ns <= commit_ns), default=record.sent_ns)
+            begin_ns = max(commit_ns - int(self.gaps[first]), ready_ns)  # a gap may hold a pause of decode
+            end_ns = int(self.commits[last])
+            decoded.append(Work("decode", begin_ns, end_ns, end_ns))
+        return break_down(record.sent_ns, record.end_ns, [*works, *decoded], "decode")
+
 
 def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simulation: Simulation, load: Load) -> Report:
     """The report of a simulation that is over."""
@@ -82,7 +94,7 @@ def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simul
         groups += [_group(name, [record for record in records if record.group == name], steps, duration_s) for name in names]
     state = simulation.controller.state
     return Report(
-        scenario=options.scenario,
+        scenario=options.workload or options.scenario,
         model=costs.title,
         settings=settings_of(options),
         environment=costs.environment,

@@ -9,12 +9,14 @@ from itertools import chain
 
 import msgspec
 
+from ...actors.host.media_rules import for_run
 from ...media.header import decoding_work, num_pixels
 from ...models.architecture import ModelConfig
 from ...models.errors import UnsupportedMediaError
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.bus.sampling import Sampling
+from ...runtime.config import MediaSection
 from ...schema.media import ItemShape, MediaKind
 from ..serve.samples import make_audio, make_image, make_video
 from ..serve.workload import MediaShapes, RequestPlan, media_seed
@@ -48,14 +50,17 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Requests:
-    """Makes requests for a model. ``rules``: those of the run (``host.media_rules.for_run``)."""
+    """Makes requests for a model with media of these sizes. ``media``: the configuration of the run."""
 
-    def __init__(self, model: ModelConfig, shapes: MediaShapes) -> None:
-        self._model, self._shapes = model, shapes
+    def __init__(self, model: ModelConfig, shapes: MediaShapes, media: MediaSection) -> None:
+        self._model, self._shapes, self._max_items = for_run(model, media), shapes, media.max_items
         self._known: dict[str, tuple[MediaItem, ItemShape]] = {}
 
     def check(self, plans: Sequence[RequestPlan]) -> None:
-        """Raises: ValueError for a kind of medium, or a size, that the model does not take."""
+        """Raises: ValueError for a kind of medium, or a size, that the model does not take, and for more media in a request than a run
+        takes."""
+        if (most := max((len(plan.media) for plan in plans), default=0)) > self._max_items:
+            raise ValueError(f"a request has {most} media, media.max_items is {self._max_items}")
         for kind in dict.fromkeys(chain.from_iterable(plan.media for plan in plans)):
             if kind not in self._model.media_kinds:
                 raise ValueError(f"the model takes no {kind}; it takes {', '.join(('text', *self._model.media_kinds))}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...models.architecture import DTYPE_BYTES, LanguageConfig, ModelConfig, VisionConfig
 from .costs import Costs, Line, Overheads
-from .interference import stage_set
+from .interference import stage_set, stage_sets
 
 LAUNCH_S = 20e-6  # assumed for each layer's kernels where no graph is captured: prefill and towers
 
@@ -92,10 +92,8 @@ def _tower_weights(vision: VisionConfig) -> int:
 
 def _time_slices() -> dict[str, dict[str, float]]:
     """Stages on the device get equal slices; video is on processors of its own."""
-    stages = ("decode", "encoder", "prefill", "video")
     rates = {}
-    for number in range(1, 1 << len(stages)):
-        together = [stage for at, stage in enumerate(stages) if number >> at & 1]
-        on_device = [stage for stage in together if stage != "video"]
-        rates[stage_set(together)] = {stage: 1.0 if stage == "video" else 1 / len(on_device) for stage in together}
+    for together in stage_sets(("decode", "encoder", "prefill", "video")):
+        num_on_device = sum(stage != "video" for stage in together)
+        rates[stage_set(together)] = {stage: 1.0 if stage == "video" else 1 / num_on_device for stage in together}
     return rates

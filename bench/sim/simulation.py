@@ -10,7 +10,7 @@ from ...actors.controller.serve import limits_of
 from ...actors.host.media_rules import for_run
 from ...actors.host.model_facts import facts_of
 from ...models.config import weight_bytes
-from ...runtime.bus.messages import Hello, ToActor, ToController
+from ...runtime.bus.messages import Hello, PlanDone, Skipped, ToActor, ToController
 from ...runtime.bus.plans import Analyse, Plan
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
@@ -19,6 +19,7 @@ from ...runtime.controller.machine import Controller
 from ...runtime.controller.policy_calls import swap
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.controller.scheduling.types import Limits
+from ...runtime.observe.breakdown import Work
 from ...runtime.process.device_room import DeviceRoom
 from ...runtime.process.memory_layout import plan_layout
 from ...runtime.stage_table import InstanceId, stage_of
@@ -51,9 +52,11 @@ class SimulationError(Exception):
 
 
 class Simulation:
-    """All actors of a run. ``policy`` None: the configuration's."""
+    """All actors of a run. ``policy`` None: the configuration's. ``works``: on each request, by its key, if they are kept."""
 
-    def __init__(self, config: RuntimeConfig, costs: Costs, limits: Limits, policy: Policy | None = None) -> None:
+    def __init__(
+        self, config: RuntimeConfig, costs: Costs, limits: Limits, policy: Policy | None = None, *, keeps_works: bool = False
+    ) -> None:
         overheads = costs.overheads
         self.queue = queue = EventQueue()
         self.controller = Controller.start(limits, 1)
@@ -61,6 +64,7 @@ class Simulation:
             swap(self.controller.state, policy)
         self.rows = rows = Rows(self.controller)
         self.plans: dict[int, Plan] = {}
+        self.works: dict[int, list[Work]] | None = {} if keeps_works else None
         self.num_ticks = 0
         processors = Processors(Interference(costs))
         self.timeout_s = config.server.request_timeout_s
@@ -92,6 +96,8 @@ class Simulation:
 
     def _receive(self, actor: InstanceId, message: ToController) -> None:
         controller, now_s = self.controller, self.queue.now_s
+        if self.works is not None and isinstance(message, PlanDone):
+            self._keep_work(self.works, message)
         ended = controller.ended_by(message)
         words = self.decode.progress(ended) if ended else ()
         ids = self._ids(controller.wanted_ids(words, all_of_them=True)) if words else ()
@@ -121,6 +127,18 @@ class Simulation:
             assert request is not None
             found.append((span, answer_ids(request.key, span.first, span.last)))
         return found
+
+    def _keep_work(self, works: dict[int, list[Work]], done: PlanDone) -> None:
+        """Note a plan for each request that it names."""
+        plan = self.plans.get(done.plan_id)
+        if plan is None or isinstance(done.result, Skipped):
+            return
+        known_ns = self.queue.now_ns
+        end_ns = known_ns - self._message_ns
+        work = Work("prefill" if plan.STAGE == "prefill" else "encode", end_ns - to_ns(done.elapsed_s), end_ns, known_ns)
+        for row, generation in dict.fromkeys(plan.rows):
+            if (request := self.rows.request(row, generation)) is not None:
+                works.setdefault(request.key, []).append(work)
 
     def _find_shape(self, plan: Analyse) -> ItemShape | None:
         request = self.rows.request(plan.row, plan.row_generation)

@@ -9,7 +9,9 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from ...models.config import load_model_config
 from ...runtime.config import RuntimeConfig, ServerSection
+from ...runtime.process.run import DEFAULT_MODEL
 from ..environment import Environment, read_environment
 from ..output import progress
 from ..own_run import own_run
@@ -104,7 +106,8 @@ def validate(
     console: Console,
 ) -> Validation:
     """Run all loads ``num_rounds`` times against a run of this configuration, in turn, and once simulated. ``more``: arguments for all
-    loads. Raises: BenchError, OwnRunError, OSError, ValueError."""
+    loads. Raises: BenchError, OwnRunError, OSError; ValueError for a checkpoint that the costs are not of."""
+    check_model(checkpoint, costs)
     model = msgspec.structs.replace(config.model, path=str(checkpoint.absolute()) if checkpoint else "", dtype=costs.model.dtype)
     config = msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
     environment = read_environment()
@@ -122,6 +125,14 @@ def validate(
     simulated = {load: simulate([*arguments, *more, "--seed", "0"]) for load, arguments in LOADS.items()}
     comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
     return Validation(environment=environment, costs=costs.title, num_rounds=num_rounds, comparisons=comparisons)
+
+
+def check_model(checkpoint: Path | None, costs: Costs) -> None:
+    """Raises: ValueError for a checkpoint (None: the demo model) that is not of the costs' shape; CheckpointError."""
+    found = load_model_config(checkpoint or DEFAULT_MODEL, "bfloat16" if costs.model.dtype == "bfloat16" else "float32")
+    for name in ("language", "vision", "audio"):
+        if getattr(found, name) != getattr(costs.model, name):
+            raise ValueError(f"the costs {costs.name} are of another model than {checkpoint or 'the demo model'}: {name} differs")
 
 
 def show_validation(console: Console, validation: Validation) -> None:

@@ -65,7 +65,7 @@ def options_of(*arguments: str) -> tuple[LoadOptions, RuntimeConfig]:
 def simulate_costs(costs: Costs, *arguments: str) -> tuple[Simulation, Load]:
     """A simulation with these costs, run to its end."""
     options, config = options_of(*arguments)
-    requests, plans = Requests(costs.model, options.shapes), plan_requests(options)
+    requests, plans = Requests(costs.model, options.shapes, config.media), plan_requests(options)
     load = make_load(options, plans)
     simulation = Simulation(config, costs, simulated_limits(config, costs))
     run(simulation, load, requests)

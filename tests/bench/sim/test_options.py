@@ -29,6 +29,10 @@ from mmrt.runtime.controller.scheduling.policy import POLICIES
         (["--costs", "a-dream"], "no costs 'a-dream'; there are "),
         (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
         (["--scenario", "chat", "--rate", "1"], "the chat scenario has --concurrency"),
+        (["--validate", "2", "--rate", "3"], "--rate 3.0: --validate has loads of its own"),
+        (["--validate", "2", "--scenario", "chat"], "--scenario chat: --validate has loads of its own"),
+        (["--validate", "2", "--costs", "qwen2.5-vl-7b-h200"], "--validate compares with runs on this machine"),
+        (["--checkpoint", "x"], "--checkpoint is for the live runs of --validate"),
     ],
 )
 def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +47,7 @@ def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsy
     [
         (["--modality", "audio", "--costs", "qwen2.5-vl-7b-h200"], "the model takes no audio; it takes text, image, video"),
         (["--image-size", "9000x20", "--modality", "image"], "aspect ratio of 9000x20 is 450, above the limit of 200"),
+        (["--workload", "modserve"], "a request has 25 media, media.max_items is 16"),
         (["--kv-tokens", "3"], "memory.kv_tokens is 3, at least two pages (32 tokens) are needed"),
     ],
 )

@@ -88,6 +88,17 @@ def test_a_single_row_waits_as_in_m_d_1() -> None:
     assert error_s < 0.2 * expected_s
 
 
+def test_videos_are_sampled_as_the_run_is_configured(tmp_path: Path) -> None:
+    tokens = []
+    for media in ("fps = 2.0", "fps = 1.0", "max_frames = 4"):
+        file = tmp_path / "run.toml"
+        file.write_text(f"[media]\n{media}\n")
+        load = ("--modality", "video", "--video-seconds", "8", "--num-requests", "1", "--max-tokens", "2")
+        simulation, _ = simulate_costs(make_costs(), *load, "--config", str(file))
+        tokens.append(simulation.gateway.records[0].num_prompt_tokens or 0)
+    assert tokens[0] > tokens[1] > tokens[2]
+
+
 def test_a_faster_encoder_is_never_worse() -> None:
     medians = []
     for factor in (1.0, 0.5, 0.1):

@@ -10,7 +10,7 @@ from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.report import Report
 from mmrt.bench.sim.command import main, simulate
 from mmrt.bench.sim.profile import main as profile
-from mmrt.bench.sim.validate import LOADS, compare, figures_of
+from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of
 from mmrt.tests.bench.sim.made_costs import make_costs, options_of
 
 
@@ -35,6 +35,12 @@ def test_failed_requests_cannot_be_compared() -> None:
     failed = msgspec.structs.replace(report(1), failures={"HTTP 503: busy": 2})
     with pytest.raises(BenchError, match="mixed: requests failed: {'HTTP 503: busy': 2}"):
         compare("mixed", [failed], failed)
+
+
+def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--validate", "1", "--costs", "small-cpu"]) == 1
+    assert "the costs small-cpu are of another model than the demo model: language differs" in capsys.readouterr().err
+    check_model(None, make_costs())
 
 
 @pytest.mark.slow
