@@ -9,6 +9,7 @@ import typer
 BENCHES = {
     "serve": "Latencies and throughput of a server under load.",
     "sim": "A load on the controller's code, without a server.",
+    "goodput": "Policies side by side, by goodput.",
     "profile": "How long each stage works, for bench sim.",
     "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
     "runtime": "What the runtime costs when a model computes nothing.",
@@ -25,6 +26,7 @@ BENCHES = {
 MODULES = {
     "serve": "serve.command",
     "sim": "sim.command",
+    "goodput": "goodput.command",
     "profile": "sim.profile",
     "bus": "micro.bus",
     "runtime": "micro.runtime",

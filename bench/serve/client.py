@@ -49,6 +49,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    id: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: msgspec.Raw | None = None
@@ -115,6 +116,7 @@ class StreamReader:
         if decoded.error is not None:
             raise BenchError(f"error frame: {_excerpt(bytes(decoded.error))}")
         record, usage = self._record, decoded.usage
+        record.request_id = record.request_id or decoded.id
         finish = next((choice.finish_reason for choice in decoded.choices if choice.finish_reason), None)
         if usage is not None:
             record.num_prompt_tokens, record.num_completion_tokens = usage.prompt_tokens, usage.completion_tokens

@@ -1,13 +1,15 @@
 """The arguments of ``mmrt bench serve``: parsed, checked against each other, and frozen. Called by ``serve``."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..output import JSON_HELP
 from .load_options import LoadOptions, add_load, load_values, number
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_S = 600.0
 
 
 class Options(LoadOptions, frozen=True, kw_only=True):
@@ -49,6 +51,24 @@ def parse_options(argv: Sequence[str]) -> Options:
     )
 
 
+def server_options(values: Mapping[str, Any]) -> Options:
+    """Those of ``load_values``, with the defaults of a server of our own."""
+    return Options(
+        **values,
+        url="",
+        api_key="",
+        model="",
+        temperature=0.0,
+        extensions=True,
+        timeout_s=_TIMEOUT_S,
+        num_warmup=1,
+        compare_caches=None,
+        out=None,
+        json=None,
+        plot=None,
+    )
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt bench serve",
@@ -70,7 +90,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "conversation with both, one after the other; report the ratio of medians",
     )
     add("--no-extensions", dest="extensions", action="store_false", help="send neither ignore_eos nor continuous_usage_stats")
-    add("--timeout", type=number("seconds", float, above=0), default=600.0, help="seconds for one request (%(default)s)")
+    add("--timeout", type=number("seconds", float, above=0), default=_TIMEOUT_S, help="seconds for one request (%(default)s)")
     add(
         "--warmup",
         type=number("number", int, least=0),

@@ -20,6 +20,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     index: int
     group: str
+    request_id: str = ""  # as the server says
     scheduled_s: float  # when the workload wanted it sent
     sent_s: float = 0.0
     chunks: list[Chunk] = []

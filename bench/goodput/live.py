@@ -1,0 +1,62 @@
+"""The judge's loads on this machine: each system is a run of its own, whose caches are cleared before each load."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import uvloop
+from numpy.typing import NDArray
+from rich.console import Console
+
+from ...runtime.config import ServerSection
+from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begins
+from ...runtime.observe.dumps import Recording
+from ...runtime.observe.flight import complete_since_ns, merge
+from ...runtime.observe.trace_requests import plan_spans, plans_by_request, request_spans
+from ...shm.run_directory import RunDirectory
+from ..own_run import own_run
+from ..serve.command import run_bench
+from ..serve.record import Record
+from .options import GoodputOptions
+from .report import Measured
+from .simulated import Measure
+from .systems import System
+
+
+@contextmanager
+def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
+    """A run of the system. Raises: OwnRunError; when it measures also BenchError, ShmError, OSError."""
+    path = str(options.checkpoint.absolute()) if options.checkpoint else system.config.model.path
+    model = msgspec.structs.replace(system.config.model, path=path)
+    config = msgspec.structs.replace(system.config, model=model, server=ServerSection(port=0))
+    with own_run("goodput") as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run.up(config)
+        url = run.report().endpoint
+
+        def measure(rate: float) -> Measured:
+            run.command("cache", "clear")
+            load = msgspec.structs.replace(options.load, rate=rate)
+            _, records, _ = runner.run(run_bench(load, [url], Console(quiet=True)))
+            with RunDirectory.attach(run.run) as directory:
+                recorders = Recording.take(directory).recorders
+            return Measured(records, break_down_records(recorders, records))
+
+        yield measure
+
+
+def break_down_records(recorders: Mapping[str, NDArray[Any]], records: Sequence[Record]) -> list[Breakdown]:
+    """The parts of each request that went well, from the flight recorders. Left out: requests of which the recorders have lost
+    records to newer ones."""
+    since_ns = complete_since_ns(recorders)
+    found = merge(recorders, since_ns)
+    spans = {span.request_id: span for span in request_spans(found).values()}
+    begins_ns = step_begins(found)
+    plans = plans_by_request(plan_spans(found))
+    breakdowns = []
+    for record in records:
+        span, begin_ns, end_ns = spans.get(record.request_id), round(record.sent_s * 1e9), round(record.end_s * 1e9)
+        if record.is_success and span is not None and begin_ns >= since_ns:
+            breakdowns.append(request_breakdown(span, plans.get(span.key, ()), begins_ns, end_ns, begin_ns, end_ns))
+    return breakdowns

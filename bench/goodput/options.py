@@ -1,0 +1,149 @@
+"""The arguments of ``mmrt bench goodput``: parsed, checked, and frozen, before anything runs."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...runtime.config import RuntimeConfig
+from ...runtime.errors import ConfigError
+from ..output import JSON_HELP
+from ..serve.load_options import add_load, load_values, number, refuse_options
+from ..serve.options import Options, server_options
+from ..serve.presets import WORKLOADS
+from ..serve.slo import Slo
+from ..sim.costs import Costs, CostsError, load_costs
+from ..sim.options import add_run, base_config
+from .systems import System, default_systems, parse_systems
+
+_NUM_REQUESTS = {True: 400, False: 48}  # of each load: simulated, live
+
+
+class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``load``: of each run, but for its rate. ``costs``: of a simulation; None for live runs of ``checkpoint``. ``rates``: at which
+    every system is measured. ``searches``: the goodput is searched for, from there. ``apart``: see ``simulated.costs_of``."""
+
+    systems: list[System]
+    load: Options
+    slo: Slo
+    costs: Costs | None
+    checkpoint: Path | None
+    apart: bool
+    rates: list[float]
+    searches: bool
+    target: float
+    precision: float
+    least_rate: float
+    most_rate: float
+    json: Path | None
+    out: Path | None
+
+
+def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
+    """Parse the command line. Exits with status 2 and a message for a bad one."""
+    parser = make_parser()
+    given = parser.parse_args(argv)
+    values = _load(parser, given)
+    slo: Slo | None = values["slo"]
+    if slo is None:
+        parser.error("an objective is needed: --objective, or --slo-ttft and --slo-tbt")
+    try:
+        costs = load_costs(given.costs) if given.sim else None
+        systems = parse_systems(given.systems, _base(given, costs), slo)
+    except (ConfigError, CostsError) as error:
+        parser.error(str(error))
+    if bad := [rate for rate in given.rates or () if not given.least_rate <= rate <= given.most_rate]:
+        parser.error(f"--rates {bad[0]:g} is outside of --least-rate {given.least_rate:g} and --most-rate {given.most_rate:g}")
+    return GoodputOptions(
+        systems=systems,
+        load=server_options(values),
+        slo=slo,
+        costs=costs,
+        checkpoint=given.checkpoint,
+        apart=given.apart,
+        rates=sorted({*(given.rates or ())}),
+        searches=given.searches,
+        target=given.target,
+        precision=given.precision,
+        least_rate=given.least_rate,
+        most_rate=given.most_rate,
+        json=given.json,
+        out=given.out,
+    )
+
+
+def _base(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig:
+    """The configuration of all systems; one that takes the media of the workload's requests. Raises: ConfigError."""
+    base = base_config(given, costs)
+    most = WORKLOADS[given.workload].most_media if given.workload else 0
+    return msgspec.structs.replace(base, media=msgspec.structs.replace(base.media, max_items=max(most, base.media.max_items)))
+
+
+def _load(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
+    """The values of the load. Exits with status 2."""
+    why = "rates are those of --rates and of the search"
+    refuse_options(parser, given, ("rate", "concurrency"), why)
+    if given.scenario not in ("steady", "mixed"):
+        parser.error(f"--scenario {given.scenario} has no rate: steady or mixed, or a --workload")
+    if given.sim:
+        refuse_options(parser, given, ("checkpoint",), "a simulation has --costs")
+    else:
+        refuse_options(parser, given, ("costs", "apart"), "only a simulation (--sim) has costs")
+    if given.num_requests is None:
+        given.num_requests = _NUM_REQUESTS[given.sim]
+    if given.least_rate > given.most_rate:
+        parser.error(f"--least-rate {given.least_rate:g} is above --most-rate {given.most_rate:g}")
+    if not given.searches and not given.rates:
+        parser.error("--no-search needs --rates")
+    return load_values(parser, given)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The systems, the load, the objective, and how the goodput is searched for."""
+    parser = argparse.ArgumentParser(
+        prog="mmrt bench goodput",
+        description="Compare policies and presets: attainment over rate, the highest rate that meets an objective, latency in parts.",
+        epilog="Exit status: 0, 1 if a run could not be measured, 2 for a bad command line. See docs/goodput.md.",
+    )
+    add = parser.add_argument
+    add("--sim", action="store_true", help="simulate, in place of runs on this machine")
+    add(
+        "--systems",
+        default=",".join(default_systems()),
+        metavar="NAME[@LAYOUT],…",
+        help="a policy, the preset monolithic or split, or a policy's file NAME.py; each with a layout if it needs one (%(default)s)",
+    )
+    add("--rates", type=_rates, metavar="R,…", help="requests per second that every system is measured at")
+    add("--no-search", dest="searches", action="store_false", help="measure --rates only, and search for no goodput")
+    add("--target", type=_share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
+    add("--precision", type=_share, default=0.05, metavar="SHARE", help="the search ends within this share of the rate (%(default)s)")
+    add("--least-rate", type=number("rate", float, above=0), default=0.01, metavar="R", help="lowest rate of the search (%(default)s)")
+    add("--most-rate", type=_finite_rate, default=1000.0, metavar="R", help="highest rate of the search (%(default)s)")
+    add("--apart", action="store_true", help="simulated: encoder, prefill and decode have a device each, but for presets")
+    add("--checkpoint", type=Path, metavar="DIR", help="of live runs (the demo model)")
+    add_run(parser)
+    add_load(parser)
+    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    add("--out", type=Path, metavar="DIR", help="write report.json, goodput.png and index.html there")
+    return parser
+
+
+def _finite_rate(text: str) -> float:
+    rate = number("rate", float, above=0)(text)
+    if rate == math.inf:
+        raise argparse.ArgumentTypeError("rate inf must be finite")
+    return rate
+
+
+def _rates(text: str) -> list[float]:
+    return [_finite_rate(part) for part in text.split(",")]
+
+
+def _share(text: str) -> float:
+    share = number("share", float, above=0)(text)
+    if share > 1:
+        raise argparse.ArgumentTypeError(f"share {text} must be at most 1")
+    return share

@@ -1,0 +1,151 @@
+"""From the records of loads to curves (pure): attainment over rate and over the objective's scale, and latency by parts."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from ...runtime.observe.breakdown import PARTS, Breakdown
+from ..environment import Environment
+from ..serve.record import Record
+from ..serve.report import Distribution, count_failures, distribution, duration_of
+from ..serve.slo import Slo, attainment
+
+FORMAT_VERSION = 1
+SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One load on one system. ``breakdowns``: of the requests that went well and are known, with the seconds from the client."""
+
+    records: list[Record]
+    breakdowns: list[Breakdown]
+
+
+class PartSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one part, over requests. ``share``: of their latency."""
+
+    mean: float
+    p95: float
+    share: float
+
+
+class GroupPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one kind in a load."""
+
+    num_requests: int
+    attainment: float
+    ttft: Distribution | None
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A load at one rate. ``by_scale``: (scale, attainment) with TTFT and TBT of the objective times the scale."""
+
+    rate: float
+    num_requests: int
+    duration_s: float
+    attainment: float
+    attained_requests_per_s: float
+    by_group: dict[str, GroupPoint]
+    by_scale: list[tuple[float, float]]
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft: Distribution | None
+    tbt: Distribution | None
+    e2e: Distribution | None
+    num_broken_down: int
+    breakdown: dict[str, PartSummary]
+    failures: dict[str, int]
+
+
+class SystemReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy or preset. ``goodput``: None where no search was made. ``fails``: the lowest rate that failed; None if none did.
+    ``area``: under the attainment over the report's rates."""
+
+    name: str
+    policy: str
+    layout: str
+    goodput: float | None
+    fails: float | None
+    area: float | None
+    points: list[Point]
+
+
+class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
+    """``origin``: where the figures come from. ``environment``: of the machine, or of a measured cost model's; None for a roofline.
+    ``rates``: those that were asked for, at which every system was measured."""
+
+    format_version: int = FORMAT_VERSION
+    origin: Literal["live", "measured", "roofline"]
+    costs: str
+    note: str
+    model: str
+    load: str
+    settings: dict[str, str | int | float | bool | None]
+    environment: Environment | None
+    slo_ttft_s: float
+    slo_tbt_s: float | None
+    target: float
+    rates: list[float]
+    systems: list[SystemReport]
+
+    @property
+    def source(self) -> str:
+        """The origin in words."""
+        if self.origin == "live":
+            return "live on this machine"
+        return f"simulated with costs {self.costs}" + (" (roofline, never measured)" if self.origin == "roofline" else "")
+
+
+def scaled(slo: Slo, scale: float) -> Slo:
+    """Both objectives times ``scale`` (US16)."""
+    return Slo(slo.ttft_s * scale, slo.tbt_s * scale)
+
+
+def summarise(rate: float, measured: Measured, slo: Slo) -> Point:
+    """The figures of one load."""
+    records = measured.records
+    good = [record for record in records if record.error is None]
+    duration_s = duration_of(records)
+    share = attainment(records, slo)
+    groups = sorted({record.group for record in records})
+    return Point(
+        rate=rate,
+        num_requests=len(records),
+        duration_s=duration_s,
+        attainment=share,
+        attained_requests_per_s=_per_s(share * len(records), duration_s),
+        by_group={group: _group([record for record in records if record.group == group], slo) for group in groups},
+        by_scale=[(scale, attainment(records, scaled(slo, scale))) for scale in SCALES],
+        input_tokens_per_s=_per_s(sum(record.num_prompt_tokens or 0 for record in good), duration_s),
+        output_tokens_per_s=_per_s(sum(record.num_tokens for record in good), duration_s),
+        ttft=_ttft(good),
+        tbt=distribution(tbt_s for record in good for tbt_s in record.tbts_s),
+        e2e=distribution(record.e2e_s for record in good),
+        num_broken_down=len(measured.breakdowns),
+        breakdown=summarise_parts(measured.breakdowns),
+        failures=count_failures(records),
+    )
+
+
+def _group(records: Sequence[Record], slo: Slo) -> GroupPoint:
+    return GroupPoint(num_requests=len(records), attainment=attainment(records, slo), ttft=_ttft(records))
+
+
+def _ttft(records: Sequence[Record]) -> Distribution | None:
+    return distribution(record.ttft_s for record in records if record.error is None and record.ttft_s is not None)
+
+
+def _per_s(count: float, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0
+
+
+def summarise_parts(breakdowns: Sequence[Breakdown]) -> dict[str, PartSummary]:
+    """Each of the eight parts over these requests (TI22); nothing without any."""
+    total_s = sum(one.total_s for one in breakdowns)
+    parts = {}
+    for field in PARTS:
+        values = distribution(getattr(one, field) for one in breakdowns)
+        if values is not None:
+            parts[field] = PartSummary(mean=values.mean, p95=values.p95, share=values.mean * values.count / total_s if total_s else 0.0)
+    return parts

@@ -1,0 +1,137 @@
+"""The judge as a whole: simulated, and once live; what it writes; what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrt.bench.goodput.command import main
+from mmrt.bench.goodput.options import parse_goodput
+from mmrt.bench.goodput.simulated import costs_of
+from mmrt.bench.goodput.systems import configure
+from mmrt.bench.serve.slo import Slo
+from mmrt.bench.sim.costs import load_costs
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.observe.breakdown import PARTS
+
+LOAD = ("--scenario", "mixed", "--slo-ttft", "0.4", "--slo-tbt", "0.05")
+
+
+def judged(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    out = tmp_path / "judged.json"
+    assert main([*arguments, "--json", str(out)]) == 0
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+def assert_parts_sum_to_latency(point: dict[str, Any]) -> None:
+    assert list(point["breakdown"]) == list(PARTS) and min(part["mean"] for part in point["breakdown"].values()) >= 0
+    assert sum(part["mean"] for part in point["breakdown"].values()) == pytest.approx(point["e2e"]["mean"], rel=0.02)
+
+
+def test_systems_are_compared_by_simulation(tmp_path: Path) -> None:
+    arguments = ("--sim", "--systems", "monolithic,unified", "--num-requests", "40", "--rates", "64,32", "--precision", "0.4")
+    report = judged(tmp_path, *arguments, *LOAD)
+    assert (report["origin"], report["costs"], report["rates"]) == ("measured", "demo-cpu", [32, 64])
+    assert [(system["name"], system["layout"]) for system in report["systems"]] == [("monolithic", "EPD"), ("unified", "E+P+D")]
+    for system in report["systems"]:
+        attainments = {point["rate"]: point["attainment"] for point in system["points"]}
+        assert attainments[system["goodput"]] >= 0.9 > attainments[system["fails"]]
+        assert system["fails"] <= 1.4 * system["goodput"] and 0 < system["area"] <= 1
+        for point in system["points"]:
+            assert point["num_requests"] == point["num_broken_down"] == 40 and set(point["by_group"]) == {"image", "text"}
+            assert_parts_sum_to_latency(point)
+
+
+def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
+    arguments = ("--sim", "--systems", "unified,slack@EP+D", "--rates", "2,4", "--no-search", "--num-requests", "10")
+    report = judged(tmp_path, *arguments, *LOAD, "--out", str(tmp_path / "out"))
+    assert report["systems"][1]["layout"] == "EP+D" and report["systems"][0]["goodput"] is None
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    assert (tmp_path / "out" / "goodput.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "slack@EP+D" in page and "TTFT &lt; 0.4 s" in page and "data:image/png;base64," in page
+    assert "http://" not in page and "https://" not in page  # it needs nothing else
+
+
+def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Path) -> None:
+    file = tmp_path / "a&b.py"
+    file.write_text("from mmrt.runtime.controller.scheduling.unified import Unified\npolicy = Unified()\n")
+    load = ("--sim", "--systems", str(file), "--rates", "3", "--no-search", "--num-requests", "6", "--out", str(tmp_path / "out"))
+    report = judged(tmp_path, *load, *LOAD)
+    assert report["systems"][0]["policy"] == report["systems"][0]["name"] == "a&b.py"
+    assert "a&amp;b.py" in (tmp_path / "out" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--systems", "magic"], 'magic: scheduling.policy = "magic": expected one of unified'),
+        (["--systems", "unified,unified"], "unified is named 2 times, once is enough"),
+        (["--systems", "unified@E+P"], "unified@E+P: actors.layout"),
+        (["--systems", "split@EPD"], "split@EPD: the preset split has the layout EP+D"),
+        (["--slo-ttft", "0"], "seconds 0 must be above 0"),
+        (["--slo-ttft", "1e9"], "slo.text.ttft_ms = 1000000000000.0"),
+        (["--rates", "1,-3"], "rate -3 must be above 0"),
+        (["--rates", "inf"], "rate inf must be finite"),
+        (["--rates", "5000"], "--rates 5000 is outside of --least-rate 0.01 and --most-rate 1000"),
+        (["--target", "1.5"], "share 1.5 must be at most 1"),
+        (["--least-rate", "9", "--most-rate", "3"], "--least-rate 9 is above --most-rate 3"),
+        (["--no-search"], "--no-search needs --rates"),
+        (["--rate", "3"], "--rate 3.0: rates are those of --rates and of the search"),
+        (["--scenario", "chat"], "--scenario chat has no rate"),
+        (["--checkpoint", "x"], "--checkpoint x: a simulation has --costs"),
+        (["--costs", "dream"], "no costs 'dream'; there are"),
+    ],
+)
+def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--sim", "--slo-ttft", "1", *arguments])
+    assert exit_.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_objective_is_needed_and_costs_are_of_simulations(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (([], "an objective is needed"), (["--costs", "small-cpu"], "only a simulation (--sim) has costs")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-10-01 00:00:01,-5,3\n")
+    assert main(["--sim", "--slo-ttft", "1", "--trace", str(trace)]) == 1
+    assert f"{trace}:2: -5 input tokens, the least is 0" in capsys.readouterr().err
+
+
+def test_policies_steer_by_the_objective_that_they_are_judged_by() -> None:
+    config = configure("auto", RuntimeConfig(), Slo(2.5, 0.08))
+    assert {(one.ttft_ms, one.tbt_ms) for one in (config.slo.text, config.slo.image, config.slo.video)} == {(2500.0, 80.0)}
+    assert configure("auto", RuntimeConfig(), Slo(2.5)).slo.text.tbt_ms == 0.0
+    options = parse_goodput(["--sim", "--objective", "qwen2-vl-7b/pope", "--workload", "pope"])
+    assert [system.name for system in options.systems] == ["monolithic", "split", "unified", "auto"] and options.slo == Slo(8.0, 0.1)
+
+
+def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
+    gpu, cpu = load_costs("qwen2.5-vl-7b-h200"), load_costs("demo-cpu")
+    split, unified = (configure(name, RuntimeConfig(), Slo(1.0)) for name in ("split", "unified"))
+    halved = costs_of(split, gpu)
+    assert halved.decode.seconds(9) == 2 * gpu.decode.seconds(9) and halved.prefill.seconds(9, 5) == 2 * gpu.prefill.seconds(9, 5)
+    assert halved.interference["decode+encoder+prefill"] == {"decode": 1.0, "encoder": 0.5, "prefill": 0.5}
+    assert halved.interference["decode+prefill"] == {"decode": 1.0, "prefill": 1.0}
+    apart = costs_of(unified, gpu, apart=True)
+    assert set(apart.interference["decode+encoder+prefill"].values()) == {1.0} and apart.decode == gpu.decode
+    assert costs_of(split, gpu, apart=True) == halved
+    assert costs_of(split, cpu) is cpu and costs_of(unified, gpu) is gpu
+
+
+def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Path) -> None:
+    """A run of the demo model: the parts of each request sum to its client's latency."""
+    load = ("--scenario", "mixed", "--max-tokens", "8", "--num-requests", "8", "--slo-ttft", "60", "--slo-tbt", "10")
+    report = judged(tmp_path, "--systems", "unified", "--rates", "8", "--no-search", *load)
+    (point,) = report["systems"][0]["points"]
+    assert (report["origin"], point["attainment"], point["failures"]) == ("live", 1.0, {})
+    assert point["num_broken_down"] == point["num_requests"] == 8
+    assert_parts_sum_to_latency(point)
+    assert all(point["breakdown"][part]["mean"] > 0 for part in ("encode_s", "prefill_s", "decode_s", "decode_queue_s"))

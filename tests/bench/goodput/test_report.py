@@ -1,0 +1,47 @@
+"""From records to curves and parts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.bench.goodput.report import SCALES, Measured, scaled, summarise, summarise_parts
+from mmrt.bench.serve.record import Chunk, Record
+from mmrt.bench.serve.slo import Slo, attainment
+from mmrt.runtime.observe.breakdown import Breakdown
+
+SLO = Slo(1.0, 0.1)
+
+
+def record(ttft_s: float, tbt_s: float, group: str = "text", error: str | None = None) -> Record:
+    times = [10.0 + ttft_s + number * tbt_s for number in range(6)]
+    chunks = [] if error else [Chunk(time_s, 1) for time_s in times]
+    return Record(
+        index=0, group=group, scheduled_s=10.0, sent_s=10.0, chunks=chunks, end_s=times[-1], num_prompt_tokens=30, error=error
+    )
+
+
+RECORDS = st.lists(st.builds(record, st.floats(0.01, 5), st.floats(0.001, 0.5)), min_size=1, max_size=8)
+
+
+@given(RECORDS)
+def test_attainment_grows_with_the_scale_of_the_objective(records: list[Record]) -> None:
+    by_scale = summarise(1.0, Measured(records, []), SLO).by_scale
+    shares = [share for _, share in by_scale]
+    assert [scale for scale, _ in by_scale] == list(SCALES) and shares == sorted(shares)
+    assert dict(by_scale)[1.0] == attainment(records, SLO) and shares[0] == attainment(records, scaled(SLO, 0.25))
+
+
+def test_failures_violate_the_objective_and_are_counted() -> None:
+    records = [record(0.5, 0.05), record(0.5, 0.2, "image"), record(0.5, 0.05, "image", "HTTP 503: full"), record(0.1, 0.01)]
+    point = summarise(4.0, Measured(records, []), SLO)
+    assert point.attainment == 0.5 and {name: group.attainment for name, group in point.by_group.items()} == {"image": 0.0, "text": 1.0}
+    assert point.failures == {"HTTP 503: full": 1} and point.num_requests == 4 and point.breakdown == {}
+    assert point.duration_s == pytest.approx(1.5) and point.attained_requests_per_s == pytest.approx(2 / 1.5)
+    assert point.input_tokens_per_s == pytest.approx(90 / 1.5) and point.output_tokens_per_s == pytest.approx(18 / 1.5)
+
+
+def test_parts_have_means_shares_and_tails() -> None:
+    parts = summarise_parts([Breakdown(prefill_s=0.1, decode_s=0.1), Breakdown(prefill_s=0.3, decode_queue_s=0.1)])
+    assert parts["prefill_s"].mean == pytest.approx(0.2) and parts["prefill_s"].share == pytest.approx(0.4 / 0.6)
+    assert sum(part.share for part in parts.values()) == pytest.approx(1) and parts["encode_s"].p95 == 0
+    assert parts["prefill_s"].p95 == pytest.approx(0.29) and summarise_parts([]) == {}
