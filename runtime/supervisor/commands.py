@@ -22,7 +22,7 @@ from .control import (
 from .control_server import WithDescriptors
 from .handover import expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
-from .processes import ForeignProcess
+from .processes import ForeignProcess, descends_from_us
 from .run_report import RunReport
 from .starter import Starter
 
@@ -75,8 +75,9 @@ class Commands:
             debugging.cancel()
 
     def _is_ours(self, pid: int) -> bool:
+        """Return whether the process is an actor's, or was started by one: the gateway has a child that compiles grammars."""
         instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
-        return any(instance.process.pid == pid and not instance.is_debugger for instance in instances)
+        return any(instance.process.pid == pid and not instance.is_debugger for instance in instances) or descends_from_us(pid)
 
     def _is_page(self, pid: int) -> bool:
         """Return whether the process is a gateway that serves the page."""

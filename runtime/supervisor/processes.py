@@ -161,6 +161,29 @@ def end_strangers(timeout_s: float = 2.0) -> None:
                 os.waitpid(pid, 0)
 
 
+def descends_from_us(pid: int) -> bool:
+    """Return whether this process, a subreaper, has started the other one or an ancestor of it; true also if one has just ended."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return not _is_of_another_user(pid)
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def _is_of_another_user(pid: int) -> bool:
+    """Return whether such a process exists. Where /proc hides it, the kernel still refuses signals to it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False
+
+
 def pss_bytes(pid: int) -> int | None:
     """Return the proportional set size; None if the process is gone. The kernel walks the page tables for it: some ms."""
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,18 @@ def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun", actor: 
     answer = toy.wait_for("lines", lambda event: any("type" in line for line in event["lines"]))
     pid = toy.pid(actor)
     assert answer["lines"] == [f'{{"type":"error","message":"process {pid} belongs to the run and may not command it"}}']
+
+
+@pytest.mark.parametrize("asker", ["child", "orphan"])
+@pytest.mark.parametrize("asked", ["debug", "kill", "down"])
+def test_a_process_that_an_actor_has_started_commands_nothing(toy: "ToyRun", asker: str, asked: str) -> None:
+    """Nor may one of the gateway's, which has the two commands of its page."""
+    toy.behave("gateway", f"{asker}-asks-{asked}")
+    toy.start("gateway", "decode")
+    answer = toy.wait_for("lines", lambda event: any("type" in line for line in event["lines"]))
+    (line,) = [line for line in answer["lines"] if "type" in line]
+    pid = re.fullmatch(r'{"type":"error","message":"process (\d+) belongs to the run and may not command it"}', line)
+    assert pid and int(pid[1]) not in toy.pids()
 
 
 @pytest.mark.parametrize("asked", ["kill", "restart"])

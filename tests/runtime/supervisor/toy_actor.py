@@ -3,7 +3,8 @@
 Usage: toy_actor.py NAME. Words: crash, exit0, configuration (exit status 2), mute (never ready), slow (waits for a writer of the
 FIFO $TOY_DIR/<name>.go before it is ready), takeover-crash, dies (once active), hang (stops beating once active), stubborn (ignores
 SIGTERM), drains (ends at the second), parent (has a child once active), asks-… (once active, sends the supervisor each of these
-requests and prints the answer: status, debug, down, and kill or restart of decode).
+requests and prints the answer: status, debug, down, and kill or restart of decode), child-asks-… and orphan-asks-… (a process of its
+own does so, with this parent or with none).
 """
 
 import contextlib
@@ -53,8 +54,13 @@ def main(name: str) -> int:
     if "dies" in words:
         return 1
     for word in words:
-        if word.startswith("asks-"):
-            ask(run, word.removeprefix("asks-"))
+        asker, _, asked = word.rpartition("asks-")
+        if asked and not asker:
+            ask(run, asked)
+        elif asker == "child-":
+            os.spawnl(os.P_NOWAIT, sys.executable, sys.executable, __file__, "--ask", asked)
+        elif asker == "orphan-":
+            os.system(f"'{sys.executable}' '{__file__}' --ask {asked} &")
     beat_ms = int(os.environ["WATCHDOG_USEC"]) // 4000
     lifeline = int(os.environ["MMRT_LIFELINE_FD"])
     poll = select.poll()
@@ -108,4 +114,4 @@ def notify(name: str, generation: int, assignment: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(ask(os.environ["MMRT_RUN_DIR"], sys.argv[2]) if sys.argv[1] == "--ask" else main(sys.argv[1]))
