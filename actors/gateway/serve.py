@@ -123,7 +123,7 @@ class GatewayServer:
         )
         self._page: Page | None = None
         if actor.config.server.page:
-            self._page = Page(actor.run, actor.config, self._actors, stats.read, actor.generation, text.limits.model_name)
+            self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name)
         endpoints = Endpoints(self._completions, text.limits, metrics, self._readiness, lambda: stats.read().broken)
         self._runner = Runner(
             build_app(endpoints, actor.config.server, lambda: actor.ending, self._page),

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,11 +82,57 @@ def test_an_error_and_another_try(page: "Page") -> None:
     assert page.wait_for_answer()
 
 
+def code_of(page: "Page", prompt: str) -> str:
+    """The next request as code."""
+    page.fill("#prompt", prompt)
+    page.click("#code-open")
+    page.until(lambda: page.text("#code"), "the code is shown")
+    code = page.text("#code")
+    page.click("#code-dialog [data-close]")
+    return code
+
+
+def test_a_question_without_an_answer_is_forgotten(page: "Page") -> None:
+    page.click("#settings-open")
+    page.fill("[name=max_tokens]", "999999999")
+    page.ask("What is wrong?")
+    page.until(lambda: page.all(".answer [role=alert]"), "the error is shown")
+    page.driver.get_log("browser")
+    page.fill("[name=max_tokens]", "20")
+    assert "What is wrong?" not in code_of(page, "Hello!")
+    page.click("#send")
+    page.until(lambda: len(page.all(".answer")) == 2, "the second answer begins")
+    assert page.wait_for_answer() and not page.all(".answer .row button")
+    code = code_of(page, "And now?")
+    assert "What is wrong?" not in code and "Hello!" in code
+
+
+def test_a_new_chat_knows_nothing_of_an_answer_that_it_stopped(page: "Page") -> None:
+    page.ask_for_long(4000)
+    page.until(lambda: len(page.answer) > 50, "text has come")
+    page.click("#clear")
+    page.until(lambda: page.find("#send").is_displayed(), "the answer is stopped")
+    assert "assistant" not in code_of(page, "Hello!")
+
+
+def test_a_page_that_is_opened_before_the_server_answers(page: "Page") -> None:
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/v1/models"]})
+    page.driver.get(f"{page.url}/")
+    page.ask("What can you do?")
+    assert page.wait_for_answer() and not page.all("#turns .error") and not page.text("#model")
+    page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    page.until(lambda: page.text("#model"), "the page asks again")
+    page.driver.get_log("browser")
+
+
 def test_a_field_out_of_its_range_is_not_sent(page: "Page") -> None:
     page.click("#settings-open")
     page.fill("[name=temperature]", "7")
+    page.click("#settings-open")
     page.ask("Hello")
     assert not page.all(".turn") and page.js("return !document.querySelector('[name=temperature]').validity.valid")
+    assert page.find("[name=temperature]").is_displayed()
 
 
 SCHEMA = {
@@ -168,6 +215,31 @@ def test_camera_and_microphone(page: "Page") -> None:
     page.until(lambda: page.all("#attachments [data-kind=audio]"), "a sound was recorded")
     page.ask("Is it a tone or noise?")
     assert page.wait_for_answer() and not page.all("#turns .error")
+
+
+def test_a_camera_dialog_that_is_closed_leaves_no_camera_on(page: "Page") -> None:
+    """Closed while the browser asks for permission, or while a clip is recorded."""
+    page.js(
+        """const real = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        navigator.mediaDevices.getUserMedia = async (wanted) => {
+            await new Promise((allow) => { window.allow = allow; });
+            return (window.opened = await real(wanted));
+        }"""
+    )
+    is_off = "return window.opened?.getTracks().every((track) => track.readyState === 'ended')"
+    page.click("#camera")
+    page.click("#camera-dialog [data-close]")
+    page.js("window.allow()")
+    page.until(lambda: page.js(is_off), "the camera is off")
+    page.click("#camera")
+    page.js("window.allow()")
+    page.until(lambda: page.js("return document.querySelector('#viewfinder').videoWidth > 0"), "the camera shows a picture")
+    page.click("#film")
+    page.pause_ms(300)
+    page.click("#camera-dialog [data-close]")
+    page.until(lambda: page.js(is_off), "the camera is off")
+    page.until(lambda: page.text("#film") == "Record clip", "the recording has ended")
+    assert not page.all("#attachments .medium")
 
 
 @pytest.mark.parametrize("language", ["curl", "python"])
@@ -264,6 +336,18 @@ def test_the_page_outlives_its_gateway(page: "Page") -> None:
     page.driver.get_log("browser")  # requests that failed in between
     page.ask("What can you do?")
     assert page.wait_for_answer()
+
+
+def test_a_gateway_that_hangs_is_told(page: "Page", server: Server) -> None:
+    page.wait_for_pipeline()
+    server.kill("gateway", signal.SIGSTOP)
+    try:
+        page.until(lambda: page.text("#state") == "unreachable", "the page tells")
+        assert page.find("[data-actor=decode]").get_attribute("data-state") == "unknown"
+    finally:
+        server.kill("gateway", signal.SIGCONT)
+    page.until(lambda: page.text("#state") == "serving", "the page knows that it goes on")
+    page.driver.get_log("browser")
 
 
 def test_the_waterfall_and_its_trace(page: "Page", tmp_path: Path) -> None:

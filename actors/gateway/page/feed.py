@@ -32,13 +32,12 @@ class Feed:
         run: RunDirectory,
         actors: ActorTable,
         stats: Callable[[], StatsSnapshot],
-        generation: int,
         can_command: Callable[[], bool],
     ) -> None:
         self._run = run
         self._actors = actors
         self._stats = stats
-        self._generation = generation
+        self._began_ns = time.time_ns()  # the generation will not do: a run that is started anew begins with the same one
         self._can_command = can_command
         self._live: LiveRequests | None = None
         self._looked_s = -SHARED_S
@@ -87,7 +86,7 @@ class Feed:
         stats = self._stats()
         return {
             "now": time.monotonic_ns() / 1e6,
-            "epoch": f"{self._generation}.{live.num_gaps}",  # of revisions: in another one they count anew
+            "epoch": f"{self._began_ns:x}.{live.num_gaps}",  # of revisions: in another one they count anew
             "commands": self._can_command(),
             "actors": [self._actor(name, stats, live) for name in self._actors.actors],
             "pools": stats.pools,

@@ -48,7 +48,7 @@ class PageFile(NamedTuple):
 def read_files() -> dict[str, PageFile]:
     """Return the files by their routes."""
     found = {}
-    for path in sorted(FOLDER.iterdir()):
+    for path in sorted(path for path in FOLDER.iterdir() if path.suffix in _TYPES):  # an editor may leave others
         body = path.read_bytes()
         route = "/" if path.name == "index.html" else f"/page/{path.name}"
         found[route] = PageFile(body, _TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ....runtime.errors import RequestError
 
-_PROXIED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
+_PROXIED = ("forwarded", "x-real-ip", "via", "cf-connecting-ip")  # and x-forwarded-…
 
 
 def check_reader(http: web.Request, has_key: bool) -> None:
@@ -21,8 +21,8 @@ def check_reader(http: web.Request, has_key: bool) -> None:
         return
     if not _is_loopback(http.remote or ""):
         raise _refusal(f"only this machine may see the run while the server has no API key (server.api_key); you are {http.remote}")
-    if proxied := [name for name in _PROXIED if name in http.headers]:
-        raise _refusal(f"{proxied[0]}: behind a proxy the run is shown only with an API key (server.api_key)")
+    if proxied := [name for name in http.headers if name.lower() in _PROXIED or name.lower().startswith("x-forwarded-")]:
+        raise _refusal(f"{proxied[0][:100]}: behind a proxy the run is shown only with an API key (server.api_key)")
     if not _is_loopback(_host_name(http.host)):
         raise _refusal(f"Host is {http.host[:100]!r}: without an API key the run is shown as localhost or a loopback address only")
 

@@ -45,7 +45,6 @@ class Page:
         config: RuntimeConfig,
         actors: ActorTable,
         stats: Callable[[], StatsSnapshot],
-        generation: int,
         model: str,
     ) -> None:
         self._run = run
@@ -54,8 +53,8 @@ class Page:
         self._model = model
         self._has_key = bool(config.server.api_key)
         self._files = read_files()
-        self._feed = Feed(run, actors, stats, generation, (run.path / SOCKET_NAME).is_socket)
-        self._tracing = asyncio.Lock()
+        self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket)
+        self._tracing: asyncio.Task[bytes] | None = None
         self._orders: set[asyncio.Task[None]] = set()
 
     @property
@@ -91,11 +90,11 @@ class Page:
         window = self._feed.window_of(int(key, 16)) if _KEY.fullmatch(key) else None
         if window is None:
             raise RequestError(f"no request {key[:100]!r} is known (any more)", status=404, type="not_found_error")
-        if self._tracing.locked():
+        if self._tracing is not None and not self._tracing.done():
             raise RequestError("another trace is being made", status=503, type="overloaded_error")
         begin_ns, end_ns, name = window
-        async with self._tracing:
-            body = await asyncio.to_thread(self._make_trace, begin_ns, end_ns)
+        self._tracing = asyncio.create_task(asyncio.to_thread(self._make_trace, begin_ns, end_ns))
+        body = await asyncio.shield(self._tracing)  # a thread goes on when its client has gone
         headers = {**_PRIVATE, "Content-Disposition": f'attachment; filename="mmrt-{name.replace(" ", "-")}.json"'}
         return web.Response(body=body, content_type="application/json", headers=headers)
 

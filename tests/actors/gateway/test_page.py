@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,11 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from mmrt.actors.gateway.page import feed as feed_module
-from mmrt.actors.gateway.page.files import FOLDER, HEADERS
+from mmrt.actors.gateway.page import files as files_module
+from mmrt.actors.gateway.page.feed import Feed
+from mmrt.actors.gateway.page.files import FOLDER, HEADERS, read_files
 from mmrt.actors.gateway.page.guard import check_command, check_reader
+from mmrt.actors.gateway.page.routes import Page
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.observe.flight import Kind, pack_id, unsigned
 from mmrt.runtime.stage_table import ACTORS
@@ -95,6 +99,13 @@ def test_the_page_needs_nothing_but_its_own_files() -> None:
     assert "MIT License" in (FOLDER / "uPlot.LICENSE.txt").read_text()
 
 
+def test_what_an_editor_leaves_beside_them_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "FOLDER", tmp_path)
+    for name in ("index.html", "app.js", ".app.js.swp", "app.js~", "notes"):
+        (tmp_path / name).write_text("x")
+    assert set(read_files()) == {"/", "/page/app.js"}
+
+
 def test_nothing_of_it_is_there_when_it_is_off(stage: Any) -> None:
     stage.configure("server", page=False)
 
@@ -164,6 +175,8 @@ FOREIGN = [
     ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site is 'cross-site'"),
     ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site is 'same-site'"),
     ({"X-Forwarded-For": "127.0.0.1"}, "X-Forwarded-For: behind a proxy"),
+    ({"X-Forwarded-Proto": "https"}, "X-Forwarded-Proto: behind a proxy"),
+    ({"CF-Connecting-IP": "127.0.0.1"}, "CF-Connecting-IP: behind a proxy"),
     ({"Forwarded": "for=127.0.0.1"}, "Forwarded: behind a proxy"),
 ]
 
@@ -340,6 +353,18 @@ def test_the_feed(stage: Any) -> None:
     stage.run(test)
 
 
+def test_revisions_of_another_gateway_are_told_apart(stage: Any) -> None:
+    """Also those of a run that is started anew, whose first gateway is again of generation 1."""
+
+    async def test(scene: Any) -> None:
+        state = (await scene.http.get("/page/state")).json()
+        feed = Feed(scene.actor.run, scene.table, scene.stats.read, lambda: True)
+        assert json.loads(feed.reply(0))["epoch"] != state["epoch"]
+        feed.close()
+
+    stage.run(test)
+
+
 def test_a_dead_and_a_broken_actor_in_the_feed(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "SHARED_S", 0.0)
 
@@ -438,6 +463,37 @@ def test_one_trace_at_a_time(stage: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         statuses = [answer.status_code for answer in answers]
         assert 200 in statuses and set(statuses) <= {200, 503}
         assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 503)
+
+    stage.run(test)
+
+
+def test_a_trace_whose_client_has_gone_is_still_the_only_one(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread cannot be stopped: others beside it would add up."""
+    begun, go = [], threading.Event()
+
+    def make_trace(*_: Any) -> bytes:
+        begun.append(1)
+        assert go.wait(20)
+        return b"{}"
+
+    monkeypatch.setattr(Page, "_make_trace", make_trace)
+
+    async def test(scene: Any) -> None:
+        record_a_request(scene.actor.run)
+        _, writer = await scene.connect()
+        writer.write(f"GET /page/trace/{REQUEST:x} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        await scene.until(lambda: begun)
+        writer.close()
+        await asyncio.sleep(0.1)  # for the gateway to see it
+        try:
+            async with asyncio.timeout(5):
+                assert (await scene.http.get(f"/page/trace/{REQUEST:x}")).status_code == 503
+        finally:
+            go.set()
+        assert len(begun) == 1
+        async with asyncio.timeout(5):
+            while (await scene.http.get(f"/page/trace/{REQUEST:x}")).status_code != 200:
+                pass
 
     stage.run(test)
 

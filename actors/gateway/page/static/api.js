@@ -31,7 +31,7 @@ async function send(path, options = {}) {
   throw new ApiError(message, response.status);
 }
 
-export const getJson = async (path) => (await send(path)).json();
+export const getJson = async (path, options) => (await send(path, options)).json();
 export const getBlob = async (path) => (await send(path)).blob();
 export const command = async (verb, actor) =>
   (await send(`/page/${verb}/${encodeURIComponent(actor)}`, { method: "POST", body: "{}" })).json();

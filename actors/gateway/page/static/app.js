@@ -9,6 +9,7 @@ import { Waterfall } from "./waterfall.js";
 const POLL_MS = 1000;
 const HURRY_POLL_MS = 450; // for a while after a command
 const HURRY_MS = 4000;
+const PATIENCE_MS = 5000; // a gateway that does not answer for so long is not there
 
 const waterfall = new Waterfall();
 const pipeline = new Pipeline(hurry);
@@ -20,6 +21,7 @@ const playground = new Playground((id) => {
 let epoch = "";
 let revision = 0;
 let timer = 0;
+let greeting = 0;
 let hurryUntil = 0;
 let isClosed = false; // the server does not show its run to us
 let isPolling = false;
@@ -50,12 +52,13 @@ async function poll() {
   if (isClosed || isPolling || !isLooking()) return;
   isPolling = true;
   try {
-    const state = await getJson(`/page/state?after=${revision}`);
+    const state = await getJson(`/page/state?after=${revision}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
     if (state.epoch !== epoch) {
       waterfall.reset();
       if (revision) {
         revision = 0; // another gateway counts anew
         epoch = state.epoch;
+        greet(); // and may serve another model
         timer = setTimeout(poll, 0);
         return;
       }
@@ -82,15 +85,18 @@ function hurry() {
   timer = setTimeout(poll, HURRY_POLL_MS);
 }
 
+// Learn the model's name; until there is one, ask again.
 async function greet() {
+  clearTimeout(greeting);
   try {
-    const { data } = await getJson("/v1/models");
+    const { data } = await getJson("/v1/models", { signal: AbortSignal.timeout(PATIENCE_MS) });
     say($("model"), data[0].id);
     document.title = `${data[0].id} – mmrt`;
     playground.model = data[0].id;
-    if ($("state").dataset.state === "waiting") setState("serving", "ready");
+    if (!isLooking() || isClosed) setState("serving", "ready"); // else the poll says more
   } catch (error) {
     setState(error.status === 401 ? "needs a key" : "unreachable", "failed");
+    if (error.status !== 401) greeting = setTimeout(greet, POLL_MS);
   }
 }
 

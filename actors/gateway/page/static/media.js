@@ -101,13 +101,15 @@ export class Attachments {
     const video = $("viewfinder");
     let stream = null;
     let recorder = null;
+    let isWanted = false; // the clip; not if the dialog is closed by another button
     dialogButtons(dialog);
     $("camera").addEventListener("click", async () => {
       $("camera-error").hidden = true;
       dialog.showModal();
       try {
-        stream = await openDevice({ video: { width: { ideal: 1280 } }, audio: false });
-        video.srcObject = stream;
+        const opened = await openDevice({ video: { width: { ideal: 1280 } }, audio: false });
+        if (!dialog.open) return stop(opened); // closed while the browser asked
+        stream = video.srcObject = opened;
         await video.play();
       } catch (error) {
         $("camera-error").hidden = false;
@@ -115,6 +117,7 @@ export class Attachments {
       }
     });
     dialog.addEventListener("close", () => {
+      isWanted = false;
       recorder?.stop();
       stop(stream);
       stream = video.srcObject = null;
@@ -133,9 +136,10 @@ export class Attachments {
         recorder = null;
         toggle($("film"), "aria-pressed", false);
         say($("film"), "Record clip");
-        this.add([file]);
+        if (isWanted) this.add([file]);
         dialog.close();
       });
+      isWanted = true;
       toggle($("film"), "aria-pressed", true);
       say($("film"), "Stop and use");
     });
@@ -146,6 +150,7 @@ export class Attachments {
     const button = $("microphone");
     button.addEventListener("click", async () => {
       if (recorder) return recorder.stop();
+      button.disabled = true; // while the browser asks
       try {
         const stream = await openDevice({ audio: true });
         recorder = record(stream, "audio/webm", `sound-${stamp()}.webm`, (file) => {
@@ -159,6 +164,8 @@ export class Attachments {
         button.setAttribute("aria-label", "Stop recording");
       } catch (error) {
         this.complain(`No microphone: ${error.message}`);
+      } finally {
+        button.disabled = false;
       }
     });
   }

@@ -18,6 +18,7 @@ export class Playground {
     this.showRequest = showRequest;
     this.once = {}; // options of the next answer alone
     this.running = null; // the AbortController of the answer that streams
+    this.failed = null; // the last answer, if it failed
     this.attachments = new Attachments((text) => this.complain(text));
     $("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -31,18 +32,22 @@ export class Playground {
     addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.running?.abort());
     $("stop").addEventListener("click", () => this.running?.abort());
     $("clear").addEventListener("click", () => this.clear());
-    $("settings-open").addEventListener("click", () => {
-      $("settings").hidden = !$("settings").hidden;
-      toggle($("settings-open"), "aria-expanded", !$("settings").hidden);
-    });
+    $("settings-open").addEventListener("click", () => this.showSettings($("settings").hidden));
     for (const button of document.querySelectorAll("[data-example]")) button.addEventListener("click", () => this.example(button.dataset.example));
     watchForm($("composer").elements);
     this.watchCode();
   }
 
+  showSettings(doIt) {
+    $("settings").hidden = !doIt;
+    toggle($("settings-open"), "aria-expanded", doIt);
+  }
+
   clear() {
     this.running?.abort();
+    for (const { url } of this.turns.flatMap((turn) => turn.media)) URL.revokeObjectURL(url);
     this.turns = [];
+    this.failed = null;
     $("turns").replaceChildren($("welcome"));
     $("welcome").hidden = false;
     $("prompt").focus();
@@ -74,8 +79,8 @@ export class Playground {
     return options;
   }
 
-  // The body of a request for these turns, with `url(medium)` for what a medium's part holds.
-  async body(turns, url) {
+  // The body of a request for these turns, with the options of this one alone, and `url(medium)` for what a medium's part holds.
+  async body(turns, once, url) {
     const messages = [];
     const system = $("composer").elements.system.value;
     if (system) messages.push({ role: "system", content: system });
@@ -83,13 +88,15 @@ export class Playground {
       const parts = await Promise.all(media.map(async (medium) => ({ type: `${medium.kind}_url`, [`${medium.kind}_url`]: await url(medium) })));
       messages.push({ role, content: parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text });
     }
-    return { model: this.model, messages, ...this.options(), ...this.once };
+    return { ...(this.model && { model: this.model }), messages, ...this.options(), ...once };
   }
 
   async send() {
     const text = $("prompt").value.trim();
     if (this.running || (!text && !this.attachments.media.length)) return;
+    if (!$("composer").checkValidity()) this.showSettings(true); // the browser complains about what it can show
     if (!$("composer").reportValidity()) return;
+    this.forgetFailure();
     const turn = { role: "user", text, media: this.attachments.take() };
     $("prompt").value = "";
     this.turns.push(turn);
@@ -99,8 +106,18 @@ export class Playground {
     await this.answer();
   }
 
+  // A question without an answer is no part of the conversation when that goes on.
+  forgetFailure() {
+    if (!this.failed) return;
+    this.turns.pop();
+    this.failed.withdraw();
+    this.failed = null;
+  }
+
   async answer() {
+    const { turns, once } = this; // a new chat has others
     const answer = new Answer();
+    this.once = {};
     $("turns").append(answer.element);
     scrollDown(true);
     this.running = new AbortController();
@@ -108,14 +125,13 @@ export class Playground {
     $("stop").hidden = false;
     try {
       const url = async (medium) => ({ url: await dataUrl(medium) });
-      const body = await this.body(this.turns, url);
-      this.once = {};
+      const body = await this.body(turns, once, url);
       answer.start();
       for await (const chunk of complete(body, this.running.signal)) answer.take(chunk);
       answer.end(answer.finish);
     } catch (error) {
       if (error.name === "AbortError") answer.end("stopped");
-      else answer.fail(error.message, () => this.retry(answer));
+      else answer.fail(error.message, () => this.retry(answer, once));
     } finally {
       this.running = null;
       $("send").hidden = false;
@@ -123,13 +139,16 @@ export class Playground {
       $("prompt").focus({ preventScroll: true });
     }
     if (answer.id) answer.link(this.showRequest);
-    if (!answer.hasFailed && answer.text.data) this.turns.push({ role: "assistant", text: answer.text.data, media: [] });
+    if (answer.hasFailed && turns === this.turns) this.failed = answer;
+    if (!answer.hasFailed && answer.text.data) turns.push({ role: "assistant", text: answer.text.data, media: [] });
     say($("announcer"), answer.hasFailed ? "" : `Answer: ${answer.text.data}`);
   }
 
-  retry(answer) {
+  retry(answer, once) {
     if (this.running) return;
     answer.element.remove();
+    this.failed = null;
+    this.once = once;
     this.answer();
   }
 
@@ -154,9 +173,9 @@ export class Playground {
       const draft = { role: "user", text: $("prompt").value.trim(), media: this.attachments.media };
       const isDraft = draft.text || draft.media.length;
       const last = this.turns.findLastIndex((turn) => turn.role === "user");
-      const turns = isDraft ? [...this.turns, draft] : this.turns.slice(0, last + 1);
+      const turns = isDraft ? [...this.turns.slice(0, this.failed ? -1 : undefined), draft] : this.turns.slice(0, last + 1);
       if (!turns.length) turns.push({ role: "user", text: "Hello!", media: [] });
-      const body = await this.body(turns, (medium) => ({ medium: { name: medium.name, mime: medium.mime } }));
+      const body = await this.body(turns, this.once, (medium) => ({ medium: { name: medium.name, mime: medium.mime } }));
       codes = { curl: asCurl(body, location.origin, getKey()), python: asPython(body, location.origin, getKey()) };
       const files = turns.flatMap((turn) => turn.media).map((medium) => medium.name);
       say($("code-note"), files.length ? `It reads ${[...new Set(files)].join(", ")} from the current directory.` : "");
@@ -233,9 +252,13 @@ class Answer {
     this.hasFailed = true;
     this.end("failed");
     this.meta.remove();
-    const again = make("button", { type: "button", onclick: retry }, "Try again");
-    this.element.append(make("p", { class: "error", role: "alert" }, message), make("div", { class: "row" }, again));
+    this.again = make("div", { class: "row" }, make("button", { type: "button", onclick: retry }, "Try again"));
+    this.element.append(make("p", { class: "error", role: "alert" }, message), this.again);
     scrollDown(true);
+  }
+
+  withdraw() {
+    this.again.remove();
   }
 }
 
