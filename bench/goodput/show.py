@@ -94,10 +94,11 @@ def _over_rate(axis: Any, report: GoodputReport, value: Callable[[Point], float]
         axis.plot([point.rate for point in system.points], list(map(value, system.points)), ".-", label=system.name)
     if objective is not None:
         axis.axhline(objective, color="grey", linewidth=0.8, linestyle="--")
-        axis.set_yscale("log")
+        axis.set_yscale("log", subs=(2, 5))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel("requests per s")
     axis.set_ylabel(name)
-    axis.set_xscale("log")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
 
@@ -125,4 +126,5 @@ def _parts(axis: Any, report: GoodputReport) -> None:
         below = [low + height for low, height in zip(below, heights, strict=True)]
     axis.set_xticks(range(len(shown)), [f"{system.name}\n{point.rate:.3g}/s" for system, point in shown], fontsize=8)
     axis.set_ylabel("mean latency, s")
-    axis.legend(fontsize=7)
+    axis.set_ylim(0, 1.4 * max(below, default=1.0))  # room for the legend
+    axis.legend(fontsize=7, ncols=2, loc="upper left")

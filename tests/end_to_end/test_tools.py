@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import MMRT, Server
@@ -75,6 +76,10 @@ def test_every_request_is_in_the_trace(traced: tuple[dict[str, str], list[Event]
         media = ["fetching", "analysing"] if kind in ("image", "sound", "video") else []
         assert stages == ["submitted", "queued", *media, "prefilling", "decoding", "delivering"]
         assert spans[request]["args"]["tokens_sent"] > 0
+        (end,) = (event for event in events if event["ph"] == "e" and (event["name"], event["id"]) == (request, spans[request]["id"]))
+        parts = {name: spans[request]["args"][f"{name}, ms"] for name in PARTS.values()}
+        assert sum(parts.values()) == pytest.approx((end["ts"] - spans[request]["ts"]) / 1000)
+        assert parts["prefill execution"] > 0 and parts["decode execution"] > 0 and (parts["encode execution"] > 0) == bool(media)
 
 
 def test_stages_of_one_video_work_at_once(server: Server, traced: tuple[dict[str, str], list[Event]]) -> None:
@@ -154,6 +159,7 @@ def test_a_live_request_from_outside(server: Server) -> None:
     assert [timing["stage"] for timing in found["timings"]] == ["submitted", "queued", "prefilling", "decoding"]
     assert [work["what"] for work in found["work"]] == ["prefill"]
     assert 0 < found["deadline_s"] <= 600
+    assert sum(found["breakdown"].values()) == pytest.approx(found["age_s"]) and found["breakdown"]["decode_s"] > 0
     assert request[:17] in table and "decoding" in table and "3000" in table
     shown = server.mmrt("inspect", request[:20]).stdout
     assert (
@@ -161,6 +167,7 @@ def test_a_live_request_from_outside(server: Server) -> None:
         and "in the running set" in shown
         and "block table of" in shown
         and "companion" in shown
+        and "in parts     prefill queue" in shown
     )
     stream.close()
     server.wait_until_empty()
