@@ -87,12 +87,12 @@ def register(app: typer.Typer) -> None:
 
         faulthandler.enable(2, all_threads=False)
         try:
-            version = try_policy(file.absolute())
+            trial = try_policy(file.absolute())
         except OSError as error:
             raise PolicyError(f"{file} cannot be read: {error.strerror}") from None
         except (PolicyFailure, ValueError) as error:
             raise PolicyError(str(error)) from None
-        print(f"{file}{_OK}{version})")
+        print(f"{file}{_OK}{trial.version}): planned in {trial.num_rounds} rounds, {trial.num_illegal} illegal choices")
 
 
 def set_policy(run: Path, wanted: str) -> str:

@@ -5,6 +5,7 @@
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from ...runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submit
 from ...runtime.bus.sampling import Sampling
@@ -23,8 +24,16 @@ _LIMITS = Limits(
 )  # fmt: skip
 
 
-def try_policy(path: Path) -> str:
-    """Return the version of a policy's file. Raises: OSError; ValueError, PolicyFailure if it cannot be used."""
+class Trial(NamedTuple):
+    """``num_rounds``: those in which it planned something legal. ``num_illegal``: choices that were dropped."""
+
+    version: str
+    num_rounds: int
+    num_illegal: int
+
+
+def try_policy(path: Path) -> Trial:
+    """Try a policy's file. Raises: OSError; ValueError, PolicyFailure if it cannot be used."""
     file = PolicyFile.read(path)
     guard = PolicyGuard()
     policy = guard.load(file, file.load)
@@ -44,6 +53,7 @@ def try_policy(path: Path) -> str:
     controller.on_message(gateway, 1, Filled(1, 2), now)
     controller.tick(now)
     guard.watch(UNIFIED)
-    if state.policy_record.error:
-        raise PolicyFailure(state.policy_record.error)
-    return file.version
+    record = state.policy_record
+    if record.error:
+        raise PolicyFailure(record.error)
+    return Trial(file.version, record.plans, record.illegal)

@@ -14,6 +14,7 @@ import pytest
 
 from mmrt.actors.controller.policy_file import FilePolicy, PolicyFile
 from mmrt.actors.controller.policy_guard import CALL_S, PATIENCE, PolicyGuard
+from mmrt.actors.controller.policy_trial import try_policy
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
 from mmrt.runtime.controller.scheduling.types import StepLimits, View
@@ -101,6 +102,19 @@ def test_a_request_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(PolicyFailure, match=r"mine.py:6: AttributeError: a policy cannot set 'arrival' of a request"):
         guarded.guard(guarded.policy, lambda: guarded.policy.rank(object(), Facts()))  # type: ignore[arg-type]
     guarded.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "num_rounds", "num_illegal"),
+    [
+        ("return super().plan(view, limits, memory)", 2, 0),
+        ("return StepPlan(), None", 0, 0),
+        ("return StepPlan(analyse=((9, 9),) if view.requests else ()), None", 0, 2),
+    ],
+)
+def test_a_trial_counts_plans_and_illegal_choices(tmp_path: Path, body: str, num_rounds: int, num_illegal: int) -> None:
+    file = file_of(tmp_path / "mine.py", "from mmrt.runtime.controller.scheduling.types import StepPlan\n" + planning(tmp_path, body))
+    assert try_policy(file.path) == (file.version, num_rounds, num_illegal)
 
 
 @pytest.mark.parametrize(
