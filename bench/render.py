@@ -53,6 +53,8 @@ def _show_simulated(console: Console, simulated: Simulated) -> None:
     console.print(
         f"policy {simulated.policy}, layout {simulated.layout}. {simulated.note}", style="dim", soft_wrap=True, highlight=False
     )
+    if count := simulated.totals["overruled"]:
+        console.print(f"the policy was overruled {count} times: unified planned in its place then", style="yellow", highlight=False)
 
 
 def show_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

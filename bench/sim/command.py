@@ -96,6 +96,8 @@ def run_load(
         run(simulation, load, requests)
     finally:
         gc.unfreeze()
+    if why := simulation.controller.state.policy_record.set_aside:
+        raise SimulationError(f"the policy was {why}: the figures would be those of unified")
     return simulation, load
 
 

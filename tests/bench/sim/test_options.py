@@ -109,6 +109,35 @@ def test_a_policy_of_a_file_is_in_charge(tmp_path: Path) -> None:
     assert report["simulated"]["policy"] == "last_first.py" and report["simulated"]["totals"]["overruled"] == 0
 
 
+FAILING = """
+from mmrt.runtime.controller.scheduling.unified import Unified
+
+class Failing(Unified):
+    num_calls = 0
+    def plan(self, view, limits, memory):
+        Failing.num_calls += 1
+        if Failing.num_calls <= NUM_FAILURES:
+            raise OSError("broken")
+        return super().plan(view, limits, memory)
+
+policy = Failing()
+"""
+
+
+@pytest.mark.parametrize(("num_failures", "status"), [(1, 0), (100, 1)])
+def test_figures_of_unified_are_not_taken_for_those_of_a_failing_policy(
+    tmp_path: Path, num_failures: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(FAILING.replace("NUM_FAILURES", str(num_failures)))
+    assert main(["--num-requests", "20", "--rate", "20", "--max-tokens", "4", "--policy", str(file)]) == status
+    said = capsys.readouterr()
+    if status:
+        assert "the policy was overruled 5 times within 10 s, last because of plan: OSError('broken')" in said.err
+    else:
+        assert "the policy was overruled 1 times: unified planned in its place then" in said.out
+
+
 def test_broken_policies_are_told_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.py").write_text("import math\npolicy = 1 / 0\n")
     with pytest.raises(SystemExit):
