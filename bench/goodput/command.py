@@ -74,7 +74,7 @@ def _settings(options: GoodputOptions) -> dict[str, str | int | float | bool | N
     plain = settings_of(options.load)
     for name in ("url", "model", "rate", "concurrency", "temperature", "extensions", "timeout_s", "num_warmup", "compare_caches"):
         plain.pop(name, None)
-    return plain | {"apart": options.apart}
+    return plain | {"apart": options.apart, "seconds": options.seconds}
 
 
 def _measure(options: GoodputOptions, system: System, tell: Tell) -> list[Point]:

@@ -37,8 +37,7 @@ def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
 
         def measure(rate: float) -> Measured:
             run.command("cache", "clear")
-            load = msgspec.structs.replace(options.load, rate=rate)
-            _, records, _ = runner.run(run_bench(load, [url], Console(quiet=True)))
+            _, records, _ = runner.run(run_bench(options.load_at(rate), [url], Console(quiet=True)))
             with RunDirectory.attach(run.run) as directory:
                 recorders = Recording.take(directory).recorders
             return Measured(records, break_down_records(recorders, records))

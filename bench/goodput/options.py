@@ -19,7 +19,9 @@ from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.options import add_run, base_config
 from .systems import System, default_systems, parse_systems
 
-_NUM_REQUESTS = {True: 400, False: 48}  # of each load: simulated, live
+_NUM_REQUESTS = {True: 400, False: 48}  # of each load at least: simulated, live
+_LEAST_S = 10.0
+_OBJECTIVES = 3  # times the objective of TTFT: a load must last longer than a queue that breaks the objective takes to grow
 
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     costs: Costs | None
     checkpoint: Path | None
     apart: bool
+    seconds: float
     rates: list[float]
     searches: bool
     target: float
@@ -40,6 +43,11 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     most_rate: float
     json: Path | None
     out: Path | None
+
+    def load_at(self, rate: float) -> Options:
+        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for."""
+        count = max(self.load.num_requests or 0, math.ceil(rate * self.seconds))
+        return msgspec.structs.replace(self.load, rate=rate, num_requests=count)
 
 
 def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
@@ -64,6 +72,7 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
         costs=costs,
         checkpoint=given.checkpoint,
         apart=given.apart,
+        seconds=given.seconds or max(_LEAST_S, _OBJECTIVES * slo.ttft_s),
         rates=sorted({*(given.rates or ())}),
         searches=given.searches,
         target=given.target,
@@ -117,6 +126,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="a policy, the preset monolithic or split, or a policy's file NAME.py; each with a layout if it needs one (%(default)s)",
     )
     add("--rates", type=_rates, metavar="R,…", help="requests per second that every system is measured at")
+    add(
+        "--seconds",
+        type=number("seconds", float, above=0),
+        metavar="S",
+        help=f"for which requests arrive, at least ({_OBJECTIVES} times the objective of TTFT, and not below {_LEAST_S:g})",
+    )
     add("--no-search", dest="searches", action="store_false", help="measure --rates only, and search for no goodput")
     add("--target", type=_share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
     add("--precision", type=_share, default=0.05, metavar="SHARE", help="the search ends within this share of the rate (%(default)s)")

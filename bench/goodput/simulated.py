@@ -27,8 +27,7 @@ def simulated(options: GoodputOptions, system: System) -> Iterator[Measure]:
     policy = load_policy(system.config.scheduling.policy)
 
     def measure(rate: float) -> Measured:
-        load = msgspec.structs.replace(options.load, rate=rate)
-        simulation, _ = run_load(load, system.config, costs, policy, keeps_works=True)
+        simulation, _ = run_load(options.load_at(rate), system.config, costs, policy, keeps_works=True)
         steps, works = Steps(simulation, costs), simulation.works or {}
         records = simulation.gateway.records
         good = [record for record in records if record.is_success]

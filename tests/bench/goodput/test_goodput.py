@@ -15,7 +15,7 @@ from mmrt.bench.sim.costs import load_costs
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import PARTS
 
-LOAD = ("--scenario", "mixed", "--slo-ttft", "0.4", "--slo-tbt", "0.05")
+LOAD = ("--scenario", "mixed", "--slo-ttft", "0.4", "--slo-tbt", "0.05", "--seconds", "0.1")
 
 
 def judged(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -76,6 +76,7 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
         (["--rates", "1,-3"], "rate -3 must be above 0"),
         (["--rates", "inf"], "rate inf must be finite"),
         (["--rates", "5000"], "--rates 5000 is outside of --least-rate 0.01 and --most-rate 1000"),
+        (["--seconds", "0"], "seconds 0 must be above 0"),
         (["--target", "1.5"], "share 1.5 must be at most 1"),
         (["--least-rate", "9", "--most-rate", "3"], "--least-rate 9 is above --most-rate 3"),
         (["--no-search"], "--no-search needs --rates"),
@@ -113,6 +114,14 @@ def test_policies_steer_by_the_objective_that_they_are_judged_by() -> None:
     assert [system.name for system in options.systems] == ["monolithic", "split", "unified", "auto"] and options.slo == Slo(8.0, 0.1)
 
 
+def test_a_load_lasts_long_enough_for_a_queue_to_grow() -> None:
+    load = ["--sim", "--num-requests", "50", "--slo-tbt", "1"]
+    options = parse_goodput([*load, "--slo-ttft", "20"])
+    assert [options.load_at(rate).num_requests for rate in (0.5, 4.0)] == [50, 240] and options.load_at(4.0).rate == 4.0
+    assert parse_goodput([*load, "--slo-ttft", "0.2"]).seconds == 10
+    assert parse_goodput([*load, "--slo-ttft", "0.2", "--seconds", "3"]).load_at(100.0).num_requests == 300
+
+
 def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
     gpu, cpu = load_costs("qwen2.5-vl-7b-h200"), load_costs("demo-cpu")
     split, unified = (configure(name, RuntimeConfig(), Slo(1.0)) for name in ("split", "unified"))
@@ -128,7 +137,20 @@ def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
 
 def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Path) -> None:
     """A run of the demo model: the parts of each request sum to its client's latency."""
-    load = ("--scenario", "mixed", "--max-tokens", "8", "--num-requests", "8", "--slo-ttft", "60", "--slo-tbt", "10")
+    load = (
+        "--scenario",
+        "mixed",
+        "--max-tokens",
+        "8",
+        "--num-requests",
+        "8",
+        "--seconds",
+        "0.1",
+        "--slo-ttft",
+        "60",
+        "--slo-tbt",
+        "10",
+    )
     report = judged(tmp_path, "--systems", "unified", "--rates", "8", "--no-search", *load)
     (point,) = report["systems"][0]["points"]
     assert (report["origin"], point["attainment"], point["failures"]) == ("live", 1.0, {})
