@@ -7,6 +7,7 @@ that needs it.
 import asyncio
 import contextlib
 import logging
+import signal
 import struct
 import sys
 from collections import OrderedDict
@@ -26,9 +27,13 @@ DEADLINE_S = 10.0  # for CPU_S of a processor that others use as well
 MAX_JOBS = 32
 MAX_KEPT_CHARS = 4 << 20
 _RETRY_S = 1
+_NUM_TRIALS = 2  # a process that dies by another's hand is replaced
 LENGTH = struct.Struct("<I")
 READY = b"ready"
 _MODULE = f"{__package__}.grammar_process"
+# What a source has taken that has ended the process, by its exit status. Where memory or stack end, the library aborts.
+_MEMORY = f"more than {MEMORY_BYTES >> 20} MiB, or a deeper stack than there is"
+_TOO_MUCH = {-signal.SIGXCPU: f"more than {CPU_S:.0f} s of a processor", -signal.SIGABRT: _MEMORY, -signal.SIGSEGV: _MEMORY}
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +66,8 @@ class GrammarChecks:
         """Return llguidance's text of a source that compiles.
 
         Raises:
-            RequestError: 400 if it does not, naming ``field`` and the place in it; 503 if too many sources wait.
+            RequestError: 400 if it does not, naming ``field`` and the place in it; 503 if too many sources wait, or the process does
+                not answer in time; 500 if the process fails.
         """
         verdict = self._kept.get(source)
         if verdict is None:
@@ -79,27 +85,32 @@ class GrammarChecks:
 
     async def close(self) -> None:
         """End the process."""
-        for job in self._jobs.values():
+        jobs = list(self._jobs.values())
+        for job in jobs:
             job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
         await self._end_process()
 
     def _begin(self, source: GrammarSource) -> "asyncio.Task[Verdict]":
         job = self._jobs[source] = asyncio.get_running_loop().create_task(self._run(source))
         job.add_done_callback(lambda _: self._jobs.pop(source))
+        job.add_done_callback(lambda job: job.cancelled() or job.exception())  # nobody may be left who waits for it
         return job
 
     async def _run(self, source: GrammarSource) -> Verdict:
         async with self._turn:
-            verdict = await self._ask(source)
-            if verdict is None:  # died, maybe by another's hand
+            for _ in range(_NUM_TRIALS):
                 verdict = await self._ask(source)
-        if verdict is None:
-            return Verdict(error=f"its compilation took more than {CPU_S:.0f} s of a processor or {MEMORY_BYTES >> 20} MiB, or failed")
-        self._keep(source, verdict)
-        return verdict
+                if verdict is not None:
+                    self._keep(source, verdict)
+                    return verdict
+        raise RequestError("the grammar process failed", status=500, type="internal_error")
 
     async def _ask(self, source: GrammarSource) -> Verdict | None:
-        """Return the process's answer; None if it has died or had to be killed."""
+        """Return the process's answer, or an error of a source that has ended it; None if something else has.
+
+        Raises: RequestError (503) if no answer comes in time, which may be the machine's fault.
+        """
         try:
             process = await self._started()
             assert process.stdin is not None
@@ -107,12 +118,17 @@ class GrammarChecks:
                 process.stdin.write(frame(msgspec.msgpack.encode(source)))
                 await process.stdin.drain()
                 return decode_verdict(await self._receive(process))
-        except (TimeoutError, EOFError, OSError) as error:
-            log.warning("the grammar process failed on a %s of %d characters: %r", source.kind, len(source.text), error)
+        except TimeoutError:
             await self._end_process()
-            return None
-        except asyncio.CancelledError:
-            await self._end_process()
+            message = f"compiling a {source.kind} of {len(source.text)} characters took more than {DEADLINE_S:.0f} s"
+            log.warning("%s", message)
+            raise RequestError(message, status=503, type="overloaded_error", retry_after_s=_RETRY_S) from None
+        except (EOFError, OSError) as error:
+            status = await self._end_process()
+            log.warning("the grammar process ended (%s) on a %s of %d characters: %r", status, source.kind, len(source.text), error)
+            return None if status not in _TOO_MUCH else Verdict(error=f"its compilation takes {_TOO_MUCH[status]}")
+        except BaseException:
+            await self._end_process()  # its next answer would be that to this source
             raise
 
     async def _started(self) -> asyncio.subprocess.Process:
@@ -120,8 +136,12 @@ class GrammarChecks:
             command = [sys.executable, "-P", "-m", _MODULE, str(self._model_path)]
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-            async with asyncio.timeout(START_S):
-                ready = await self._receive(self._process)
+            try:
+                async with asyncio.timeout(START_S):
+                    ready = await self._receive(self._process)
+            except TimeoutError:
+                message = f"the grammar process has not started within {START_S:.0f} s"
+                raise RequestError(message, status=503, type="overloaded_error", retry_after_s=_RETRY_S) from None
             assert ready == READY
         return self._process
 
@@ -131,12 +151,14 @@ class GrammarChecks:
         head = await process.stdout.readexactly(LENGTH.size)
         return await process.stdout.readexactly(*LENGTH.unpack(head))
 
-    async def _end_process(self) -> None:
+    async def _end_process(self) -> int | None:
+        """End the process, if there is one, and return its exit status: negative is the signal that has ended it."""
         process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
     def _keep(self, source: GrammarSource, verdict: Verdict) -> None:
         self._kept[source] = verdict

@@ -92,13 +92,13 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
 
 def _read_schema(value: Any, path: str) -> AskedGrammar:
     """Read an object, or the text of one."""
-    if isinstance(value, str) and len(value) <= MAX_SOURCE_BYTES:
+    if isinstance(value, str):
+        if len(value) > MAX_SOURCE_BYTES:
+            raise refuse(path, f"has {len(value)} characters, the limit is {MAX_SOURCE_BYTES}")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise refuse(path, f"is not valid JSON: {str(error)[:200]}") from None
-    if isinstance(value, str):
-        raise refuse(path, f"has {len(value)} characters, the limit is {MAX_SOURCE_BYTES}")
     if not isinstance(value, dict):
         raise refuse(path, f"expected an object, got {kind_of(value)}")
     return _sized(path, lambda: source_of_schema(value))

@@ -1,8 +1,8 @@
 """The gateway's grammar process: compiles what clients send, so that one of them can cost at most this process.
 
 ``python -m mmrt.actors.gateway.grammar_process MODEL`` answers on its standard output, in frames, to the sources on its standard input.
-It ends with them, or with the gateway. A source has ``CPU_S`` of a processor and ``MEMORY_BYTES``; the kernel ends a process that takes
-more. The gateway's end is ``grammar_checks``.
+It ends with them, or with the gateway. A source has ``CPU_S`` of a processor and ``MEMORY_BYTES``: the kernel ends a process that takes
+more time, and one that gets no more memory aborts. The gateway's end is ``grammar_checks``.
 """
 
 import ctypes
@@ -31,6 +31,7 @@ from .grammar_checks import CPU_S, LENGTH, MEMORY_BYTES, READY, Verdict, frame
 # decode compiles a grammar once more, and takes its steps, while other answers wait.
 MAX_COMPILE_S = 0.25
 MAX_STEP_S = 0.1
+MAX_SEARCH_S = 0.5  # for the place of a fault
 _NUM_STEPS = 48
 _PR_SET_PDEATHSIG = 1
 
@@ -47,7 +48,10 @@ def main(model_path: Path) -> None:
     _answer(target, READY)
     while data := _read(source):
         _limit(resource.RLIMIT_CPU, int(time.process_time() + CPU_S) + 1)
-        verdict = compiler.judge(msgspec.msgpack.decode(data, type=GrammarSource))
+        try:
+            verdict = compiler.judge(msgspec.msgpack.decode(data, type=GrammarSource))
+        except MemoryError:
+            os.abort()  # as llguidance does
         _answer(target, msgspec.msgpack.encode(verdict))
 
 
@@ -66,9 +70,14 @@ class Compiler:
         except GrammarError as error:
             if source.kind != "json_schema" or error.pointer:
                 return Verdict(error=error.message, pointer=error.pointer)
-            pointer, message = find_fault(json.loads(source.text), self._error_of)
+            pointer, message = self._find_fault(json.loads(source.text))
             return Verdict(error=message or error.message, pointer=pointer)
         return Verdict(grammar)
+
+    def _find_fault(self, schema: object) -> tuple[str, str]:
+        """Return where a schema is faulty and why, as far as this is known after ``MAX_SEARCH_S``."""
+        until_s = time.process_time() + MAX_SEARCH_S
+        return find_fault(schema, lambda part: self._error_of(part) if time.process_time() < until_s else "")
 
     def _begin(self, grammar: str) -> Matcher:
         began_s = time.process_time()

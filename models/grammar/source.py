@@ -24,8 +24,8 @@ def source_of_schema(schema: Mapping[str, Any]) -> GrammarSource:
     """Return the source for JSON that a schema describes. Raises: GrammarError for a schema that is too deep or too long."""
     _check_depth(schema)
     try:
-        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    except ValueError as error:  # Python's limit on the digits of an integer
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:  # Python's limit on the digits of an integer, or a number that is none
         raise GrammarError(str(error)) from None
     return GrammarSource("json_schema", _checked(text))
 

@@ -36,16 +36,21 @@ def schema_text(schema: str) -> str:
 
     Between the parts of a JSON text may stand a space, or a line's end with an indentation: a model that likes spaces must not write
     them for ever. Escapes of printable characters are off, so that no key can be written in two ways.
+
+    Raises: GrammarError for a text that llguidance cannot read, say with a number beyond float64.
     """
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "whitespace_flexible": True,
-            "whitespace_pattern": r" |\n[ \t]{0,40}",
-            "item_separator": ",",
-            "key_separator": ":",
-            "lenient": False,
-            "coerce_one_of": False,
-            "json_allow_general_unicode_escapes": False,
-        },
-    )
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema,
+            overrides={
+                "whitespace_flexible": True,
+                "whitespace_pattern": r" |\n[ \t]{0,40}",
+                "item_separator": ",",
+                "key_separator": ":",
+                "lenient": False,
+                "coerce_one_of": False,
+                "json_allow_general_unicode_escapes": False,
+            },
+        )
+    except ValueError as error:
+        raise GrammarError(str(error)) from None

@@ -61,6 +61,7 @@ def test_it_compiles_and_says_where_faults_are() -> None:
         for source, said in {
             source_of_schema({"type": "object", "properties": {"a": {"type": "strin"}}}): "at /properties/a: Invalid type: strin",
             source_of_schema({"items": {"minProperties": 9}}): "at /items: minProperties is 9, at most 1 is supported",
+            source_of_schema({"maximum": 10**400}): "number out of range",
             source_of_regex("(a"): "invalid regex",
             source_of_lark('start: "a" | foo'): 'unknown name: "foo"',
             source_of_lark('start: "a" <[1526]>'): "leads to a place where no token of a text can follow",
@@ -73,18 +74,62 @@ def test_it_compiles_and_says_where_faults_are() -> None:
     run(scene)
 
 
-def test_what_takes_too_long_ends_the_process_and_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come_in_time_ends_the_process_and_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(checks: GrammarChecks) -> None:
         await checks.compile(JSON_OBJECT, "field")
         first = pid(checks)
         with monkeypatch.context() as patch:
             patch.setattr(grammar_checks, "DEADLINE_S", 0)
             error = await refusal(checks, BOMB)
-        assert (error.status, error.param) == (400, "field")
-        assert error.message.endswith("its compilation took more than 2 s of a processor or 1024 MiB, or failed")
-        assert is_gone(first) and checks._process is None
+        assert (error.status, error.retry_after_s) == (503, 1)  # it may have been the machine
+        assert error.message == f"compiling a regex of {len(BOMB.text)} characters took more than 0 s"
+        assert is_gone(first) and checks._process is None and BOMB not in checks._kept
         assert "lark" in await checks.compile(source_of_regex("other"), "field")
-        assert BOMB not in checks._kept  # it may have been the machine
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGXCPU, "more than 2 s of a processor"), (signal.SIGABRT, "more than 1024 MiB, or a deeper stack than there is")],
+)
+def test_a_source_that_ends_the_process_is_refused_at_once_and_remembered(number: int, said: str) -> None:
+    """The signals of the kernel and of llguidance, from this test."""
+
+    async def scene(checks: GrammarChecks) -> None:
+        await checks.compile(JSON_OBJECT, "field")
+        os.kill(pid(checks), number)
+        error = await refusal(checks, BOMB)
+        assert (error.status, error.message) == (400, f"field: cannot be compiled: its compilation takes {said}")
+        assert checks._process is None
+        assert (await refusal(checks, BOMB)).message == error.message and checks._process is None
+
+    run(scene)
+
+
+def test_a_process_that_fails_again_is_not_the_clients_fault(tmp_path: Path) -> None:
+    """Without a model it does not even start."""
+
+    async def scene() -> None:
+        async with checking(tmp_path) as checks:
+            error = await refusal(checks, JSON_OBJECT)
+            assert (error.status, error.message) == (500, "the grammar process failed")
+            assert checks._process is None and not checks._kept
+
+    uvloop.run(scene())
+
+
+def test_the_search_for_a_fault_ends_in_time() -> None:
+    """Each of the properties compiles the definitions again: 60 of them would take all the time that a source has."""
+    heavy = {"enum": [f"value {number:04}" for number in range(1500)]}
+    schema = {
+        "$defs": {"heavy": heavy},
+        "properties": {f"p{n}": {"$ref": "#/$defs/heavy"} for n in range(190)} | {"z": {"type": "strin"}},
+    }
+
+    async def scene(checks: GrammarChecks) -> None:
+        error = await refusal(checks, source_of_schema(schema))
+        assert "Invalid type: strin" in error.message
 
     run(scene)
 

@@ -65,6 +65,7 @@ def test_what_is_asked_for(body: dict[str, Any], expected: AskedGrammar | None) 
         ({"guided_json": "{"}, "guided_json: is not valid JSON: Expecting"),
         ({"guided_json": "[" * 20_000}, "guided_json: is not valid JSON: "),
         ({"guided_json": "7"}, "guided_json: expected an object, got an integer"),
+        ({"guided_json": '"abc"'}, "guided_json: expected an object, got a string"),
         (
             {"guided_json": " " * (MAX_SOURCE_BYTES + 1)},
             f"guided_json: has {MAX_SOURCE_BYTES + 1} characters, the limit is {MAX_SOURCE_BYTES}",

@@ -39,6 +39,8 @@ def nested(depth: int) -> dict[str, Any]:
             f"has {2 * MAX_SOURCE_BYTES + 12} bytes in UTF-8, allowed are 1 to",
         ),
         (lambda: source_of_schema({"maximum": 10**5000}), "Exceeds the limit .* for integer string conversion"),
+        (lambda: source_of_schema({"const": float("nan")}), "Out of range float values are not JSON compliant"),
+        (lambda: grammar_text(source_of_schema({"const": 10**400})), "number out of range"),
         (lambda: source_of_schema({"const": "\udc00"}), r"has the character U\+DC00"),
         (lambda: source_of_regex("a" * (MAX_SOURCE_BYTES + 1)), f"has {MAX_SOURCE_BYTES + 1} bytes"),
         (lambda: source_of_regex(""), "has 0 bytes"),
