@@ -19,4 +19,4 @@ class EndCode(enum.IntEnum):
     STOP = 1  # an end-of-sequence id, which is the last committed one
     LENGTH = 2
     ERROR = 3
-    GRAMMAR = 4  # following its grammar takes more than a step may
+    GRAMMAR = 4  # its grammar leads nowhere, or takes more time than a step has

@@ -9,7 +9,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from functools import cache
+from concurrent.futures import wait
 
 from ...models.errors import GrammarError
 from ...models.grammar.matcher import Matchers
@@ -18,9 +18,11 @@ from ...models.lm.warm_up import warm_up_decode
 from ...models.sampling.sampler import sampler_for
 from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded
 from ...runtime.observe.flight import Kind
+from ...runtime.process.memory_layout import read_layout
 from ...schema.rows import EndCode, Phase
 from ...shm.doorbell import Ringer
 from ...shm.pool import PagePool
+from ...shm.role_lock import RoleLock
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorStatus
 from ...shm.step_gaps import StepGaps
@@ -31,6 +33,7 @@ from ..host.shared_tensors import SharedTensors
 from ..host.solo_trials import SoloTrials, solo_step
 from ..host.step_limit import StepLimit
 from .gap_counter import GapCounter
+from .grammar_compiler import GrammarCompiler
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ PAUSED_S = 0.005
 
 def main(actor: Actor) -> None:
     """Entry of the decode process."""
+    compiler = GrammarCompiler(lambda: Matchers(load_vocabulary(actor.model_path, actor.model)), actor.wake)
+    prepared = [compiler.prepare()] if has_time(actor) else []
     layout = actor.wait_for_layout()
     table = SequenceTable.attach(actor.run)
     shared = SharedTensors(actor)
@@ -52,24 +57,36 @@ def main(actor: Actor) -> None:
         warm_up_decode(model, sampler)
     completion = Completion(shared.device)
     may_launch = shared.device.type == "cuda" and not actor.config.actors.turns
-    matchers = cache(lambda: Matchers(load_vocabulary(actor.model_path, actor.model)))
     running = RunningSet(
-        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=may_launch, matchers=matchers
+        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=may_launch, grammars=compiler
     )
+    wait(prepared)
     actor.become_active()
     gc.freeze()
     actor.serving()
     try:
-        Decoding(actor, table, running, StepGaps.attach(actor.run), Ringer(actor.run, "detokenizer")).run()
+        Decoding(actor, table, running, compiler, StepGaps.attach(actor.run), Ringer(actor.run, "detokenizer")).run()
     finally:
+        compiler.close()
         completion.wait()  # a successor relies on this process to write nothing more
+
+
+def has_time(actor: Actor) -> bool:
+    """Return whether no stream waits for this process: it is the run's first, its predecessor serves, or no row is in decode."""
+    if read_layout(actor.run.path) is None or RoleLock.is_held(actor.run, actor.name):
+        return True
+    return not SequenceTable.attach(actor.run).rows_in(Phase.DECODE)
 
 
 class Decoding:
     """The loop around the running set: messages and table scans in, tokens and acknowledgements out."""
 
-    def __init__(self, actor: Actor, table: SequenceTable, running: RunningSet, gaps: StepGaps, bell: Ringer) -> None:
+    def __init__(
+        self, actor: Actor, table: SequenceTable, running: RunningSet, compiler: GrammarCompiler, gaps: StepGaps, bell: Ringer
+    ) -> None:
+        """``compiler`` makes the grammars of ``running``."""
         self._actor = actor
+        self._compiler = compiler
         self._flight = actor.flight
         self._table = table
         self._running = running
@@ -92,6 +109,7 @@ class Decoding:
             self._take_messages()
             self._scan_when_due()
             if not self._running.rows:
+                self._compiler.prepare()
                 self._actor.wait(IDLE_S)
                 continue
             if self._trials.suspects:
@@ -184,9 +202,9 @@ class Decoding:
                 self._actor.send(Dropped(self._actor.generation, message.row, message.row_generation, message.ticket))
 
     def _scan_when_due(self) -> None:
-        """Find members that no message announced: after a restart, or when an Admit was lost."""
+        """Find members that no message announced: after a restart, when an Admit was lost, or when a grammar is compiled."""
         now_s = time.monotonic()
-        if now_s < self._scan_at_s:
+        if now_s < self._scan_at_s and not self._compiler.take_news():
             return
         self._scan_at_s = now_s + SCAN_S
         self._settle()

@@ -11,9 +11,8 @@ Array suffixes: N members, P members that are pairs, Q members with log-probabil
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
-from ...models.grammar.matcher import Matcher, Matchers
+from ...models.grammar.matcher import Matcher
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
 from ...models.sampling.logprobs import TokenLogprobs, log_softmax, logprobs_of
@@ -55,6 +54,14 @@ class _Step:
     sampling: SamplingRows
 
 
+class Grammars(Protocol):
+    """A maker of matchers: ``GrammarCompiler``, or ``Matchers`` alone."""
+
+    def begin(self, grammar: str) -> Matcher | None:
+        """Return the matcher of an answer without ids; None if it is not ready yet. Raises: GrammarError."""
+        ...
+
+
 class _Drawn(NamedTuple):
     """A step's result on the device: tokens [N], and log-probabilities [Q] where they are asked for."""
 
@@ -75,13 +82,13 @@ class RunningSet:
         completion: Completion,
         *,
         launches_ahead: bool = False,
-        matchers: Callable[[], Matchers] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """``matchers`` is called for the first row with a grammar: preparing the vocabulary takes time and memory."""
+        """``grammars`` may be None where no row has one."""
         self._config = config
         self._completion = completion
         self._launches_ahead = launches_ahead
-        self._matchers = matchers
+        self._grammars = grammars
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
@@ -115,7 +122,7 @@ class RunningSet:
                 self.remove(member.row, member.generation)
 
     def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
-        """Add a row unless it is a member already, has ended, is late, or has another generation by now.
+        """Add a row unless it is a member already, has ended, is late, has another generation by now, or its grammar is not ready.
 
         It continues after the committed ids.
         Raises: GrammarError for a grammar that does not compile, or does not allow these.
@@ -132,7 +139,12 @@ class RunningSet:
         if 0 < spec.deadline_s <= now_s:
             return
         count = self._table.committed(row, generation)
-        matcher = self._matcher_of(row, spec, count)
+        matcher = self._begin_grammar(spec)
+        if matcher is None and spec.sampling.grammar:
+            return
+        if matcher is not None:
+            matcher.follow(self._table.ids[row, :count].tolist())
+            matcher.check()
         if (code := self._end_of(row, spec, count, matcher)) != EndCode.NONE:
             self._table.set_end(row, generation, code)  # the process that committed its last token died before it set the end
             return
@@ -261,15 +273,11 @@ class RunningSet:
             if self._table.generation[row] == generation:
                 self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
 
-    def _matcher_of(self, row: int, spec: SequenceSpec, count: int) -> Matcher | None:
-        """Return the matcher of a row with a grammar, behind its ``count`` committed ids."""
+    def _begin_grammar(self, spec: SequenceSpec) -> Matcher | None:
         if not spec.sampling.grammar:
             return None
-        assert self._matchers is not None
-        matcher = self._matchers().begin(spec.sampling.grammar)
-        matcher.follow(self._table.ids[row, :count].tolist())
-        matcher.check()
-        return matcher
+        assert self._grammars is not None
+        return self._grammars.begin(spec.sampling.grammar)
 
     def _end_of(self, row: int, spec: SequenceSpec, count: int, matcher: Matcher | None) -> EndCode:
         """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""

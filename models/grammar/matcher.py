@@ -75,7 +75,7 @@ class Matcher:
 
 
 class Matchers:
-    """Makes matchers of grammars. The last ``max_kept`` grammars stay compiled."""
+    """Makes matchers of grammars. The last ``max_kept`` grammars stay compiled. ``compile`` may run in another thread than the rest."""
 
     def __init__(self, vocabulary: GrammarVocabulary, max_kept: int = 64) -> None:
         self._vocabulary = vocabulary
@@ -85,14 +85,28 @@ class Matchers:
 
     def begin(self, grammar: str) -> Matcher:
         """Return the matcher of an answer without ids. Raises: GrammarError if the grammar (``text``) does not compile."""
+        return self.begin_kept(grammar) or self.keep(grammar, self.compile(grammar))
+
+    def begin_kept(self, grammar: str) -> Matcher | None:
+        """Return the same if the grammar is kept."""
         start = self._starts.get(grammar)
         if start is None:
-            start = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=self._limits)
-            check(start)
-            self._starts[grammar] = start
-            if len(self._starts) > self._max_kept:
-                self._starts.popitem(last=False)
+            return None
         self._starts.move_to_end(grammar)
+        return Matcher(self._vocabulary, start)
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """Return llguidance's matcher before the first token. Other threads run meanwhile. Raises: GrammarError."""
+        start = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=self._limits)
+        check(start)
+        return start
+
+    def keep(self, grammar: str, start: LLMatcher) -> Matcher:
+        """Keep a grammar that has been compiled, and begin with it."""
+        self._starts[grammar] = start
+        self._starts.move_to_end(grammar)
+        if len(self._starts) > self._max_kept:
+            self._starts.popitem(last=False)
         return Matcher(self._vocabulary, start)
 
 

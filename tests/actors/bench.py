@@ -1,16 +1,15 @@
 """A sequence table and pools on tmpfs with a model on them, and the controller's part: rows, pages, plans, phases."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
-from mmrt.actors.decode.running_set import RunningSet
+from mmrt.actors.decode.running_set import Grammars, RunningSet
 from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.lm.decoder import Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
@@ -77,10 +76,10 @@ class Bench:
         model: Decoder | None = None,
         *,
         launches_ahead: bool = False,
-        matchers: Callable[[], Matchers] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.run = run
-        self.matchers = matchers
+        self.grammars = grammars
         self.launches_ahead = launches_ahead
         self.config = config
         self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
@@ -106,7 +105,7 @@ class Bench:
             PAGE_TOKENS,
             Completion(torch.device("cpu")),
             launches_ahead=self.launches_ahead,
-            matchers=self.matchers,
+            grammars=self.grammars,
         )
         return self.running
 

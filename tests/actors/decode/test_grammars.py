@@ -36,7 +36,7 @@ def matchers(tiny: tuple[ModelConfig, Weights], checkpoint: Path) -> Matchers:
 
 @pytest.fixture
 def bench(run: RunDirectory, tiny: tuple[ModelConfig, Weights], matchers: Matchers, launches_ahead: bool) -> Bench:
-    return Bench(run, *tiny, launches_ahead=launches_ahead, matchers=lambda: matchers)
+    return Bench(run, *tiny, launches_ahead=launches_ahead, grammars=matchers)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,17 @@
 """decode's loop over a real table and doorbell: who it takes in, whom it lets go, and what it says of that."""
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from mmrt.actors.decode.grammar_compiler import GrammarCompiler
 from mmrt.actors.decode.loop import Decoding
 from mmrt.actors.host.solo_trials import solo_place, solo_step
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.vocabulary import load_vocabulary
+from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.process.crash_cause import Death
@@ -21,12 +24,18 @@ from mmrt.tests.actors.host.fake_actor import FakeActor
 both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
 
 
-def serve(bench: Bench, *script: object, death: Death | None = None) -> FakeActor:
+def no_vocabulary() -> Matchers:
+    raise NotImplementedError
+
+
+def serve(bench: Bench, *script: object, death: Death | None = None, compiler: GrammarCompiler | None = None) -> FakeActor:
     actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
     actor.become_active()
     actor.death = death
+    compiler = compiler or GrammarCompiler(no_vocabulary, actor.wake)
     with Ringer(bench.run, "detokenizer") as bell:
-        Decoding(actor, bench.table, bench.running, bench.gaps, bell).run()  # type: ignore[arg-type]
+        Decoding(actor, bench.table, bench.running, compiler, bench.gaps, bell).run()  # type: ignore[arg-type]
+    compiler.close()
     return actor
 
 
@@ -157,13 +166,50 @@ def test_a_member_that_becomes_late_leaves(counting: Bench) -> None:
 
 def test_a_row_whose_grammar_cannot_be_taken_in_ends_by_it(counting: Bench, checkpoint: Path) -> None:
     """It was compiled before, by another version of the library maybe."""
-    counting.matchers = lambda: Matchers(load_vocabulary(checkpoint, counting.config))
+    counting.grammars = Matchers(load_vocabulary(checkpoint, counting.config))
     counting.new_running_set()
     row = counting.place([5], sampling=Sampling(grammar="start: ("))
     counting.grant_all(row)
     counting.table.set_phase(0, Phase.DECODE)
     serve(counting, *turns(3))
     assert counting.end(row) == EndCode.GRAMMAR
+
+
+@both_ways
+def test_steps_go_on_while_a_grammar_is_compiled(counting: Bench, checkpoint: Path) -> None:
+    """The thread waits for the vocabulary as long as this test wants."""
+    may_load, woken = threading.Event(), threading.Event()
+
+    def load() -> Matchers:
+        assert may_load.wait(30)
+        return Matchers(load_vocabulary(checkpoint, counting.config))
+
+    def let_load() -> None:
+        assert len(counting.committed(plain)) > 5 and counting.committed(row) == []
+        may_load.set()
+        assert woken.wait(30)
+
+    counting.grammars = compiler = GrammarCompiler(load, woken.set)
+    counting.new_running_set()
+    plain = placed(counting, 0, 40)
+    row = counting.place([5], row=1, sampling=Sampling(temperature=0, grammar='start: "yes"'), ignore_eos=False)
+    counting.grant_all(row)
+    counting.table.set_phase(1, Phase.DECODE)
+    serve(counting, *turns(8), let_load, *turns(40), compiler=compiler)
+    assert counting.end(row) == EndCode.STOP and counting.end(plain) == EndCode.LENGTH
+    assert Tokenizer.load(checkpoint).decode(counting.committed(row)) == "yes"
+
+
+def test_the_vocabulary_is_copied_while_nothing_runs(counting: Bench) -> None:
+    threads, loaded = list[str](), threading.Event()
+
+    def load() -> Matchers:
+        threads.append(threading.current_thread().name)
+        loaded.set()
+        raise NotImplementedError
+
+    serve(counting, *turns(5), lambda: loaded.wait(30), *turns(5), compiler=GrammarCompiler(load, loaded.set))
+    assert len(threads) == 1 and threads[0].startswith("grammars")
 
 
 @both_ways
