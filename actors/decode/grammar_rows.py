@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...models.grammar.matcher import Matcher
+from ...models.grammar.matcher import Matcher, fill_masks
 from ...models.grammar.vocabulary import WORD_BITS
 from ...models.sampling.interface import Masks
 from ...schema.rows import EndCode
@@ -23,8 +23,8 @@ class GrammarRows:
 
     def masks(self) -> Masks:
         """Return what each row may draw next, until the next call. A row whose matcher fails may draw anything: it ends with that."""
+        fill_masks(self._matchers, self._masks.bits)
         for bits_W, matcher in zip(self._masks.bits, self._matchers, strict=True):
-            matcher.fill(bits_W)
             if matcher.failed:
                 bits_W[:] = -1
         return self._masks

@@ -65,13 +65,25 @@ class Matcher:
         return self._matcher.consume_token(id)
 
     def fill(self, mask: NDArray[np.int32]) -> None:
-        """Write the tokens that may come next into ``mask`` int32 [words]; an end-of-sequence id is one only where the grammar is
-        satisfied. Of no use if it has failed afterwards."""
-        assert mask.flags.c_contiguous and mask.dtype == np.int32
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        vocabulary = self._vocabulary
-        np.bitwise_and(mask, vocabulary.permitted_at_end if self._matcher.is_accepting() else vocabulary.permitted, out=mask)
-        self._has_way_on = bool(mask.any())
+        """``fill_masks`` of one: ``mask`` int32 [words]."""
+        fill_masks([self], mask[None])
+
+
+def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
+    """Write the tokens that may come next in each of some answers over one vocabulary into ``masks`` int32 [matchers, words]. An
+    end-of-sequence id is one only where the grammar is satisfied. A mask is of no use if its matcher has failed afterwards."""
+    assert masks.flags.c_contiguous and masks.dtype == np.int32
+    vocabulary = matchers[0]._vocabulary
+    first, num_bytes = masks.ctypes.data, masks.nbytes // len(masks)
+    for number, matcher in enumerate(matchers):
+        matcher._matcher.unsafe_compute_mask_ptr(first + number * num_bytes, num_bytes)
+    np.bitwise_and(masks, vocabulary.permitted_at_end, out=masks)
+    words, bits = vocabulary.ends
+    for number in np.flatnonzero((masks[:, words] & bits).any(1)).tolist():
+        if not matchers[number]._matcher.is_accepting():
+            np.bitwise_and(masks[number], vocabulary.permitted, out=masks[number])
+    for matcher, has_way_on in zip(matchers, np.any(masks, axis=1).tolist(), strict=True):
+        matcher._has_way_on = has_way_on
 
 
 class Matchers:

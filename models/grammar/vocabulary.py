@@ -24,7 +24,8 @@ class GrammarVocabulary:
     """``tokenizer`` for matchers. Ids from the tokenizer's last up to ``vocab_size`` are no tokens. Makes a copy of all bytes: with
     150,000 tokens this takes half a second, in which no other thread runs, and 50 MB.
 
-    ``permitted`` int32 [words]: bits of the tokens that have a text, ``permitted_at_end``: and of those that end an answer.
+    ``permitted`` int32 [words]: bits of the tokens that have a text, ``permitted_at_end``: and of those that end an answer. ``ends``:
+    the numbers of the words with bits of the latter, and these words.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -41,7 +42,9 @@ class GrammarVocabulary:
         self.tokens, self.special_token_ids = texts, list[int]()
         self.tokenizer = LLTokenizer(TokenizerWrapper(self), n_vocab=vocab_size, eos_token=eos, slices=LLTokenizer.json_slices())
         self.permitted = bits_of([id for id, text in enumerate(texts) if text], vocab_size)
-        self.permitted_at_end = self.permitted | bits_of(eos, vocab_size)
+        ends = bits_of(eos, vocab_size)
+        self.permitted_at_end = self.permitted | ends
+        self.ends = np.flatnonzero(ends), ends[ends != 0]
         self.tokens = []  # llguidance has its own
 
     def __call__(self, text: bytes) -> list[int]:

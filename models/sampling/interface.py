@@ -4,7 +4,7 @@ Shapes: B rows, V vocabulary, P pairs, L rows of logits, E biases, M masked logi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,10 @@ class SamplingRows:
     min_p: NDArray[np.float32]
     seed: NDArray[np.uint64]
     index: NDArray[np.int64]
+
+    def of(self, number: NDArray[np.int64]) -> "SamplingRows":
+        """Return those of some rows, by their numbers."""
+        return SamplingRows(*(getattr(self, field.name)[number] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .interface import LogitChanges, Masks, Pairs, Sampler, SamplingRows
-from .masks import mask
+from .mask_lists import MaskLists
 from .penalties import Counts, History, Penalties
 from .rules import change
 
@@ -39,14 +39,16 @@ def sampler_for(vocabulary: int, device: torch.device) -> Sampler:
 
 
 class CpuSampler:
-    """``Sampler`` by ``combine_guidance``, ``rules``, ``Counts``, ``masks`` and ``sample``."""
+    """``Sampler`` by ``combine_guidance``, ``rules``, ``Counts``, ``MaskLists`` and ``sample``."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self._counts = Counts([], vocabulary)
+        self._masks = MaskLists(vocabulary)
 
     def remember(self, histories: Sequence[History]) -> None:
         self._counts = Counts(histories, self._vocabulary)
+        self._masks.forget()
 
     def sample(
         self,
@@ -66,9 +68,12 @@ class CpuSampler:
             change(own, changes)
         if penalties is not None:
             self._counts.penalise(own, penalties)
-        if masks is not None:
-            mask(own, masks)
-        tokens = sample(own, rows)
+        narrow = None if masks is None else self._masks.apply(own, masks)
+        if narrow is None:
+            tokens = sample(own, rows)
+        else:
+            tokens = sample(own, rows, without=narrow.row)
+            tokens[narrow.row] = narrow.tokens(sample(narrow.logits, rows.of(narrow.row)))
         if penalties is not None:
             self._counts.add(tokens[penalties.row])
         return torch.from_numpy(tokens)
@@ -86,13 +91,18 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """Draw one token per row. ``logits`` float32 [B, V] -> int64 [B]. Greedy rows take the largest logit, of equals the first."""
+def sample(logits: Tensor, rows: SamplingRows, without: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Draw one token per row. ``logits`` float32 [B, V] -> int64 [B]. Greedy rows take the largest logit, of equals the first.
+
+    ``without``: rows whose tokens do not matter.
+    """
     tokens: NDArray[np.int64] = logits.argmax(1).numpy()
-    drawing = np.flatnonzero(rows.temperature > 0)
+    is_drawing = rows.temperature > 0
+    if without is not None:
+        is_drawing[without] = False
+    drawing = np.flatnonzero(is_drawing)
     if not drawing.size:
         return tokens
-    tokens = tokens.copy()
     draws = uniforms(rows.seed[drawing], rows.index[drawing])
     filtered = (rows.top_k[drawing] > 0) | (rows.top_p[drawing] < 1)
     for members, draw in ((drawing[filtered], _draw_filtered), (drawing[~filtered], _draw_whole)):

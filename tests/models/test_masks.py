@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from mmrt.models.grammar.vocabulary import bits_of
-from mmrt.models.sampling.interface import Masks, Pairs
+from mmrt.models.sampling.interface import Masks, Pairs, SamplingRows
 from mmrt.models.sampling.masks import FORBIDDEN, mask, mask_companions
 from mmrt.models.sampling.penalties import History
 from mmrt.models.sampling.rules import LogitRules
-from mmrt.models.sampling.sampler import CpuSampler, combine_guidance
+from mmrt.models.sampling.sampler import CpuSampler, combine_guidance, sample
 from mmrt.tests.models.test_penalties import greedy, penalties
 from mmrt.tests.models.test_rules import VOCABULARY, noise, rules
 
@@ -59,3 +59,59 @@ def test_a_mask_wins_over_rules_and_penalties() -> None:
     changes = LogitRules([rules(0, bad_words=[[8]], bias=[(8, -100.0)], ends=[8], min_tokens=5)]).changes()
     asked = penalties([0], repetition=1.9, frequency=2.0)
     assert sampler.sample(logits, greedy(2), None, asked, changes, masks(r0=[8])).tolist() == [8, 9]
+
+
+SIZES = [1, 5, 900, 1024, 1025, 2000, 3500, 3990, 4001]  # allowed tokens: few, neither, all but few, all
+MANY = 4001
+
+
+def random_masks(generator: np.random.Generator) -> Masks:
+    """One mask of each size, for rows that are not the first ones."""
+    bits = [bits_of(generator.choice(MANY, size, replace=False).tolist(), MANY) for size in SIZES]
+    return Masks(np.arange(2, 2 + len(SIZES)), np.stack(bits))
+
+
+def drawing(number: int, index: int) -> SamplingRows:
+    """Greedy rows, rows that draw, and rows with filters, in turn."""
+    turn = np.arange(number) % 4
+    return SamplingRows(
+        temperature=np.where(turn == 0, 0, 0.9).astype(np.float32),
+        top_k=np.where(turn == 1, 7, 0),
+        top_p=np.where(turn == 2, 0.8, 1).astype(np.float32),
+        min_p=np.where(turn == 3, 0.02, 0).astype(np.float32),
+        seed=np.arange(number, dtype=np.uint64),
+        index=np.full(number, index),
+    )
+
+
+def test_lists_of_tokens_draw_what_masks_draw() -> None:
+    """Step after step: with the masks of the step before, with others, and with those of two rows exchanged."""
+    generator, noises = np.random.default_rng(1), torch.Generator().manual_seed(1)
+    sampler, number = CpuSampler(MANY), len(SIZES) + 3
+    first = random_masks(generator)
+    turned = Masks(first.row, first.bits[::-1].copy())
+    for index, asked in enumerate([first, first, random_masks(generator), turned, turned, first] * 4):
+        logits = 3 * torch.randn(number, MANY, generator=noises)
+        masked = logits.clone()
+        mask(masked, asked)
+        expected = sample(masked, drawing(number, index))
+        assert sampler.sample(logits, drawing(number, index), masks=asked).tolist() == expected.tolist()
+
+
+def test_a_masked_draw_does_not_depend_on_its_neighbours() -> None:
+    asked = random_masks(np.random.default_rng(2))
+    logits = torch.randn(len(SIZES) + 2, MANY, generator=torch.Generator().manual_seed(2))
+    rows = drawing(len(logits), 0)
+    together = CpuSampler(MANY).sample(logits.clone(), rows, masks=asked)
+    for number, row in enumerate(asked.row.tolist()):
+        alone = Masks(np.array([0]), asked.bits[[number]])
+        assert CpuSampler(MANY).sample(logits[[row]], rows.of(np.array([row])), masks=alone).item() == together[row]
+
+
+def test_the_last_masks_are_forgotten_with_their_rows() -> None:
+    sampler = CpuSampler(MANY)
+    asked = random_masks(np.random.default_rng(3))
+    sampler.sample(torch.randn(len(SIZES) + 2, MANY), drawing(len(SIZES) + 2, 0), masks=asked)
+    assert len(sampler._masks._known) == len(SIZES)
+    sampler.remember([])
+    assert not sampler._masks._known

@@ -7,7 +7,7 @@ import torch
 from mmrt.actors.decode.grammar_rows import GrammarRows
 from mmrt.models.errors import GrammarError
 from mmrt.models.grammar.matcher import Matchers
-from mmrt.models.grammar.source import source_of_schema
+from mmrt.models.grammar.source import source_of_regex, source_of_schema
 from mmrt.models.grammar.text import grammar_text
 from mmrt.models.grammar.vocabulary import GrammarVocabulary
 from mmrt.models.sampling.interface import Pairs, SamplingRows
@@ -84,9 +84,11 @@ def test_no_answer_is_invalid(matchers: Matchers, vocabulary: GrammarVocabulary,
 
 
 @pytest.mark.parametrize("logit", [torch.nan, -torch.inf])
-def test_logits_that_are_no_numbers_end_the_answer(matchers: Matchers, vocabulary: GrammarVocabulary, logit: float) -> None:
-    grammars = GrammarRows([1], [matchers.begin(grammar_text(source_of_schema({"enum": ["a"]})))])
-    logits = torch.full((2, vocabulary.vocab_size), logit)
-    tokens, end = CpuSampler(vocabulary.vocab_size).sample(logits, rows_of(2, 0), masks=grammars.masks()).numpy(), np.zeros(2, np.int64)
-    grammars.take(tokens, end)
-    assert end.tolist() == [EndCode.NONE, EndCode.ERROR]
+def test_logits_that_are_no_numbers_break_no_grammar(matchers: Matchers, vocabulary: GrammarVocabulary, logit: float) -> None:
+    """The token is an allowed one, or the answer ends."""
+    texts = map(grammar_text, [source_of_schema({"enum": ["a"]}), *map(source_of_regex, ("[^a-z]{5,}", "...", "(?s:.*)x"))])
+    grammars = GrammarRows(range(1, 5), [matchers.begin(text) for text in texts])
+    logits, end = torch.full((5, vocabulary.vocab_size), logit), np.zeros(5, np.int64)
+    grammars.take(CpuSampler(vocabulary.vocab_size).sample(logits, rows_of(5, 0), masks=grammars.masks()).numpy(), end)
+    assert end[0] == EndCode.NONE and set(end) <= {EndCode.NONE, EndCode.STOP, EndCode.ERROR}
+    assert np.isnan(logit) or EndCode.ERROR in end
