@@ -26,6 +26,7 @@ COMMANDS = (
     "policy",
     "replay",
     "ask",
+    "chat",
     "model",
     "config",
     "units",

@@ -12,6 +12,8 @@ from ..runtime.environment import Environment
 from ..runtime.stage_table import STAGES, stage_of
 
 _COLOURS = dict(zip(STAGES, (36, 33, 32, 35, 34, 96, 92, 95), strict=False))
+_SHOWN = {code: chr(0x2400 + code) for code in range(32)} | {0x7F: "\u2421"} | {code: "\ufffd" for code in range(0x80, 0xA0)}
+_SHOWN |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 _WIDTH = max(map(len, STAGES))
 _QUIET = ("stopping", "stopped")
 _PROGRESS_S = 2.0  # between progress lines of one actor where they cannot be overwritten
@@ -23,6 +25,11 @@ def print_columns(rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
     for row in rows:
         cells = zip(row, widths, strict=True)
         print("  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)).rstrip())
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters that a terminal would obey: another's text must not move its cursor or set its title."""
+    return text.translate(_SHOWN)
 
 
 class Palette:

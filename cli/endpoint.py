@@ -1,0 +1,147 @@
+"""The endpoint that ``mmrt ask``, ``chat`` and ``examples`` are about: the running server's, or another OpenAI-compatible one."""
+
+import base64
+import http.client
+import json
+import mimetypes
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.environment import read_environment
+from ..runtime.errors import RunError, UserError
+from ..runtime.process.run import RunInfo, read_run_info
+from ..shm.errors import MissingError
+from ..shm.run_directory import RunDirectory
+from .options import run_path
+
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")]
+ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Default: the running server's; with --url $OPENAI_API_KEY.")]
+ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="Default: the first that the server lists.")]
+
+_TIMEOUT_S = 600.0
+_AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", ".opus": "opus", ".m4a": "m4a"}
+
+
+def find_endpoint(url: str | None, api_key: str | None, run: str | None) -> "Endpoint":
+    """Return the endpoint with its key: as given, or the running server's.
+
+    Raises: UserError for a URL that is none; RunError if no run is up.
+    """
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"--url {url!r} is not an http:// or https:// address")
+        return Endpoint(url.rstrip("/").removesuffix("/v1"), api_key or read_environment().api_key)
+    info = running(run_path(run), ", or name a server with --url")
+    return Endpoint(info.endpoint, api_key or info.config.server.api_key)
+
+
+def running(path: Path, otherwise: str = "") -> RunInfo:
+    """Return what the run in ``path`` says of itself. Raises RunError if none is up; ``otherwise``: what else its user can do."""
+    try:
+        if not RunDirectory.is_alive(path):
+            raise MissingError("nobody is there")
+        with RunDirectory.attach(path) as directory:
+            return read_run_info(directory)
+    except MissingError:
+        raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
+
+
+def media_part(kind: str, file: str) -> dict[str, Any]:
+    """Return a content part with the file's bytes in it. Raises UserError for a file that cannot be read."""
+    path = Path(file)
+    if file.startswith(("http://", "https://")):
+        option = kind.removesuffix("_url").removeprefix("input_")
+        raise UserError(
+            f"{file}: URLs are not supported; download it first (curl -LO), or pipe it: curl -sL URL | mmrt ask --{option} - …"
+        )
+    try:
+        data = base64.b64encode(sys.stdin.buffer.read() if file == "-" else path.read_bytes()).decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not data:
+        raise UserError(f"{'standard input' if file == '-' else path} is empty")
+    if kind == "input_audio":
+        return {"type": kind, kind: {"data": data, "format": _AUDIO_FORMATS.get(path.suffix.lower(), "wav")}}
+    guessed = mimetypes.guess_type(path.name)[0] or ""  # by the name alone, to which .ts is a translation
+    mime = guessed if guessed.startswith(("image/", "video/")) else f"{kind.removesuffix('_url')}/*"
+    return {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
+
+
+class Endpoint:
+    """An OpenAI-compatible endpoint, spoken to with the standard library alone."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self.url = url
+        self.finish_reason = ""  # of the last stream
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        """Return the name of the first model that it lists. Raises RunError."""
+        with self._open("/v1/models", None) as response:
+            try:
+                models = json.load(response)["data"]
+                name = str(models[0]["id"]) if models else ""
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                raise RunError(f"{self.url}/v1/models is no list of models: {type(error).__name__}: {error}") from None
+        if not name:
+            raise RunError(f"{self.url} serves no model")
+        return name
+
+    def stream(self, body: dict[str, Any]) -> Generator[str, None, None]:
+        """Yield the answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends or is none."""
+        self.finish_reason = ""
+        try:
+            yield from self._events(body)
+        except (OSError, http.client.HTTPException) as error:
+            raise RunError(f"the connection broke before the answer was complete: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, RunError):
+                raise
+            raise RunError(f"{self.url} does not speak OpenAI's protocol: {type(error).__name__}: {error}") from None
+
+    def _events(self, body: dict[str, Any]) -> Iterator[str]:
+        with self._open("/v1/chat/completions", body) as response:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise RunError(_reason(event))
+                for choice in event.get("choices", ()):
+                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                    if text := choice["delta"].get("content"):
+                        yield text
+        raise RunError("the server closed the stream before the answer was complete")
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            request = urllib.request.Request(self.url + path, data, self._headers)
+            response: http.client.HTTPResponse = opener.open(request, timeout=_TIMEOUT_S)
+            return response
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RunError(f"{error.code}: {_reason(error.read())}") from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            raise RunError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+
+
+def _reason(answer: bytes | dict[str, Any]) -> str:
+    """Return the message of an OpenAI error object, or the text found in its place."""
+    try:
+        data = json.loads(answer) if isinstance(answer, bytes) else answer
+        return str(data["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.decode(errors="replace")[:500] if isinstance(answer, bytes) else str(answer)
