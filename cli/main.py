@@ -30,6 +30,7 @@ COMMANDS = (
     "model",
     "config",
     "units",
+    "doctor",
     "bench",
     "chaos",
     "actor",

@@ -65,9 +65,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
         environment = read_environment()
-        plan = make_plan(run_path(run), _override(configuration(config, environment), model, device, host, port, preset), environment)
+        plan = make_plan(run_path(run), override(configuration(config, environment), model, device, host, port, preset), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
-        layout = _layout(plan)
+        layout = layout_of(plan)
         if dry_run:
             _describe(plan, layout)
         _check_room(plan, layout)
@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(status)
 
 
-def _override(
+def override(
     config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None, preset: str | None = None
 ) -> RuntimeConfig:
     configured = config.scheduling.preset
@@ -194,7 +194,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")
 
 
-def _layout(plan: Plan) -> MemoryLayout:
+def layout_of(plan: Plan) -> MemoryLayout:
     """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
     section, memory = plan.config.model, plan.config.memory
     try:
