@@ -15,8 +15,10 @@ from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begi
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import complete_since_ns, merge
 from ...runtime.observe.trace_requests import plan_spans, plans_by_request, request_spans
+from ...schema.policy_report import PolicyReport
 from ...shm.run_directory import RunDirectory
 from ..own_run import own_run
+from ..serve.client import BenchError
 from ..serve.command import run_bench
 from ..serve.record import Record
 from .options import GoodputOptions
@@ -38,11 +40,18 @@ def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
         def measure(rate: float) -> Measured:
             run.command("cache", "clear")
             _, records, _ = runner.run(run_bench(options.load_at(rate), [url], Console(quiet=True)))
+            check_policy(run.report().policy)
             with RunDirectory.attach(run.run) as directory:
                 recorders = Recording.take(directory).recorders
             return Measured(records, break_down_records(recorders, records))
 
         yield measure
+
+
+def check_policy(policy: PolicyReport) -> None:
+    """Raises: BenchError if another policy than the wanted one is in charge."""
+    if policy.set_aside or policy.refused:
+        raise BenchError(f"the policy is {policy.summary}: the figures would be those of {policy.name}")
 
 
 def break_down_records(recorders: Mapping[str, NDArray[Any]], records: Sequence[Record]) -> list[Breakdown]:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="default: the demo model")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    add("--layout", type=layout_argument, default="", help="of the run that is measured (E+P+D)")
+    add("--layout", type=layout_argument, metavar="LAYOUT", help="of the run that is measured (E+P+D)")
     add("--seconds", type=number("seconds", float, least=10), default=180.0, help="of all phases together (%(default)g)")
     add("--name", default="", help="of the cost model; default: that of the file")
     add("--out", type=Path, required=True, metavar="FILE", help="the cost model, in JSON")

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from mmrt.bench.goodput.command import main
+from mmrt.bench.goodput.live import check_policy
 from mmrt.bench.goodput.options import parse_goodput
 from mmrt.bench.goodput.simulated import costs_of
 from mmrt.bench.goodput.systems import configure
+from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim.costs import load_costs
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import PARTS
+from mmrt.schema.policy_report import PolicyReport
 
 LOAD = ("--scenario", "mixed", "--slo-ttft", "0.4", "--slo-tbt", "0.05", "--seconds", "0.1")
 
@@ -133,6 +136,13 @@ def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
     assert set(apart.interference["decode+encoder+prefill"].values()) == {1.0} and apart.decode == gpu.decode
     assert costs_of(split, gpu, apart=True) == halved
     assert costs_of(split, cpu) is cpu and costs_of(unified, gpu) is gpu
+
+
+@pytest.mark.parametrize("why", [{"set_aside": "it raised"}, {"refused": "line 3: invalid syntax"}])
+def test_figures_of_unified_are_not_taken_for_those_of_a_policy_that_fails(why: dict[str, str]) -> None:
+    check_policy(PolicyReport(name="slack", wanted="slack", overruled=2, error="plan: it raised"))
+    with pytest.raises(BenchError, match=f"mine.py.*{next(iter(why.values()))}: the figures would be those of unified"):
+        check_policy(PolicyReport(wanted="mine.py", **why))
 
 
 def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Path) -> None:
