@@ -43,7 +43,7 @@ class ControllerFlight:
     def effect(self, effect: Effect) -> None:
         """Record an effect that was performed."""
         if isinstance(effect, Send):
-            if isinstance(effect.message, Prepared) and effect.message.num_cached_tokens:
+            if isinstance(effect.message, Prepared) and effect.message.num_cached_tokens > 0:
                 self._flight.event(Kind.CACHED, effect.message.key, effect.message.num_cached_tokens)
         elif isinstance(effect, WritePlan):
             self._issued(effect)

@@ -123,7 +123,7 @@ def usage_of(choices: Sequence[Choice]) -> tuple[int, int, int]:
     """Return an answer's prompt tokens, each prompt counted once, completion tokens, and cached tokens of its prompts."""
     prompts = [choice.request for choice in choices if choice.request is choice.first]
     num_prompt_tokens = sum([request.prompt_tokens() for request in prompts])
-    num_cached_tokens = sum([request.num_cached_tokens for request in prompts])
+    num_cached_tokens = sum([max(0, request.num_cached_tokens) for request in prompts])
     return num_prompt_tokens, sum([choice.num_tokens for choice in choices]), num_cached_tokens
 
 

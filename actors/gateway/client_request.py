@@ -42,7 +42,7 @@ MAX_RESEND_S = 2.0
 QUERY_S = 1.0
 STREAMING_QUERY_S = 5.0
 SENT_S = 0.5  # between notes of how much a client has been sent
-SETTLE_S = 1.0  # how long an answer waits for the exact number of its prompt tokens
+SETTLE_S = 1.0  # how long an answer that has all its text waits for the numbers of its prompt tokens
 MAX_PENDING_BYTES = 1 << 20
 CLIENT_GONE = 499  # never sent: no client is left to read it
 
@@ -92,7 +92,7 @@ class ClientRequest:
         self.spec = spec
         self.stage = RequestStage.SUBMITTED
         self.num_prompt_tokens: int | None = None
-        self.num_cached_tokens = 0  # of the prompt
+        self.num_cached_tokens = -1  # of the prompt; -1: not known yet
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
@@ -255,7 +255,7 @@ class ClientRequest:
             self.granted_s = now_s
         self.stage = RequestStage.STREAMING
         self._unanswered = None
-        if self._unsettled is not None:
+        if self._unsettled is not None and self._is_counted:
             self._settle(now_s)
 
     def _on_failed(self, failed: Failed, now_s: float) -> None:
@@ -297,7 +297,8 @@ class ClientRequest:
         except (StaleRow, ValueError) as error:
             log.warning("%s: text of a row that it has lost: %s", self.spec.request_id, error)
             return
-        if self.first_text_s is None:
+        is_first = self.first_text_s is None
+        if is_first:
             self._begin_text(now_s)
         data = delta.data[known:]
         self._pending += data
@@ -313,11 +314,13 @@ class ClientRequest:
         if delta.finish is not None:
             self._unsettled = delta.finish
             self._settle_at_s = now_s + SETTLE_S
-            if self.num_prompt_tokens is not None or not self.spec.items or self.error is not None:
+            if self._is_counted or self.error is not None:
                 self._settle(now_s)
         elif len(self._pending) > MAX_PENDING_BYTES:
             self.is_too_slow = True
             self.cancel(now_s)
+        if (is_first or self._unsettled is not None) and not self._is_counted and not self.is_over:
+            self._query(now_s)  # Prepared was lost, or is on its way
         self._wake()
 
     def _read_logprobs(self, delta: Delta) -> None:
@@ -340,11 +343,14 @@ class ClientRequest:
         self._unanswered = None
         self._media.clear()
         self._query_at_s = now_s + STREAMING_QUERY_S
-        if self.num_prompt_tokens is None:
-            self._query(now_s)
+
+    @property
+    def _is_counted(self) -> bool:
+        """Return whether the usage of the prompt is known."""
+        return self.num_prompt_tokens is not None and self.num_cached_tokens >= 0
 
     def _settle(self, now_s: float) -> None:
-        """Finish: the last text is there, and Prepared too, or the wait for it is over."""
+        """Finish: the last text is there, and the usage too, or the wait for it is over."""
         self.finish, self._unsettled = self._unsettled, None
         self._deliver(now_s)
 
@@ -377,7 +383,8 @@ class ClientRequest:
 
     def _query(self, now_s: float) -> None:
         is_running = self.first_text_s is not None and self.num_prompt_tokens is not None
-        self._query_at_s = now_s + (STREAMING_QUERY_S if is_running else QUERY_S)
+        interval_s = STREAMING_QUERY_S if is_running else QUERY_S
+        self._query_at_s = now_s + (interval_s if self._unsettled is None else RESEND_S)
         self._link.send(Query(self._link.generation, self.key))
 
     def _timed_out(self, now_s: float) -> RequestError:

@@ -95,7 +95,7 @@ class Gateway:
                 self._queue.after(fill_ns, self._post, "gateway", Filled(1, client.key))
         elif isinstance(message, Prepared):
             client.record.num_prompt_tokens = message.num_prompt_tokens
-            client.record.num_cached_tokens = message.num_cached_tokens
+            client.record.num_cached_tokens = message.num_cached_tokens if message.num_cached_tokens >= 0 else None
         elif isinstance(message, Failed) and not client.is_over:
             client.record.error = f"HTTP {message.status}: {message.message}"
             self._post("gateway", Delivered(1, client.key))

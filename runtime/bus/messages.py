@@ -165,8 +165,8 @@ class Queued(Wire, frozen=True):
 
 
 class Prepared(Wire, frozen=True):
-    """Analysis is done and the request fits: response headers may go out. It is sent again once ``num_cached_tokens`` is known: the
-    prompt tokens whose KV pages were found in the cache."""
+    """Analysis is done and the request fits: response headers may go out. ``num_cached_tokens``: of the prompt, those whose KV pages
+    were found in the cache; -1 before the request has KV pages. It is sent again when it gets them."""
 
     epoch: int
     key: int

@@ -326,7 +326,8 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
     if not request.has_row:
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
-        return Prepared(state.epoch, key, request.lengths[0], request.record.num_cached_tokens or 0)
+        known = request.record.num_cached_tokens if request.keys else 0
+        return Prepared(state.epoch, key, request.lengths[0], -1 if known is None else known)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 

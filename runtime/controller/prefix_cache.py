@@ -136,8 +136,7 @@ def note_hits(state: ControllerState, request: Request) -> None:
         request.record.num_cached_tokens = num_cached
         state.totals.looked_up_tokens += request.lengths[0]
         state.totals.cached_tokens += num_cached
-        if num_cached:
-            state.ask(request.key, request.gateway_generation)
+        state.ask(request.key, request.gateway_generation)
     if skipped or is_first:
         state.save(request)
 

@@ -47,16 +47,18 @@ def test_an_answer(stage: Any) -> None:
 @pytest.mark.parametrize("is_chat", [True, False])
 @pytest.mark.parametrize("cached", [0, 48])
 def test_usage_says_how_many_prompt_tokens_were_cached(stage: Any, is_chat: bool, cached: int) -> None:
-    """The controller says it when it gives pages, some time after it has said that the request fits."""
-
-    async def script(play: Any) -> None:
-        play.prepare(77)
-        play.prepare(77, cached)
-        play.prepare(77)  # an answer that was late
-        await play.grant()  # text takes another way, and would overtake them
-        play.text("a b", "stop")
+    """The controller says it when it gives pages, some time after it has said that the request fits. The answer, which takes another
+    way, comes before that."""
 
     async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare(77, -1)
+            await play.grant()
+            num_queries = scene.controller.count(Query)
+            play.text("a b", "stop")
+            await scene.until(lambda: scene.controller.count(Query) > num_queries)
+            play.prepare(77, cached)
+
         scene.controller.script = script
         create = scene.client.chat.completions.create if is_chat else scene.client.completions.create
         asked = {"messages": user()} if is_chat else {"prompt": "hi"}

@@ -142,6 +142,21 @@ def test_a_pair_hits_separately() -> None:
     assert driver.is_empty
 
 
+def test_the_gateway_learns_the_number_of_cached_tokens_with_the_first_pages() -> None:
+    """A picture is analysed while another request has all KV pages."""
+    driver = cached(num_kv_pages=4, ahead_pages=0, ahead_s=0.0)
+    ask(driver, text(13, 4), 1)
+    effects = ask(driver, known_image(), 2)
+    assert sent(effects, m.Prepared) == [m.Prepared(3, 2, 10, -1)]
+    effects = finish(driver, 1)
+    assert sent(effects, m.Prepared) == [m.Prepared(3, 2, 10, 0)], "also where nothing was found"
+
+
+def test_without_the_cache_no_token_is_cached() -> None:
+    driver = Driver(prefix_cache=False)
+    assert sent(ask(driver, text(8, 4), 1), m.Prepared) == [m.Prepared(3, 1, 8, 0)]
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 def test_pages_that_rows_hold_are_not_found_once_the_caches_are_cleared(is_new: bool) -> None:
     """Neither by requests that come or wait, nor under names that the row gives later, nor after a recovery."""
