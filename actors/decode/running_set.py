@@ -248,9 +248,9 @@ class RunningSet:
             following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
         finally:
             tokens_N = launched.tokens.cpu().numpy()  # also ensures that nothing writes pages any more
-        if launched.logprobs is not None:
-            self._write_logprobs(batch, to_host(launched.logprobs))
+        failed = [] if launched.logprobs is None else self._write_logprobs(batch, to_host(launched.logprobs))
         end_N = batch.ends(tokens_N, self._eos)
+        end_N[failed] = EndCode.ERROR
         batch.advance(tokens_N)
         try:
             if following is not None and not end_N.any():
@@ -266,12 +266,18 @@ class RunningSet:
             ended.append((row, generation, code))
         return Outcome(batch.row_N.tolist(), ended)
 
-    def _write_logprobs(self, batch: Batch, logprobs_Q: Logprobs) -> None:
-        """Write those of the ids that are about to be committed. Raises OSError where memory is full: then none is."""
+    def _write_logprobs(self, batch: Batch, logprobs_Q: Logprobs) -> list[int]:
+        """Write those of the ids that are about to be committed. Returns the members for which there is no memory: they end."""
+        failed = []
         for at, (number, asked) in enumerate(zip(batch.logprob_Q.tolist(), batch.num_alternatives, strict=True)):
             row, generation = int(batch.row_N[number]), int(batch.generation_N[number])
             if self._table.generation[row] == generation:
-                self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
+                try:
+                    self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
+                except OSError as error:
+                    log.error("row %d ends: its log-probabilities cannot be written: %s", row, error.strerror)
+                    failed.append(number)
+        return failed
 
     def _begin_grammar(self, spec: SequenceSpec) -> Matcher | None:
         if not spec.sampling.grammar:

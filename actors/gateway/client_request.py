@@ -294,8 +294,11 @@ class ClientRequest:
             return
         try:
             self._read_logprobs(delta)
-        except (StaleRow, ValueError) as error:
+        except StaleRow as error:
             log.warning("%s: text of a row that it has lost: %s", self.spec.request_id, error)
+            return
+        except (OSError, ValueError) as error:
+            self._fail_internally(f"its log-probabilities cannot be read: {error}", now_s)
             return
         is_first = self.first_text_s is None
         if is_first:
@@ -326,7 +329,7 @@ class ClientRequest:
     def _read_logprobs(self, delta: Delta) -> None:
         """Read the log-probabilities of the delta's tokens, if asked for, and with the first ones those of the prompt.
 
-        Raises: StaleRow; ValueError for a row without any, which may be one that has failed.
+        Raises: StaleRow; OSError and ValueError if they cannot be read.
         """
         asked = self.spec.sampling
         if asked.prompt_logprobs is not None and self.prompt is None and delta.finish not in ("abort", "error"):

@@ -1,5 +1,7 @@
 """decode's running set on a real table: a text is the same whoever continues it, with or without its pages."""
 
+import errno
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -293,6 +295,29 @@ def test_when_nobody_can_be_computed_nobody_is_blamed(counting: Bench) -> None:
     assert [counting.end(row) for row in rows] == [EndCode.NONE] * 3
     counting.run_to_end()
     assert [counting.committed(row) for row in rows] == [list(range(11, 19))] * 3
+
+
+@both_ways
+def test_members_whose_log_probabilities_find_no_room_end_alone(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there are several, and no others."""
+    asking = Sampling(temperature=0, logprobs=1)
+    rows = [counting.place([10], row=row, max_new_tokens=8, sampling=asking if row else GREEDY) for row in range(3)]
+    for row in rows:
+        counting.grant_all(row)
+        counting.to_decode(row)
+    counting.running.step()
+    counting.running.settle()
+    known = counting.committed(rows[1])
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    outcome = counting.running.step()
+    assert sorted(outcome.ended) == [(*row.place, EndCode.ERROR) for row in rows[1:]]
+    counting.run_to_end()
+    assert counting.committed(rows[0]) == list(range(11, 19))
+    assert [counting.committed(row) for row in rows[1:]] == [known] * 2, "none without its log-probability"
 
 
 @both_ways

@@ -61,11 +61,11 @@ class Pool:
 class Words:
     """The ids of every answer count up; every prompt is three tokens."""
 
-    is_stale = False
+    error: Exception | None = None
 
     def answer(self, row: int, generation: int, first: int, last: int, num_alternatives: int) -> Tokens:
-        if self.is_stale:
-            raise StaleRow("another's")
+        if self.error is not None:
+            raise self.error
         return _tokens(first, last, num_alternatives)
 
     def prompt(self, row: int, generation: int, num_alternatives: int) -> Tokens:
@@ -442,8 +442,17 @@ def test_log_probabilities_are_read_up_to_each_delta_once(desk: Desk) -> None:
 def test_text_of_a_row_that_is_another_s_by_now_is_dropped(desk: Desk) -> None:
     """Its request has failed, and the message that says so is on its way."""
     request = desk.submit([], sampling=Sampling(logprobs=0))
-    desk.tokens.is_stale = True
+    desk.tokens.error = StaleRow("another's")
     assert desk.text(request, 0, "late", 1, "stop") == []
     assert not request.is_over and request.take() == ""
     desk.answer(Failed(1, request.key, 500, "the model failed", "internal_error"))
     assert request.error is not None and request.error.status == 500
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("row 1 has no records")])
+def test_log_probabilities_that_cannot_be_read_fail_the_request(desk: Desk, error: Exception) -> None:
+    """Neither the gateway, nor the request after its timeout."""
+    request = desk.submit([], sampling=Sampling(logprobs=0))
+    desk.tokens.error = error
+    assert desk.text(request, 0, "word", 1) == [Cancel(3, request.key)]
+    assert request.error is not None and (request.error.status, request.error.message) == (500, "internal error")
