@@ -6,6 +6,7 @@ from ...shm.logprob_file import MAX_ALTERNATIVES
 from .fields import Fields, refuse, show
 
 MAX_CHOICES = 128
+MAX_PROMPT_LOGPROBS = 1 << 20  # in an answer, unless a prompt that fills the context has more
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -17,6 +18,15 @@ class Output(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+
+    def check_prompts(self, num_tokens: int, max_context: int) -> None:
+        """Check that an answer about prompts of so many tokens together is not too large for the gateway's memory. Raises:
+        RequestError."""
+        shown = (self.logprobs if self.echo else None, self.prompt_logprobs)
+        num_logprobs = self.n * num_tokens * sum(1 + asked for asked in shown if asked is not None)
+        limit = max(MAX_PROMPT_LOGPROBS, (1 + MAX_ALTERNATIVES) * max_context)
+        if num_logprobs > limit:
+            raise refuse("prompt", f"the answer would have {num_logprobs} log-probabilities of prompts, the limit is {limit}")
 
 
 def read_chat_output(fields: Fields, max_choices: int, stream: bool) -> Output:

@@ -66,6 +66,7 @@ class PromptBuilder:
         if isinstance(request, TextRequest):
             ids = self._raw(request.prompt, "prompt")
             more = tuple(self._raw(prompt, f"prompt[{at}]") for at, prompt in enumerate(request.more_prompts, 1))
+            generation.output.check_prompts(sum(map(len, (ids, *more))), self._max_context)
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling, more)
         use = request.template
         options = for_template(use.options, self._template.options)

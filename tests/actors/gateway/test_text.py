@@ -102,6 +102,28 @@ def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[st
     assert caught.value.message.startswith(f"{param}: ") and says in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_logprobs"),
+    [
+        ({"echo": True, "logprobs": 20, "n": 30}, 30 * 21 * 2000),
+        ({"prompt_logprobs": 20, "n": 30}, 30 * 21 * 2000),
+        ({"prompt": [[50] * 2000] * 64, "echo": True, "logprobs": 4, "n": 2, "prompt_logprobs": 3}, 64 * 2 * (5 + 4) * 2000),
+    ],
+)
+def test_too_many_log_probabilities_of_prompts_are_refused(
+    prompts: PromptBuilder, limits: Limits, fields: dict[str, Any], num_logprobs: int
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompts.build(read(limits, **{"prompt": [50] * 2000, **fields}))
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    assert caught.value.message == f"prompt: the answer would have {num_logprobs} log-probabilities of prompts, the limit is 1048576"
+
+
+def test_as_many_log_probabilities_of_prompts_as_loglikelihood_tasks_ask_for(prompts: PromptBuilder, limits: Limits) -> None:
+    prompts.build(read(limits, prompt=[[50] * 1000] * 128, echo=True, logprobs=1, max_tokens=0))
+    prompts.build(read(limits, prompt=[50] * 2000, logprobs=20, n=128))  # the answers' own do not count
+
+
 def test_placeholders_as_ids_are_refused(prompts: PromptBuilder, limits: Limits, model: ModelConfig) -> None:
     assert model.image_token_id is not None
     with pytest.raises(RequestError, match="prompt: media placeholders are not allowed"):
