@@ -3,7 +3,7 @@
 The choices of one answer are requests of their own with equal prompts, of which the controller prefills one (``prefix_cache``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ...runtime.errors import RequestError
 from .client_request import ClientRequest
 from .logprobs import LogprobFormat, joined
 from .output_fields import Output
+from .token_table import Tokens
 
 
 class Piece(NamedTuple):
@@ -29,10 +30,19 @@ class Piece(NamedTuple):
 NOTHING = Piece("", [], None)
 
 
+class News(NamedTuple):
+    """News of a choice, as they came. ``tokens``: with log-probabilities, if asked for. ``has_echo``: the prompt comes first."""
+
+    text: str
+    ids: list[int]
+    tokens: Tokens | None
+    has_echo: bool
+
+
 class Choice:
-    """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``echo``: text
-    that comes before the answer; None: nothing does. ``format`` makes the ``logprobs``; None: without. ``is_echo_alone``: no answer
-    follows."""
+    """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``text_of``
+    makes the text of the prompt, which comes before the answer; None: it does not. ``format`` makes the ``logprobs``; None: without.
+    ``is_echo_alone``: no answer follows."""
 
     def __init__(
         self,
@@ -40,7 +50,7 @@ class Choice:
         request: ClientRequest,
         first: ClientRequest,
         output: Output,
-        echo: str | None,
+        text_of: Callable[[Sequence[int]], str] | None,
         format: LogprobFormat | None,
         *,
         is_echo_alone: bool = False,
@@ -50,7 +60,8 @@ class Choice:
         self.first = first
         self.cumulative_logprob = 0.0
         self._alternatives = output.logprobs or 0
-        self._echo = echo
+        self._text_of = text_of
+        self._owes_echo = text_of is not None
         self._format = format
         self._is_echo_alone = is_echo_alone
 
@@ -67,26 +78,36 @@ class Choice:
     @property
     def has_news(self) -> bool:
         """Return whether ``take`` gives text or the end. A prompt to be echoed has to be there first."""
-        if self._echo is not None and (self.request.first_text_s is None or (self._format is not None and self.first.prompt is None)):
+        if self._owes_echo and (self.request.first_text_s is None or (self._format is not None and self.first.prompt is None)):
             return False
         return self.request.has_text or self.request.is_over
 
-    def take(self) -> Piece:
+    def take(self) -> News:
         """Take what has come since the last call, when there is news."""
         tokens, text, ids = self.request.take_tokens(), self.request.take(), self.request.take_ids()
         if tokens is not None:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
         if self._is_echo_alone:
             tokens, text, ids = None, "", []
-        logprobs = None
-        if self._echo is not None:
-            text, self._echo = self._echo + text, None
+        has_echo, self._owes_echo = self._owes_echo, False
+        return News(text, ids, tokens, has_echo)
+
+    def cost(self, news: News) -> int:
+        """Return the number of tokens with which ``piece`` has work."""
+        num_tokens = 0 if news.tokens is None or self._format is None else len(news.tokens.ids)
+        return num_tokens + (len(self.request.spec.prompt_ids) if news.has_echo else 0)
+
+    def piece(self, news: News) -> Piece:
+        """Return the piece that shows the news. Call it in any thread, in the order of ``take``."""
+        text, logprobs = news.text, None
+        if news.has_echo and self._text_of is not None:
+            text = self._text_of(self.request.spec.prompt_ids) + text
             if self._format is not None and self.first.prompt is not None:
                 logprobs = self._format.prompt(self.first.prompt.likeliest(self._alternatives))
         if self._format is not None:
-            answer = self._format.answer(tokens)
+            answer = self._format.answer(news.tokens)
             logprobs = answer if logprobs is None else joined(logprobs, answer)
-        return Piece(text, ids, logprobs)
+        return Piece(text, news.ids, logprobs)
 
 
 def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[RequestSpec]:

@@ -83,6 +83,7 @@ class Completions:
         self._num_reading_bytes = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
+        self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
         self.num_open = 0
         self.num_reading = 0  # of them, those whose body has not come whole
@@ -269,11 +270,11 @@ class Completions:
         first_index = number * output.best_of
         specs = specs_of(spec, output, first_index)
         requests = [self._registry.submit(one, media, event.set, now_s) for one in specs]
-        text = self._prompts.text_of(spec.prompt_ids) if output.echo else None
+        text_of = self._prompts.text_of if output.echo else None
         make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
         is_alone = asked.generation.max_new_tokens == 0
         return [
-            Choice(index, request, requests[0], output, text, make and make(self._prompts.tokenizer), is_echo_alone=is_alone)
+            Choice(index, request, requests[0], output, text_of, make and make(self._prompts.tokenizer), is_echo_alone=is_alone)
             for index, request in enumerate(requests, first_index)
         ]
 
@@ -294,21 +295,29 @@ class Completions:
         for choice in choices:
             self._metrics.on_first_text(choice.request)
         encode = partial(self._encode_whole, asked, choices, completion)
-        is_large = asked.generation.output.logprobs is not None or asked.generation.output.prompt_logprobs is not None
-        body = await asyncio.get_running_loop().run_in_executor(self._threads, encode) if is_large else encode()
+        output = asked.generation.output
+        is_large = output.logprobs is not None or output.prompt_logprobs is not None or output.echo
+        body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, encode) if is_large else encode()
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
 
     def _encode_whole(self, asked: _Asked, choices: list[Choice], completion: Completion) -> bytes:
         """Return the body of an answer, in a thread where there may be much to encode."""
         output, is_text = asked.generation.output, isinstance(asked, TextRequest)
-        pieces = [choice.take() for choice in choices]
-        bodies, of_prompt = [], dict[str, Any]()
+        news = [choice.take() for choice in choices]
+        bodies, of_prompts = [], dict[int, dict[str, Any]]()
         for index, choice in enumerate(best_of(choices, output.n) if output.best_of > output.n else choices):
-            body = completion.choice(index, pieces[choice.index], choice.finish, asked.generation.return_token_ids)
-            if output.prompt_logprobs is not None and (prompt := choice.first.prompt) is not None:
-                of_prompt = {"prompt_logprobs": prompt_logprobs(prompt.likeliest(output.prompt_logprobs), self._prompts.tokenizer)}
-            bodies.append({**body, **of_prompt} if is_text else body)
-        return completion.whole(bodies, final_usage(*usage_of(choices)), {} if is_text else of_prompt)
+            piece = choice.piece(news[choice.index])
+            if (key := choice.first.key) not in of_prompts:
+                of_prompts[key] = self._of_prompt(choice, output.prompt_logprobs)
+            body = completion.choice(index, piece, choice.finish, asked.generation.return_token_ids)
+            bodies.append({**body, **of_prompts[key]} if is_text else body)
+        return completion.whole(bodies, final_usage(*usage_of(choices)), {} if is_text else of_prompts[choices[0].first.key])
+
+    def _of_prompt(self, choice: Choice, num_alternatives: int | None) -> dict[str, Any]:
+        """Return the field ``prompt_logprobs`` if it was asked for."""
+        if num_alternatives is None or (prompt := choice.first.prompt) is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(prompt.likeliest(num_alternatives), self._prompts.tokenizer)}
 
     async def _stream(
         self, http: web.Request, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event
@@ -316,7 +325,9 @@ class Completions:
         """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
         generation = asked.generation
         chunks = ChunkEncoder(completion, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
-        stream = Stream(http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s)
+        stream = Stream(
+            http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self._threads_of_answers
+        )
         self._streams.add(stream)
         try:
             await stream.until_started()

@@ -1,13 +1,20 @@
-"""Log-probabilities in the shapes of OpenAI's routes, and vLLM's of a prompt. Pure; Python's encoder makes JSON of the results."""
+"""Log-probabilities in the shapes of OpenAI's routes, and vLLM's of a prompt. Pure.
+
+The objects of single tokens are made JSON one by one: a long answer takes less memory, and no call keeps other threads from running
+for long.
+"""
 
 import codecs
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from ...models.text.tokenizer import Tokenizer
 from .token_table import Tokens
 
 LEAST = -9999.0  # JSON has no infinity; as in vLLM
+_encode = msgspec.json.Encoder().encode
 
 
 class _Record(NamedTuple):
@@ -74,8 +81,9 @@ class ChatLogprobs:
         content = [] if tokens is None else [self._entry(record) for record in _records(tokens)]
         return {"content": content, "refusal": None}
 
-    def _entry(self, record: _Record) -> dict[str, Any]:
-        return {**self._token(record.id, record.logprob), "top_logprobs": [self._token(*one) for one in record.alternatives]}
+    def _entry(self, record: _Record) -> msgspec.Raw:
+        alternatives = [self._token(*one) for one in record.alternatives]
+        return msgspec.Raw(_encode({**self._token(record.id, record.logprob), "top_logprobs": alternatives}))
 
     def _token(self, id: int, logprob: float) -> dict[str, Any]:
         return {"token": self._names.name(id), "logprob": logprob, "bytes": list(self._names.bytes_of(id))}
@@ -93,6 +101,7 @@ class TextLogprobs:
     def prompt(self, tokens: Tokens) -> dict[str, Any]:
         ids = tokens.ids.tolist()
         offsets = [self._advance(self._tokenizer.bytes_of(id)) for id in ids]
+        self._offset += len(self._decoder.decode(b"", final=True))  # a character that it ends within is not finished by the answer
         rest = self._columns(_records(tokens))
         return {
             **{name: [None, *values] for name, values in rest.items()},
@@ -118,7 +127,7 @@ class TextLogprobs:
         for record in records:
             columns["token_logprobs"].append(record.logprob)
             named = {self._names.name(id): logprob for id, logprob in record.alternatives}
-            columns["top_logprobs"].append(named | {self._names.name(record.id): record.logprob})
+            columns["top_logprobs"].append(msgspec.Raw(_encode(named | {self._names.name(record.id): record.logprob})))
         return columns
 
 
@@ -127,14 +136,13 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {name: values + second[name] for name, values in first.items()}
 
 
-def prompt_logprobs(tokens: Tokens, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokens: Tokens, tokenizer: Tokenizer) -> list[msgspec.Raw | None]:
     """Return vLLM's field of this name: null for the first token; for each other one an object from ids to their log-probabilities."""
     names = TokenNames(tokenizer)
-    found: list[dict[str, Any] | None] = [None]
+    found: list[msgspec.Raw | None] = [None]
     for record in _records(tokens):
         ranked = [(id, value, rank) for rank, (id, value) in enumerate(record.alternatives, 1)]
         entries = {id: (value, rank) for id, value, rank in [*ranked, (record.id, record.logprob, record.rank)]}
-        found.append(
-            {str(id): {"logprob": value, "rank": rank, "decoded_token": names.name(id)} for id, (value, rank) in entries.items()}
-        )
+        named = {str(id): {"logprob": value, "rank": rank, "decoded_token": names.name(id)} for id, (value, rank) in entries.items()}
+        found.append(msgspec.Raw(_encode(named)))
     return found

@@ -1,7 +1,7 @@
 """Streams of events: the choices of one answer, chunk by chunk, to one connection. Runs in the gateway's event loop.
 
 Choices take turns as their text comes; one that ends does not end the others. A stream ends with ``[DONE]``, after the usage or an
-error.
+error. Chunks of many tokens are made in a thread, so that other streams need not wait.
 """
 
 import asyncio
@@ -10,12 +10,16 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from aiohttp import web
 
+from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
-from .choices import NOTHING, Choice, error_of, usage_of
+from .choices import NOTHING, Choice, News, error_of, usage_of
 from .metrics import Metrics
 from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Usage, error_event, final_usage
 from .validation import ChatRequest, TextRequest
@@ -23,6 +27,8 @@ from .validation import ChatRequest, TextRequest
 log = logging.getLogger(__name__)
 
 SLOW_READER_S = 30.0
+WRITE_BYTES = 256 * 1024  # at once: a client must read so many in ``SLOW_READER_S``
+LOOP_TOKENS = 256  # whose chunks are made in the loop, at most
 
 
 def name_as_asked(error: RequestError, asked: ChatRequest | TextRequest) -> None:
@@ -50,6 +56,15 @@ class _Part:
     num_tokens: int = 0
 
 
+class _PartNews(NamedTuple):
+    """News of a choice, whether they are its first, and how it ends with them."""
+
+    choice: Choice
+    news: News
+    is_first: bool
+    finish: FinishReason | None
+
+
 class Stream:
     """One connection that is being written to; ``tick`` checks it."""
 
@@ -62,8 +77,9 @@ class Stream:
         chunks: ChunkEncoder,
         metrics: Metrics,
         keep_alive_s: float,
+        threads: Executor,
     ) -> None:
-        """``event`` is set when there is news of a choice."""
+        """``event`` is set when there is news of a choice. ``threads`` make long chunks."""
         self.transport = transport
         self._event = event
         self._asked = asked
@@ -73,6 +89,7 @@ class Stream:
         self._chunks = chunks
         self._metrics = metrics
         self._keep_alive_s = keep_alive_s
+        self._threads = threads
         self._written_s = time.monotonic()
         self._write_began_s: float | None = None
 
@@ -106,7 +123,7 @@ class Stream:
                 return
             now_s = time.monotonic()
             error = error_of(self._choices)
-            frames = b"".join([self._frames_of(part, now_s) for part in list(self._open)])
+            frames = await self._frames([self._take(part, now_s) for part in list(self._open)])
             is_over = error is not None or not self._open
             if error is not None:
                 name_as_asked(error, self._asked)
@@ -119,8 +136,7 @@ class Stream:
             if not frames:
                 await self._event.wait()
                 continue
-            self._write_began_s = now_s
-            await response.write(frames)
+            await self._write(response, frames)
             for part in self._parts:
                 part.choice.request.sent(part.num_tokens, now_s)
             if is_over:
@@ -128,27 +144,55 @@ class Stream:
             self._write_began_s = None
             self._written_s = now_s
 
+    async def _write(self, response: web.StreamResponse, frames: bytes) -> None:
+        """Write in parts, each of which has its own time. Raises: ConnectionResetError."""
+        for start in range(0, len(frames), WRITE_BYTES):
+            self._write_began_s = time.monotonic()
+            await response.write(frames[start : start + WRITE_BYTES])
+
     @property
     def _is_too_slow(self) -> bool:
         return any([choice.request.is_too_slow for choice in self._choices])
 
-    def _frames_of(self, part: _Part, now_s: float) -> bytes:
-        """The chunks of what has come of a choice."""
-        choice, finish = part.choice, part.choice.finish
-        piece = choice.take() if choice.has_news else NOTHING
-        if not piece.text and finish is None:
-            return b""
-        usage = Usage(*usage_of(self._choices)[:2])
-        frames = b"" if part.has_begun else self._chunks.role(choice.index, usage)
-        part.has_begun = True
-        if piece.text:
-            frames += self._chunks.text(choice.index, piece, usage)
-            piece = NOTHING
+    def _take(self, part: _Part, now_s: float) -> _PartNews | None:
+        """Take what has come of a choice, None if nothing has."""
+        choice = part.choice
+        if not choice.has_news:
+            return None
+        finish, news = choice.finish, choice.take()
+        has_text = bool(news.text or news.has_echo)
+        if not has_text and finish is None:
+            return None
+        is_first, part.has_begun = not part.has_begun, True
+        if has_text:
             self._measure(part, now_s)
         if finish is not None:
-            frames += self._chunks.finish(choice.index, finish, piece, usage)
             self._open.remove(part)
-        return frames
+        return _PartNews(choice, news, is_first, finish)
+
+    async def _frames(self, found: Sequence[_PartNews | None]) -> bytes:
+        """Return the chunks of what has come. Long ones are made in a thread, from what the loop does not change."""
+        news = [one for one in found if one is not None]
+        if not news:
+            return b""
+        usage = Usage(*usage_of(self._choices)[:2])
+        encode = partial(self._encode, news, usage)
+        if sum([one.choice.cost(one.news) for one in news]) <= LOOP_TOKENS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    def _encode(self, found: Sequence[_PartNews], usage: Usage) -> bytes:
+        frames = []
+        for choice, news, is_first, finish in found:
+            piece = choice.piece(news)
+            if is_first:
+                frames.append(self._chunks.role(choice.index, usage))
+            if piece.text or finish is None:
+                frames.append(self._chunks.text(choice.index, piece, usage))
+                piece = NOTHING
+            if finish is not None:
+                frames.append(self._chunks.finish(choice.index, finish, piece, usage))
+        return b"".join(frames)
 
     def _measure(self, part: _Part, now_s: float) -> None:
         request = part.choice.request

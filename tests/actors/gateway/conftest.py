@@ -41,6 +41,7 @@ from mmrt.runtime.bus.messages import (
     Queued,
     Released,
     RequestSpec,
+    SequenceSpec,
     Submit,
     ToActor,
     ToController,
@@ -53,7 +54,7 @@ from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
-from mmrt.shm.logprob_file import ANSWER, Logprobs
+from mmrt.shm.logprob_file import ANSWER, PROMPT, Logprobs
 from mmrt.shm.pool import PagePool
 from mmrt.shm.ring import Ring
 from mmrt.shm.role_lock import RoleLock
@@ -166,6 +167,8 @@ class Play:
         known = self.num_tokens
         self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
         ids = list(range(known, self.num_tokens)) if self.spec.return_token_ids else []
+        if (asked := self.spec.sampling.prompt_logprobs) is not None and not known:
+            self._controller.write_prompt_logprobs(self.row, self.key, self.spec, asked)
         if (asked := self.spec.sampling.logprobs) is not None:
             self._controller.write_logprobs(self.row, known, self.num_tokens, self.logprob, asked)
         generation = int(self._controller.table.generation[self.row])
@@ -262,6 +265,15 @@ class Controller:
         self.table.logprobs.write(
             row, ANSWER, first, Logprobs(np.full(len(ids), logprob, np.float32), np.full(len(ids), 2, np.int32), others, values)
         )
+
+    def write_prompt_logprobs(self, row: int, key: int, spec: RequestSpec, num: int) -> None:
+        """That of each token is -2, and its alternatives are tokens 40 and up."""
+        length = len(spec.prompt_ids)
+        self.table.write_prompt(row, 0, spec.prompt_ids)
+        self.table.write_spec(row, encode(SequenceSpec(key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1)))
+        others = np.tile(np.arange(40, 40 + num, dtype=np.int32), (length - 1, 1))
+        own, rank = np.full(length - 1, -2, np.float32), np.full(length - 1, 9, np.int32)
+        self.table.logprobs.write(row, PROMPT, 1, Logprobs(own, rank, others, np.full(others.shape, -0.5, np.float32)))
 
     def push(self, delta: Delta) -> None:
         assert self._deltas.try_push(encode(delta))

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
 import pytest
 
+from mmrt.actors.gateway import streams
+from mmrt.actors.gateway.logprobs import TextLogprobs
+from mmrt.actors.gateway.token_table import Tokens
+from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.tests.actors.gateway.conftest import Play
 
 
@@ -202,5 +207,80 @@ def test_the_best_of_each_prompt(stage: Any) -> None:
         scene.controller.script = rate
         answer = await scene.client.completions.create(model="tiny", prompt=["fox", "the"], best_of=2)
         assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "answer 1"), (1, "answer 2")]
+
+    stage.run(test)
+
+
+async def say_one_word(play: Play) -> None:
+    play.prepare()
+    play.text("word", "length", num_tokens=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_answers_go_on_while_a_long_echo_is_made(stage: Any, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """One that has begun waits for another to end."""
+    has_begun, is_other_done, has_waited = threading.Event(), threading.Event(), list[bool]()
+    make = TextLogprobs.prompt
+
+    def wait_for_other(format: TextLogprobs, tokens: Tokens) -> dict[str, Any]:
+        has_begun.set()
+        has_waited.append(is_other_done.wait(10))
+        return make(format, tokens)
+
+    monkeypatch.setattr(TextLogprobs, "prompt", wait_for_other)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = say_one_word
+        body = {"prompt": [50] * 600, "echo": True, "logprobs": 2, "max_tokens": 1, "stream": stream}
+        long = asyncio.create_task(scene.http.post("/v1/completions", json=body))
+        await scene.until(has_begun.is_set)
+        assert (await scene.post(scene.chat())).json()["choices"][0]["message"]["content"] == "word"
+        is_other_done.set()
+        text = (await long).text
+        data = json.loads(text.split("\n\n")[0].removeprefix("data: "))
+        assert len(data["choices"][0]["logprobs"]["tokens"]) == 600 + 1 and has_waited == [True]
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_choice_that_ends_before_the_prompt_is_there(
+    stage: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, max_tokens: int, is_long: bool
+) -> None:
+    """The first choice alone has the log-probabilities of the prompt; the others need not wait for it otherwise."""
+    monkeypatch.setattr(streams, "LOOP_TOKENS", 2 if is_long else 100)
+
+    async def test(scene: Any) -> None:
+        async def script(play: Play) -> None:
+            play.prepare()
+            await scene.until(lambda: len(scene.controller.plays) == 3)
+            first, *others = scene.controller.plays.values()
+            if play is first:
+                await asyncio.gather(*(other.delivered.wait() for other in others))
+            play.text("word", "length", num_tokens=1)
+
+        scene.controller.script = script
+        body = {"prompt": "the fox", "echo": True, "logprobs": 1, "max_tokens": max_tokens, "n": 3, "stream": True}
+        lines = (await scene.http.post("/v1/completions", json=body)).text.split("\n\n")
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+        ids = tokenizer.encode("the fox")
+        for index in range(3):
+            own = [choice for choice in choices if choice["index"] == index]
+            assert "".join(choice["text"] for choice in own) == "the fox" + "word" * max_tokens
+            logprobs = [one for choice in own if choice["logprobs"] for one in choice["logprobs"]["token_logprobs"]]
+            assert logprobs == [None] + [-2.0] * (len(ids) - 1) + [-1.0] * max_tokens
+            assert [choice["finish_reason"] for choice in own if choice["finish_reason"]] == ["length"]
+
+    stage.run(test)
+
+
+def test_long_chunks_are_written_in_parts(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which a client has its own time to read."""
+    monkeypatch.setattr(streams, "WRITE_BYTES", 7)
+
+    async def test(scene: Any) -> None:
+        stream = await scene.client.chat.completions.create(**scene.chat(stream=True))
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hello, größer 😀 world"
 
     stage.run(test)

@@ -1,7 +1,10 @@
 """Log-probabilities in OpenAI's and vLLM's shapes: names of tokens, offsets in the text, and pieces that join to the whole."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +31,14 @@ def test_names_of_tokens(tokenizer: Tokenizer) -> None:
     assert (names.name(10**6), names.bytes_of(10**6)) == ("token_id:1000000", b"")
 
 
+def decoded(value: object) -> Any:
+    """As a client reads it."""
+    return json.loads(msgspec.json.encode(value))
+
+
 def test_chat(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("fox 😀")
-    content = ChatLogprobs(tokenizer).answer(tokens(ids))["content"]
+    content = decoded(ChatLogprobs(tokenizer).answer(tokens(ids)))["content"]
     assert [entry["logprob"] for entry in content] == [-1.0 - at for at in range(len(ids))]
     assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "fox 😀"
     assert content[-1]["token"] == "\\x80", "the last byte of the picture is no text"
@@ -42,7 +50,7 @@ def test_chat(tokenizer: Tokenizer) -> None:
 def test_what_is_impossible_is_a_number(tokenizer: Tokenizer) -> None:
     certain = tokens([40], 0)
     certain = certain._replace(logprobs=certain.logprobs._replace(own=np.full(1, -np.inf, np.float32)))
-    assert ChatLogprobs(tokenizer).answer(certain)["content"][0]["logprob"] == -9999.0
+    assert decoded(ChatLogprobs(tokenizer).answer(certain))["content"][0]["logprob"] == -9999.0
 
 
 def pieces(format: LogprobFormat, ids: list[int], cuts: list[int]) -> dict[str, list[object]]:
@@ -69,7 +77,7 @@ def test_offsets_are_places_in_the_text(tokenizer: Tokenizer, text: str, cuts: l
 def test_an_echo_comes_before_the_answer(tokenizer: Tokenizer) -> None:
     prompt, answer = tokenizer.encode("<|im_start|>the"), tokenizer.encode("fox")
     format = TextLogprobs(tokenizer)
-    found = joined(format.prompt(tokens(prompt, of_prompt=True)), format.answer(tokens(answer)))
+    found = decoded(joined(format.prompt(tokens(prompt, of_prompt=True)), format.answer(tokens(answer))))
     text = "<|im_start|>thefox"
     assert [text[at:].startswith(name) for at, name in zip(found["text_offset"], found["tokens"], strict=True)] == [True] * len(
         found["tokens"]
@@ -79,9 +87,18 @@ def test_an_echo_comes_before_the_answer(tokenizer: Tokenizer) -> None:
     assert found["top_logprobs"][1][found["tokens"][1]] == -1.0, "a token is among its alternatives"
 
 
+def test_an_echo_that_ends_within_a_character(tokenizer: Tokenizer) -> None:
+    """The answer does not finish it: both texts have a replacement there."""
+    prompt, answer = tokenizer.encode("a😀")[:-1], tokenizer.encode("😀 fox")[1:]
+    format = TextLogprobs(tokenizer)
+    found = joined(format.prompt(tokens(prompt, of_prompt=True)), format.answer(tokens(answer)))
+    text = tokenizer.decode(prompt) + IncrementalDecoder(tokenizer).push(answer)
+    assert text[found["text_offset"][-1] :] == tokenizer.decode(answer[-1:])
+
+
 def test_of_a_prompt_as_vllm(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the fox")
-    found = prompt_logprobs(tokens(ids, of_prompt=True), tokenizer)
+    found = decoded(prompt_logprobs(tokens(ids, of_prompt=True), tokenizer))
     assert found[0] is None and len(found) == len(ids)
-    assert found[1] is not None and found[1][str(ids[1])] == {"logprob": -1.0, "rank": 9, "decoded_token": tokenizer.decode([ids[1]])}
+    assert found[1][str(ids[1])] == {"logprob": -1.0, "rank": 9, "decoded_token": tokenizer.decode([ids[1]])}
     assert {found[1][other]["rank"] for other in ("40", "41")} == {1, 2}
