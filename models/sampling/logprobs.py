@@ -1,4 +1,5 @@
-"""Log-probabilities of tokens under the model's own distribution: after guidance (CF1), before rules, penalties and temperature.
+"""Log-probabilities of tokens under the model's own distribution: after guidance (CF1), before rules, penalties, the masks of
+grammars and temperature.
 
 decode takes them of the tokens that it draws, prefill of the tokens of a prompt. All operations are torch's, on the logits' device.
 Shapes: L rows of logits, Q of them whose log-probabilities are asked for, V vocabulary, K alternatives.

@@ -1,5 +1,6 @@
 """Biases, bad words, least lengths, log-probabilities and several choices through the openai client, against transformers."""
 
+import json
 from typing import Any
 
 import httpx2
@@ -11,6 +12,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
+from mmrt.tests.end_to_end.test_structured_output import schema_format
 
 QUESTION = "Say something long."
 
@@ -83,6 +85,16 @@ def test_log_probabilities_about_a_picture_with_guidance(server: Server, oracle:
     _, ids, entries = streamed(server, parts, top_logprobs=3, extra_body={"guidance_scale": 2.0})
     inputs = oracle.inputs([{"role": "user", "content": [{"type": "image"}, text(QUESTION)]}], Media(images=[pixels]))
     check_answer(entries, ids, guided(oracle, inputs, companion(oracle, ""), ids, 2.0))
+
+
+def test_log_probabilities_of_an_answer_that_follows_a_schema(server: Server, oracle: Oracle) -> None:
+    """They are those before the mask, so a token that the schema demands can be far from the likeliest."""
+    schema = {"type": "object", "properties": {"kind": {"enum": ["circle", "square"]}}, "required": ["kind"]}
+    form = schema_format({**schema, "additionalProperties": False})
+    answer, ids, entries = streamed(server, QUESTION, max_tokens=60, top_logprobs=4, response_format=form)
+    assert json.loads(answer)["kind"] in ("circle", "square")
+    check_answer(entries, ids, oracle.logits(oracle.inputs([{"role": "user", "content": QUESTION}]), ids))
+    assert any(entry.logprob < entry.top_logprobs[-1].logprob for entry in entries), "the schema has overruled the model"
 
 
 def test_log_probabilities_outlive_decode_and_detokenizer(server: Server, oracle: Oracle) -> None:
