@@ -25,3 +25,9 @@ class GapCounter:
             self._behind = {row: at_ns for row, at_ns in last_ns.items() if row in members}
         self._rows = [row for row in rows if row in members]
         self._committed_ns = now_ns
+
+    def left(self, row: int) -> None:
+        """Forget a row that leaves between two steps: its next token is the first of another membership."""
+        self._behind.pop(row, None)
+        if row in self._rows:
+            self._rows.remove(row)

@@ -199,6 +199,7 @@ class Decoding:
                     self._add(message.row, message.row_generation, time.monotonic())
             elif isinstance(message, Drop):
                 self._running.remove(message.row, message.row_generation)
+                self._gaps.left(message.row)
                 self._actor.send(Dropped(self._actor.generation, message.row, message.row_generation, message.ticket))
 
     def _scan_when_due(self) -> None:

@@ -26,6 +26,21 @@ def test_who_waits_for_pages_meanwhile_has_a_long_gap() -> None:
     assert gaps_of(([1, 2], {1, 2}, 100), ([1], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 1), (70, 1), (100, 1)]
 
 
+def test_a_row_that_leaves_between_two_steps_makes_no_gap_when_it_comes_back() -> None:
+    """Its row may be another request's by then; and nobody stepped meanwhile, so its absence does not show in a step."""
+    found: list[tuple[int, int]] = []
+    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    counter.committed([1], {1}, 100)
+    counter.left(1)
+    counter.committed([1], {1}, 9000)
+    counter.committed([1, 2], {1, 2}, 9030)
+    counter.committed([2], {1, 2}, 9060)
+    counter.left(1)
+    counter.left(5)
+    counter.committed([1, 2], {1, 2}, 9090)
+    assert found == [(30, 1), (30, 1), (30, 1)]
+
+
 @given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.integers(1, 50)), max_size=20))
 def test_every_member_that_goes_on_counts_once_a_step(plan: list[tuple[set[int], set[int], int]]) -> None:
     """Against a dictionary of last times."""

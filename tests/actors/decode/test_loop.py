@@ -89,6 +89,7 @@ def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench
     actor = serve(counting, *turns(2), take_back, [], [drop], [late], [drop], [], give_again, [late], *turns(10))
     assert actor.sent == [Dropped(1, *row.place, 77)] * 2 + [SequenceEnded(1, *row.place)]
     assert counting.committed(row) == list(range(11, 21))
+    assert sum(counting.gaps.read()) == 8, "the first token of each membership ends no gap"
 
 
 def test_drop_is_answered_for_rows_that_are_not_there(counting: Bench) -> None:
