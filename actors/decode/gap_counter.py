@@ -23,7 +23,8 @@ class GapCounter:
             for gap_ns, count in gaps_ns.items():
                 self._add(gap_ns, count)
             self._behind = {row: at_ns for row, at_ns in last_ns.items() if row in members}
-        self._rows = [row for row in rows if row in members]
+        staying = set(members)
+        self._rows = [row for row in rows if row in staying]
         self._committed_ns = now_ns
 
     def left(self, row: int) -> None:
