@@ -45,7 +45,7 @@ class Weighted:
         if takes_turns and not free_turns(view):
             return StepPlan(analyse, preprocess), memory
         left = max(min(LEAST_TOKENS, limits.prefill_tokens), limits.prefill_tokens - view.num_decode_tokens)
-        order = sorted(view.requests, key=lambda request: (is_deferred(request, view.now), not request.is_partial))
+        order = sorted(view.requests, key=lambda request: not request.is_partial or is_deferred(request, view.now))
         prefill = self._prefill(view, order, left)
         encode = self._encode(view, order, limits, left if takes_turns else left - prefill.num_tokens)
         if takes_turns:
@@ -72,7 +72,8 @@ class Weighted:
 
 
 def is_deferred(request: RequestView, now: float) -> bool:
-    """Return whether it is a video that has waited less than its TTFT objective (PC2)."""
+    """Return whether it is a video that has waited less than its TTFT objective (PC2). Its rank is behind all others of its priority,
+    and it does not go before them for being begun."""
     return request.kind == "video" and now - request.arrived_s < request.objective.ttft_s
 
 

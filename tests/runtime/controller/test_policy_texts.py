@@ -193,8 +193,8 @@ def worked_example() -> tuple[RequestView, RequestView, RequestView]:
 def test_weighted_solves_the_worked_example() -> None:
     """CW3: 100 decodes leave 8092 of 8192. Text and image take 3122, and the video gets the other 4970 of its 7710 tokens, where the
     text would have had to choose."""
-    text, image, video = worked_example()
-    step = plan(Weighted(), video, text, image, limits=CW3, num_decoding=100, num_decode_tokens=100)
+    by_rank = sorted(reversed(worked_example()), key=lambda seen: (Weighted().rank(seen, Facts(100.0)), seen.key))  # type: ignore[arg-type]
+    step = plan(Weighted(), *by_rank, limits=CW3, num_decoding=100, num_decode_tokens=100)
     assert chunks(step) == [(1, 0, 2048), (2, 0, 1074), (3, 0, 4970)]
     assert sum(end - start for _, start, end in chunks(step)) == 8192 - 100
 
@@ -207,6 +207,15 @@ def test_weighted_leaves_texts_their_share_beside_a_video_that_has_waited() -> N
     assert chunks(step) == [(3, 0, 8092 - 2023), (1, 0, 2023)]
     step = plan(Weighted(), old, image, limits=CW3, num_decoding=100, num_decode_tokens=100)
     assert chunks(step) == [(3, 0, 7710), (2, 0, 382)], "without texts it leaves what the text says"
+
+
+def test_weighted_keeps_the_order_of_priorities_and_of_age() -> None:
+    """PC2 within one priority: a video that is before others has a lower priority, or has waited for a minute."""
+    text, _, video = worked_example()
+    assert chunks(plan(Weighted(), video, text, limits=CW3))[0] == (3, 0, 8192 - 2048)
+    begun = replace(video, members=(MemberView(100, 7710, 7710),))
+    assert chunks(plan(Weighted(), text, begun, limits=CW3)) == [(1, 0, 2048), (3, 100, 6244)], "it does not go first for being begun"
+    assert chunks(plan(Weighted(), text, replace(begun, arrived_s=90.0), limits=CW3))[0][0] == 3, "unless it has waited"
 
 
 def test_weighted_cuts_a_video_into_chunks_of_the_budget() -> None:
