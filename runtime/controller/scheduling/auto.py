@@ -32,6 +32,7 @@ USED = 0.5  # a plan of this part of its budget, or more, has used it
 LATE, RARE = 0.01, 0.002  # shares of tokens
 FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S = 5.0, 300.0, 60.0
 TRIAL_S, PAYS = 10.0, 1.1
+MAX_IDLE_S = 3.0  # of a stage that has work
 
 
 class StageShare(NamedTuple):
@@ -59,8 +60,8 @@ class Work(NamedTuple):
 
 class Memory(NamedTuple):
     """The policy's memory. ``changed_s``: when a share or ``together`` last changed. ``together``: encode and prefill may run at once,
-    since ``tried_s``, or again from ``retry_s`` on. ``work``: since that changed, or of the last ``TRIAL_S`` to twice as long;
-    ``turns``: the same of the time before the try, up to its beginning."""
+    since ``tried_s``, or again from ``retry_s`` on. ``work``: since that changed, or, in turns, since both stages have had work, for
+    twice ``TRIAL_S`` at most; ``turns``: the same of the time before the try, up to its beginning."""
 
     encode: StageShare = StageShare()
     prefill: StageShare = StageShare()
@@ -98,7 +99,8 @@ class Auto(Slack):
 def _note(memory: Memory, view: View, step: StepPlan, own: StepLimits) -> Memory:
     """Return the memory after a plan beside decode."""
     since_s, num_encodes, num_rows, num_prefills, num_tokens = memory.work
-    if not memory.together and view.now - since_s > 2 * TRIAL_S:
+    idle_s = view.now - min(memory.encode.ran_s, memory.prefill.ran_s)
+    if not memory.together and (idle_s > MAX_IDLE_S or view.now - since_s > 2 * TRIAL_S):
         since_s, num_encodes, num_rows, num_prefills, num_tokens = Work(view.now)
     encode, prefill = memory.encode, memory.prefill
     if step.prefill:

@@ -163,6 +163,13 @@ def test_encode_overlaps_where_it_pays() -> None:
     assert own.num_tokens > 1.2 * apart.run(80).num_tokens
 
 
+def test_overlap_is_compared_with_a_time_in_which_both_stages_had_work() -> None:
+    """Images come after 15 s of prompts alone: what was done before does not count."""
+    device = Device(has_images=lambda now: now >= 15, encode_held=lambda now: 0.0).run(30)
+    tried = next(memory for _, memory in device.memories if memory.together)
+    assert tried.turns.since_s >= 15 and tried.tried_s >= 15 + TRIAL_S
+
+
 def test_where_overlap_does_not_pay_it_is_tried_ever_more_rarely() -> None:
     """On one device both together do no more than in turns: no token is late by the tries, and they become rare."""
     shared = Device(has_images=lambda now: True).run(300)
