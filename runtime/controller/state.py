@@ -267,7 +267,7 @@ class ControllerState:
             tbt_s,
             self.gaps.late_share,
             self.gaps.p99_s,
-            self.gaps.window_s,
+            now - self.gaps.began_s,
             self.steering.undisturbed_s,
         )
         self._touched_before, self._touched = self._touched, set()

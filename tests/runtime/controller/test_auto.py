@@ -57,7 +57,7 @@ class Device:
             window.look(now, list(counts), OBJECTIVE_S)
             facts = Facts(
                 now, costs.of("encoder"), costs.of("prefill"), costs.by_actor, OBJECTIVE_S, window.late_share, window.p99_s,
-                window.window_s, alone_s,
+                now - window.began_s, alone_s,
             )  # fmt: skip
             idle = {stage: ends_s[stage] <= now for stage in ends_s}
             view = View(

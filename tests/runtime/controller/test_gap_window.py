@@ -64,6 +64,8 @@ def test_policies_are_told() -> None:
     assert driver.state.facts.late_share is None and driver.state.facts.tbt_s == 0.05
     driver.machine.tick(driver.now + 1, (), (), histogram.add(0.2, 5))
     assert driver.state.facts.late_share == 1 and driver.state.facts.tbt_p99_s == pytest.approx(0.2, rel=0.25)
+    driver.machine.tick(driver.now + 1 + SLICE_S / 2, (), (), list(histogram.counts))
+    assert driver.state.facts.tbt_window_s == pytest.approx(1 + SLICE_S / 2), "since the first look, also where none is due"
 
 
 @pytest.mark.parametrize(
