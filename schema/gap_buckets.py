@@ -1,25 +1,27 @@
-"""Buckets of a histogram of times between tokens: sixteen octaves, each of four equal buckets, from 0.26 ms up to 34 s.
+"""Buckets of a histogram of times between tokens: sixteen octaves, each of sixteen equal buckets, from 0.07 ms up to 34 s.
 
-An octave alone would leave a P99 uncertain by a factor of two, a quarter of one by at most 25 % and, interpolated, by a few percent.
+Times that are much alike lie in one bucket, and interpolation spreads them over all of it: a P99 and a share over a limit are right to
+the width of a bucket, 6 % at most. Of steps that just keep an objective, wider ones would report many as late.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-NUM_BUCKETS = 64
-_UNIT_BITS = 18  # a unit is 2**18 ns
+OCTAVE = 16  # buckets
+NUM_BUCKETS = 16 * OCTAVE
+_UNIT_BITS = 16  # a unit is 2**16 ns
 
 
 def bucket_of(gap_ns: int) -> int:
     """Return the bucket of a gap. The last one takes all longer ones."""
     units = max(0, gap_ns) >> _UNIT_BITS
-    octave = max(0, units.bit_length() - 3)
-    return min(NUM_BUCKETS - 1, 4 * octave + (units >> octave))
+    octave = max(0, units.bit_length() - OCTAVE.bit_length())
+    return min(NUM_BUCKETS - 1, OCTAVE * octave + (units >> octave))
 
 
 def _begin_s(bucket: int) -> float:
-    octave = max(0, bucket // 4 - 1)
-    return ((bucket - 4 * octave) << octave << _UNIT_BITS) / 1e9
+    octave = max(0, bucket // OCTAVE - 1)
+    return ((bucket - OCTAVE * octave) << octave << _UNIT_BITS) / 1e9
 
 
 BEGINS_S = tuple(_begin_s(bucket) for bucket in range(NUM_BUCKETS + 1))  # of each bucket, and the end of the last one

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS
+from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
 from ...shm.status import PoolUse, StatsSnapshot
 from .client_request import CLIENT_GONE, ClientRequest
 
@@ -165,7 +165,7 @@ class _StatsCollector(Collector):
 def _step_gaps(stats: StatsSnapshot) -> Iterator[Metric]:
     """Yield the times between tokens in decode, by octave, and what the last seconds of them say."""
     counts = stats.gaps or [0] * NUM_BUCKETS
-    buckets = [(str(BEGINS_S[end]), float(sum(counts[:end]))) for end in range(4, NUM_BUCKETS, 4)]
+    buckets = [(str(BEGINS_S[end]), float(sum(counts[:end]))) for end in range(OCTAVE, NUM_BUCKETS, OCTAVE)]
     buckets.append(("+Inf", float(sum(counts))))
     yield HistogramMetricFamily("mmrt_step_gap_seconds", "Time between the commits of a sequence's tokens.", buckets, stats.gaps_s)
     yield GaugeMetricFamily("mmrt_tbt_objective_seconds", "Objective of the time between tokens.", stats.tbt_objective_s)

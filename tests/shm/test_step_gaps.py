@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.schema.gap_buckets import BEGINS_S, NUM_BUCKETS, bucket_of, quantile_s, share_over
+from mmrt.schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE, bucket_of, quantile_s, share_over
 from mmrt.shm.errors import MissingError
 from mmrt.shm.step_gaps import StepGaps
 
@@ -26,7 +26,7 @@ def test_a_gap_is_in_the_bucket_that_holds_it(gap_ns: int) -> None:
     bucket = bucket_of(gap_ns)
     assert BEGINS_S[bucket] * 1e9 <= gap_ns
     assert bucket == NUM_BUCKETS - 1 or gap_ns < BEGINS_S[bucket + 1] * 1e9
-    assert bucket < 4 or BEGINS_S[bucket + 1] <= 1.2501 * BEGINS_S[bucket], "a quarter of an octave"
+    assert bucket < OCTAVE or BEGINS_S[bucket + 1] <= 1.0626 * BEGINS_S[bucket], "a sixteenth of an octave"
 
 
 def test_extreme_gaps() -> None:
@@ -40,11 +40,11 @@ def test_shares_and_quantiles_are_right_to_a_bucket(gaps: list[int], limit_s: fl
     counts = counted(gaps)
     over = share_over(counts, limit_s)
     assert over is not None
-    surely = sum(gap / 1e9 > 1.26 * limit_s for gap in gaps) / len(gaps)
-    perhaps = sum(gap / 1e9 > limit_s / 1.26 for gap in gaps) / len(gaps)
+    surely = sum(gap / 1e9 > 1.07 * limit_s for gap in gaps) / len(gaps)
+    perhaps = sum(gap / 1e9 > limit_s / 1.07 for gap in gaps) / len(gaps)
     assert surely - 1e-9 <= over <= perhaps + 1e-9
     found, exact = quantile_s(counts, share), sorted(gaps)[max(0, -int(-share * len(gaps) // 1) - 1)] / 1e9
-    assert found is not None and exact / 1.26 <= found <= 1.26 * exact
+    assert found is not None and exact / 1.07 <= found <= 1.07 * exact
 
 
 def test_counts_outlive_their_writer_and_are_continued(run, crashes):

@@ -127,7 +127,7 @@ def test_a_step_in_load(name: str) -> None:
     assert max(gap_s for at_s, gap_s in device.gaps if at_s >= 10) <= 1.25 * OBJECTIVE_S
     late = [at_s for at_s in range(13, 69) if device.p99_s(at_s, at_s + 1) > 1.02 * OBJECTIVE_S]
     assert not late, "P99 is over its objective"
-    assert device.p99_s(40, 70) >= 0.64 * OBJECTIVE_S, "what the objective leaves is used, but for a bucket of the histogram"
+    assert device.p99_s(40, 70) >= 0.8 * OBJECTIVE_S, "what the objective leaves is used"
     turns = device.shares(20)
     assert len(turns) <= 3, "it has settled"
 
@@ -144,7 +144,7 @@ def test_a_load_that_comes_and_goes() -> None:
     device = Device(has_prompts=lambda now: now % 10 < 5, held=lambda now: 0.9).run(80)
     assert max(gap_s for at_s, gap_s in device.gaps if at_s >= 10) <= 1.25 * OBJECTIVE_S
     waves = [device.p99_s(wave + 3, wave + 5) for wave in range(10, 80, 10)]
-    assert max(waves) <= 1.02 * OBJECTIVE_S and min(waves) >= 0.64 * OBJECTIVE_S
+    assert max(waves) <= 1.02 * OBJECTIVE_S and min(waves) >= 0.8 * OBJECTIVE_S
 
 
 def test_where_a_plan_hardly_disturbs_it_may_take_longer() -> None:
