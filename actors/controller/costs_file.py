@@ -108,4 +108,5 @@ def setup_of(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> str:
     digest = blake2b((model / "config.json").read_bytes(), digest_size=4).hexdigest()
     threads = ", ".join(f"{stage} {config.actor(stage).threads}" for stage in _STAGES)
     formats = f"{layout.dtype}, KV {layout.kv_dtype}"
-    return f"{model.name} {digest}; {formats}; {layout.device}, {processor_name()}; {config.actors.layout}; threads: {threads}"
+    device = f"{layout.device}, {processor_name()}" + (", videos on GPU" if config.media.gpu_decoding else "")
+    return f"{model.name} {digest}; {formats}; {device}; {config.actors.layout}; threads: {threads}"

@@ -54,13 +54,13 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 
 
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
-    """Learn the cost of the parts of live rows, for the budgets of encode and prefill."""
+    """Learn the cost of the parts of live rows: for policies, and for the budgets of encode and prefill."""
     plan = inflight.plan
     keys = {request.key_in_table for request in live}
     steering = state.steering
     done = plan.only(lambda row, generation: (row, generation) in keys)
     units = done.units if done is not None else 0
-    if inflight.disturbs_decode:
+    if inflight.disturbs_decode or plan.is_streamed:
         state.costs.observe(inflight.actor, units, elapsed_s)
     if plan.STAGE == "encoder":
         steering.encode = update(steering.encode, units, elapsed_s, steering.allowance_s)

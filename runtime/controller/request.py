@@ -7,6 +7,7 @@ spec and the plan table it is complete. It holds nothing that can be derived fro
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -150,6 +151,14 @@ class RowRecord(msgspec.Struct, array_like=True):
                 yield (index, number), segment
 
 
+class Left(NamedTuple):
+    """What is to be done until a request's first token: see ``Candidate``."""
+
+    tokens: int = 0
+    rows: int = 0
+    video_rows: int = 0
+
+
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
 
@@ -203,7 +212,7 @@ class Request:
     drop_sent_s: float = 0.0
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
     view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
-    left: tuple[int, int] | None = None  # tokens and rows until the first token; None, as ``view`` is
+    left: Left | None = None  # until the first token; None, as ``view`` is
     own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
     grow_at: int = 0  # committed ids at which it needs more KV pages than it has
 
@@ -227,22 +236,29 @@ class Request:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens of all members to be prefilled; before its preparation a medium counts as one."""
-        return (self.left or self._set_left())[0]
+        """Tokens of all members to be prefilled until its first token; before its preparation a medium counts as one."""
+        return (self.left or self._set_left()).tokens
 
     @property
     def rows_left(self) -> int:
-        """Patch rows to be encoded, of media that have been analysed."""
-        return (self.left or self._set_left())[1]
+        """Patch rows to be encoded until then, of media that have been analysed."""
+        return (self.left or self._set_left()).rows
 
-    def _set_left(self) -> tuple[int, int]:
+    @property
+    def video_rows_left(self) -> int:
+        """Those of these rows that are of segments of videos still to be decoded."""
+        return (self.left or self._set_left()).video_rows
+
+    def _set_left(self) -> Left:
         if not self.record.prepared:
-            self.left = len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()), 0
-        elif self.phase == Phase.DECODE:
-            self.left = 0, 0
+            self.left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
+        elif self.phase == Phase.DECODE or self.committed:  # also while it is prefilled again, after a preemption
+            self.left = Left()
         else:
+            shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
+            undecoded = [shape.num_rows for stage, shape in shapes if shape.kind == "video" and stage < SegmentStage.PREPROCESSED]
             tokens = sum(self.targets) - sum(self.prefilled)
-            self.left = tokens, sum(self.record.shape_of(*place).num_rows for place, _ in self.open_segments())
+            self.left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
         return self.left
 
     @property

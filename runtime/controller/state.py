@@ -269,6 +269,7 @@ class ControllerState:
             self.gaps.p99_s,
             now - self.gaps.began_s,
             self.steering.undisturbed_s,
+            costs.of("video"),
         )
         self._touched_before, self._touched = self._touched, set()
         for request in self.unranked:

@@ -27,8 +27,8 @@ NO_OBJECTIVES: Mapping[RequestKind, Objective] = dict.fromkeys(KINDS, Objective(
 
 
 class Cost(NamedTuple):
-    """A plan of n units takes ``base_s`` + ``unit_s`` n seconds: patch rows of the encoder, tokens of prefill. All 0 before the first
-    measurement. ``largest``: units of the largest plan that was measured; beyond it the line is a guess."""
+    """A plan of n units takes ``base_s`` + ``unit_s`` n seconds: patch rows of encoder and video, tokens of prefill. All 0 before the
+    first measurement. ``largest``: units of the largest plan that was measured; beyond it the line is a guess."""
 
     base_s: float = 0.0
     unit_s: float = 0.0
@@ -54,9 +54,9 @@ UNKNOWN = Cost()
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is the same for all requests at one moment. ``costs``: of each actor that has done plans; ``encode`` and ``prefill``: of
-    their stages. ``step_s``: the time between tokens while nothing else ran, once measured. ``tbt_s``: its objective, the tightest of
-    the rows that decode. Of the times between tokens of the last ``tbt_window_s`` the ``late_share`` was longer than that, and 99 %
-    were at most ``tbt_p99_s``; None if there were none."""
+    their stages; ``video``: of the decoding of segments of videos. ``step_s``: the time between tokens while nothing else ran, once
+    measured. ``tbt_s``: its objective, the tightest of the rows that decode. Of the times between tokens of the last ``tbt_window_s``
+    the ``late_share`` was longer than that, and 99 % were at most ``tbt_p99_s``; None if there were none."""
 
     now: float = 0.0
     encode: Cost = UNKNOWN
@@ -67,3 +67,4 @@ class Facts:
     tbt_p99_s: float | None = None
     tbt_window_s: float = 0.0
     step_s: float | None = None
+    video: Cost = UNKNOWN

@@ -32,12 +32,13 @@ class Slack:
     ages = True
 
     def rank(self, request: Candidate, facts: Facts) -> Rank:
-        """Rank by class, then by arrival or by the latest start that meets the objective. A request that decodes has been served."""
+        """Rank by class, then by arrival or by the latest start that meets the objective. One with a token is past its objective: as a
+        late one it would be preempted first, and go on last."""
         left, objective_s = request.tokens_left, request.objective.ttft_s
         waited_s = facts.now - request.arrived_s
         if not left or waited_s > PATIENCE * objective_s:
             return OVERDUE, request.arrived_s
-        slack_s = objective_s - waited_s - facts.encode.seconds(request.rows_left) - facts.prefill.seconds(left)
+        slack_s = objective_s - waited_s - service_s(request, facts)
         if slack_s < 0:
             return LATE, request.arrived_s
         return SHORT if request.kind == "text" and left <= SHORT_TOKENS else IN_TIME, facts.now + slack_s
@@ -55,6 +56,13 @@ class Slack:
         if takes_turns:
             encode, prefill = in_turn(view, encode, prefill)
         return StepPlan(analyse, preprocess, encode, prefill), memory
+
+
+def service_s(request: Candidate, facts: Facts) -> float:
+    """Return the seconds of work until its first token: encoding and prefill, or the decoding of its videos, which goes on beside them.
+    Analyses do not count: before one, nothing says how long it takes."""
+    computing_s = facts.encode.seconds(request.rows_left) + facts.prefill.seconds(request.tokens_left)
+    return max(computing_s, facts.video.seconds(request.video_rows_left))
 
 
 def _share(budget: int, sizes: Sequence[int]) -> int:

@@ -23,8 +23,9 @@ class Candidate(Protocol):
     """The properties of a request that its rank may depend on, waiting, in preparation or decoding.
 
     ``arrival`` is its number in order of arrival, ``arrived_s`` the time. ``is_partial``: work on it has begun. What is left until its
-    first token, as far as it is known: ``tokens_left`` to be prefilled, of all members; ``rows_left`` to be encoded. Before their
-    analysis media have no rows, and a token each.
+    first token, as far as it is known: ``tokens_left`` to be prefilled, of all members; ``rows_left`` to be encoded, and of these
+    ``video_rows_left`` to be decoded before. Before their analysis media have no rows, and a token each. All are 0 once it has a token,
+    also while it is prefilled again.
     """
 
     @property
@@ -47,6 +48,8 @@ class Candidate(Protocol):
     def tokens_left(self) -> int: ...
     @property
     def rows_left(self) -> int: ...
+    @property
+    def video_rows_left(self) -> int: ...
     @property
     def spec(self) -> RequestSpec: ...
 

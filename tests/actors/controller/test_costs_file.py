@@ -119,6 +119,7 @@ def test_a_setup_is_all_that_determines_costs() -> None:
         name("[actors.prefill]\nthreads = 3"),
         name("[actors.decode]\nthreads = 3"),
         name('[actors]\nlayout = "EPD"'),
+        name("[media]\ngpu_decoding = true"),
         name(layout=msgspec.structs.replace(layout, dtype="bfloat16")),
         name(layout=msgspec.structs.replace(layout, kv_dtype="int8")),
         name(layout=msgspec.structs.replace(layout, device="cuda")),

@@ -29,6 +29,7 @@ class Job:
     first_token_s: float | None = None
     priority: int = 0
     has_row: bool = True
+    undecoded_rows: int = 0
     arrival: int = 0
     spec: RequestSpec = field(default=SPEC)
 
@@ -51,6 +52,10 @@ class Job:
     @property
     def rows_left(self) -> int:
         return ROWS * (self.num_segments - self.num_encoded)
+
+    @property
+    def video_rows_left(self) -> int:
+        return self.undecoded_rows
 
     @property
     def wait_s(self) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.effects import WriteJournal
+from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.planner import make_view
 from mmrt.runtime.controller.policy_calls import AGED_S, RANK_S
 from mmrt.runtime.controller.records import JournalRecord, JournalState, Submitted
@@ -16,10 +17,12 @@ from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.costs import CostModel, Costs
 from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, kind_of
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
+from mmrt.runtime.controller.scheduling.slack import OVERDUE, Slack
 from mmrt.runtime.controller.scheduling.types import Candidate, StepLimits, StepPlan, View
 from mmrt.runtime.stage_table import InstanceId
-from mmrt.schema.media import MediaKind
-from mmrt.tests.runtime.controller.test_machine import KEY, SHAPE, Driver, image, text
+from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
+from mmrt.schema.rows import Phase
+from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, sent, text
 from mmrt.tests.runtime.controller.test_recovery import remains
 
 # of requests
@@ -62,6 +65,46 @@ def test_what_is_left_of_a_request() -> None:
     while driver.state.plans:
         driver.done("prefill")
     assert driver.state.num_decoding == 1 and (request.tokens_left, request.rows_left) == (0, 0)
+
+
+def test_videos_have_rows_to_be_decoded_and_that_has_a_cost() -> None:
+    """Not so pictures: the plan that fills their patch pages does what their analysis left."""
+    driver = Driver(placeholder_ids={"image": IMAGE, "video": IMAGE + 1})
+    segments = [SegmentShape("video", (1, 4, 4), 16, 4, 4)] * 2
+    driver.submit(m.RequestSpec("r", [1, IMAGE + 1, 3], [m.MediaItem("video", 10)], m.Sampling(), 4))
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    driver.done("video", m.Analysed(ItemShape("video", (2, 4, 4), 8, segments)))
+    (request,) = driver.state.live()
+    assert (request.rows_left, request.video_rows_left) == (32, 32)
+    plan_id, _ = driver.plan("video")
+    driver.receive("video", m.PlanDone("video", 1, plan_id, 0.5, m.Done())).tick()
+    assert (request.rows_left, request.video_rows_left) == (32, 16)
+    assert driver.state.facts.video == Cost(0.0, 0.5 / 16, 16)
+    driver = Driver()
+    driver.submit(image())
+    driver.receive("gateway", m.Filled(1, KEY)).tick()
+    driver.done("video", m.Analysed(SHAPE))
+    (request,) = driver.state.live()
+    assert (request.rows_left, request.video_rows_left) == (16, 0)
+    driver.done("video")
+    assert driver.state.facts.video == Cost()
+
+
+def test_nothing_is_left_of_a_request_with_a_token_that_is_prefilled_again() -> None:
+    """By its objective for the first token it would be late: ``slack`` would let it go on last."""
+    driver = Driver(objectives={"text": Objective(1.0)})
+    driver.submit(text(8, 20))
+    driver.done("prefill")
+    driver.counts[0] = (3, 0)
+    driver.tick(1.5)
+    request = driver.state.requests[KEY]
+    preempt(driver.state, request)
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, 0, 1, drop.ticket)).tick()
+    assert request.phase == Phase.PREPARE and not request.is_prefilled
+    assert (request.tokens_left, request.rows_left, request.video_rows_left) == (0, 0, 0)
+    assert Slack().rank(request, driver.state.facts) == (OVERDUE, request.arrived_s)
 
 
 def test_both_members_of_a_pair_count() -> None:
