@@ -60,47 +60,52 @@ class PagesToCome:
 
     A row waits for a page that a row ahead of it is about to fill, rather than computing it as well: of equal prompts that come
     together one is prefilled. Rows wait only for rows ahead that have all their KV pages, so never for each other; when such a
-    row fails or is preempted, they wait no longer. Nothing of this is stored: a new controller finds it in the rows.
+    row fails or is preempted, they wait no longer. A row whose media are still to be encoded may itself wait for long: it keeps only
+    those from their pages whose media are to be encoded as well. Nothing of this is stored: a new controller finds it in the rows.
     """
 
     def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._page_tokens = state.limits.kv_page_tokens
-        self._rows = [request for request in state.preparing() if request.keys and request.can_prefill and not request.is_prefilled]
-        self._ranks: dict[int, dict[bytes, Rank]] = {}  # by place and key: the first of the rows that fill it
+        self._ranks: dict[tuple[int, bool], dict[bytes, Rank]] = {}  # by place, for whom, and key: the first of the rows that fill it
 
     def add(self, request: Request) -> None:
         """Note a row that has got its KV pages."""
-        if request.keys and request.can_prefill and not request.is_prefilled:
-            self._rows.append(request)
-            for place, ranks in self._ranks.items():
-                self._note(ranks, place, request)
+        for (place, has_media), ranks in self._ranks.items():
+            self._note(ranks, place, has_media, request)
 
     def have_next_of(self, request: Request, hits: Hits) -> bool:
         """Return whether a row ahead is about to fill the page behind these hits, of some member."""
-        if not self._rows:
-            return False
         for member, (keys, pages) in enumerate(zip(request.keys, hits, strict=True)):
             place = len(pages)
             if _must_compute(request, member) or (place + 1) * self._page_tokens >= keys.num_tokens:
                 continue
             key = keys.at(place)
-            rank = None if key is None else self._filled_at(place).get(key)
+            rank = None if key is None else self._filled_at(place, awaits_media(request)).get(key)
             if rank is not None and rank < request.rank:
                 return True
         return False
 
-    def _filled_at(self, place: int) -> dict[bytes, Rank]:
-        """The keys of the pages at this place that are to be filled."""
-        if place not in self._ranks:
-            self._ranks[place] = ranks = dict[bytes, Rank]()
-            for row in self._rows:
-                self._note(ranks, place, row)
-        return self._ranks[place]
+    def _filled_at(self, place: int, has_media: bool) -> dict[bytes, Rank]:
+        """Return the keys of the pages at this place that are to be filled, for a row that awaits media or not."""
+        ranks = self._ranks.get((place, has_media))
+        if ranks is None:
+            ranks = self._ranks[place, has_media] = {}
+            for row in self._state.preparing():
+                self._note(ranks, place, has_media, row)
+        return ranks
 
-    def _note(self, ranks: dict[bytes, Rank], place: int, row: Request) -> None:
-        for keys, target, num_named in zip(row.keys, row.targets, row.num_named, strict=False):
-            if num_named <= place < target // self._page_tokens and (key := keys.at(place)) is not None:
+    def _note(self, ranks: dict[bytes, Rank], place: int, has_media: bool, row: Request) -> None:
+        for member, keys in enumerate(row.keys):
+            if row.num_named[member] > place or not row.can_prefill or not has_media and awaits_media(row):
+                continue
+            if place < row.targets[member] // self._page_tokens and (key := keys.at(place)) is not None:
                 ranks[key] = min(row.rank, ranks.get(key, row.rank))
+
+
+def awaits_media(request: Request) -> bool:
+    """Return whether some of its media are to be encoded before all of its prompt can be prefilled."""
+    return request.tracker is not None and next(request.tracker.unready(), None) is not None
 
 
 def num_saved(state: ControllerState, hits: Hits) -> int:

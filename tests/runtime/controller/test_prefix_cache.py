@@ -160,13 +160,13 @@ def test_without_the_cache_no_token_is_cached() -> None:
 @pytest.mark.parametrize("is_new", [False, True])
 def test_pages_that_rows_hold_are_not_found_once_the_caches_are_cleared(is_new: bool) -> None:
     """Neither by requests that come or wait, nor under names that the row gives later, nor after a recovery."""
-    driver = cached(num_rows=2)
-    ask(driver, text(10, 6), 1)
+    driver = cached(num_rows=3, num_kv_pages=8)
+    ask(driver, text(10, 10), 1)
     driver.done("prefill")
     assert len(driver.state.pools["kv"].cache) == 2
-    ask(driver, text(20, 6), 2)
+    ask(driver, text(9, 2), 2)
     ask(driver, text(10, 6), 3)
-    assert driver.state.requests[3].keys, "it waits for a row, and its keys are made"
+    assert driver.state.requests[3].keys, "it waits for KV pages, and its keys are made"
     driver.receive("cache", m.ClearCaches())
     if is_new:
         driver.machine = recover(driver.state.limits, 4, remains(driver))
@@ -175,7 +175,7 @@ def test_pages_that_rows_hold_are_not_found_once_the_caches_are_cleared(is_new: 
     assert len(driver.state.pools["kv"].cache) >= 3, "the row has named what decode filled"
     driver.tick()
     assert driver.state.requests[3].record.num_cached_tokens == 0
-    finish(driver, 2, 6)
+    finish(driver, 2, 2)
     finish(driver, 3, 6)
     assert hits(ask(driver, text(10, 6), 4)) == [8], "what was computed since then is found"
 
@@ -404,3 +404,16 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed() -> None:
         driver.receive("gateway", m.Submit(1, key, spec))
     driver.tick()
     assert prefill_all(driver) == 29 + 1
+
+
+def test_a_row_that_awaits_its_media_holds_up_no_text() -> None:
+    """Prompts that begin alike, as by their system prompt. ``monolithic`` prefills nothing before a request's media are encoded."""
+    driver = cached(num_rows=4, policy="monolithic")
+    picture = msgspec.structs.replace(known_image(), prompt_ids=[*range(1, 10), IMAGE, 10])
+    ask(driver, picture, 1)
+    ask(driver, picture, 2)
+    driver.submit(text(12, 4), 3)
+    first, equal, other = [driver.state.requests[key] for key in (1, 2, 3)]
+    assert first.has_kv and not first.prefill_plan
+    assert other.has_kv and other.prefill_plan, "it has no media to wait for"
+    assert not equal.has_kv, "what it waits for needs the same picture"
