@@ -237,7 +237,7 @@ class Controller:
         short = [
             request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
         ]
-        if not short and not state.waiting:
+        if not short and not (state.waiting and state.free_rows):
             return
         gate = ResourceGate(
             rows=len(state.free_rows),

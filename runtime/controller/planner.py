@@ -12,7 +12,7 @@ from typing import TypedDict
 from ..bus.media_work import estimated_work
 from ..bus.messages import PoolName
 from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
-from ..stage_table import InstanceId, stage_of
+from ..stage_table import WORKERS, InstanceId, stage_of
 from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -75,6 +75,8 @@ def issue(state: ControllerState, now: float) -> None:
             _issue_encode(state, step.encode, now)
         if step.prefill:
             _issue_prefill(state, step.prefill, now)
+        if not any([credit(state, stage) for stage in WORKERS]):
+            break  # another round could plan nothing
     _notice_shortage(state, view, now)
 
 

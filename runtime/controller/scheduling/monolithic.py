@@ -34,10 +34,10 @@ class Monolithic:
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         """Plan one round."""
         analyse, preprocess = plan_video(view)
-        decoded = [request for request in view.requests if is_decoded(request, view)]
+        decoded = (request for request in view.requests if is_decoded(request, view))
         encode = EncodeBatch(view, limits.encode_rows).fill(decoded).segments
-        whole = [request for request in view.requests if is_encoded(request, view)]
-        prefill = PrefillBatch(view, limits.prefill_tokens).fill(partial_first(whole)).chunks
+        whole = (request for request in partial_first(view.requests) if is_encoded(request, view))
+        prefill = PrefillBatch(view, limits.prefill_tokens).fill(whole).chunks
         if analyse or preprocess or encode or prefill or is_at_work(view):
             return StepPlan(analyse, preprocess, encode, prefill), memory
         encode = EncodeBatch(view, limits.encode_rows).fill(view.requests).segments

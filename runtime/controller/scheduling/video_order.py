@@ -31,7 +31,9 @@ class _Candidate(NamedTuple):
 
 def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice, ...]]:
     """Choose analyses and segments, each for a plan of its own, within the credit."""
-    candidates = _candidates(view) if view.video_credit > 0 else []
+    if view.video_credit <= 0:
+        return (), ()
+    candidates = _candidates(view)
     num_in_flight = {request.key: request.video_in_flight for request in view.requests}
     has_large = view.large_in_flight
     chosen: list[ItemChoice | SegmentChoice] = []

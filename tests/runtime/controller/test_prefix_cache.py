@@ -417,3 +417,13 @@ def test_a_row_that_awaits_its_media_holds_up_no_text() -> None:
     assert first.has_kv and not first.prefill_plan
     assert other.has_kv and other.prefill_plan, "it has no media to wait for"
     assert not equal.has_kv, "what it waits for needs the same picture"
+
+
+def test_while_no_row_is_free_nobody_looks_for_pages_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under overload every tick would look at all rows."""
+    driver = cached(num_rows=1)
+    driver.submit(text(12, 4), 1)
+    monkeypatch.setattr("mmrt.runtime.controller.machine.PagesToCome", None)
+    driver.submit(text(13, 4), 2)
+    driver.tick()
+    assert not driver.state.requests[2].has_row
