@@ -42,6 +42,20 @@ _TIMEOUT_S = 600.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
+    options = parse_profile(sys.argv[1:] if argv is None else argv)
+    console = open_console(None)
+    try:
+        costs = measure(options, console)
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
+    except (BenchError, OwnRunError, UserError, ShmError, OSError, ValueError) as error:
+        print(f"mmrt bench profile: {error}", file=sys.stderr)
+        return 1
+    show(console, costs)
+    return 0
+
+
+def parse_profile(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Exits with status 2 and a message for a bad one."""
     parser = argparse.ArgumentParser(
         prog="mmrt bench profile",
         description="Measure how long each stage works, alone and beside others: the cost model of mmrt bench sim.",
@@ -54,15 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--name", default="", help="of the cost model; default: that of the file")
     add("--out", type=Path, required=True, metavar="FILE", help="the cost model, in JSON")
     options = parser.parse_args(argv)
-    console = open_console(None)
-    try:
-        costs = measure(options, console)
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
-    except (BenchError, OwnRunError, UserError, ShmError, OSError, ValueError) as error:
-        print(f"mmrt bench profile: {error}", file=sys.stderr)
-        return 1
-    show(console, costs)
-    return 0
+    if not options.out.parent.is_dir():
+        parser.error(f"--out {options.out}: there is no folder {options.out.parent}")
+    return options
 
 
 def measure(options: argparse.Namespace, console: Console) -> Costs:

@@ -9,6 +9,7 @@ import pytest
 
 from mmrt.bench.sim.command import main
 from mmrt.bench.sim.options import parse_sim
+from mmrt.bench.sim.profile import parse_profile
 from mmrt.runtime.controller.scheduling.policy import POLICIES
 
 
@@ -157,3 +158,16 @@ def test_every_policy_serves_a_mix(policy: str, tmp_path: Path) -> None:
 def test_a_simulation_loads_no_torch() -> None:
     code = "import sys; from mmrt.bench.sim.command import main; main(['--num-requests', '2']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_profile_is_refused_before_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "mine.json")]
+    assert parse_profile(out).layout is None and parse_profile([*out, "--layout", "EP+D"]).layout == "EP+D"
+    for arguments, message in (
+        ([*out, "--layout", "E+P"], "argument --layout: 'E+P' has no decode (D)"),
+        ([*out, "--seconds", "3"], "seconds 3 must be at least 10"),
+        (["--out", str(tmp_path / "absent" / "mine.json")], f"there is no folder {tmp_path}/absent"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_profile(arguments)
+        assert message in " ".join(capsys.readouterr().err.split())
