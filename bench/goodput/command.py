@@ -61,8 +61,10 @@ def judge(options: GoodputOptions, tell: Tell) -> GoodputReport:
         load=load.workload or load.scenario,
         settings=_settings(options),
         environment=environment,
-        slo_ttft_s=options.slo.ttft_s,
-        slo_tbt_s=options.slo.tbt_s if options.slo.tbt_s < float("inf") else None,
+        objective=str(options.objective),
+        slo_ttft_s=options.objective.slo.ttft_s,
+        slo_tbt_s=options.objective.slo.tbt_s if options.objective.slo.tbt_s < float("inf") else None,
+        slo_text_s=options.objective.text_ttft_s,
         target=options.target,
         rates=options.rates,
         systems=[_summarise(options, system, points[system.name]) for system in options.systems],
@@ -86,7 +88,7 @@ def _measure(options: GoodputOptions, system: System, tell: Tell) -> list[Point]
 
         def attainment(rate: float) -> float:
             tell(f"{system.name}: {rate:.3g} requests/s")
-            points[rate] = summarise(rate, run(rate), options.slo)
+            points[rate] = summarise(rate, run(rate), options.objective)
             return points[rate].attainment
 
         if options.searches:

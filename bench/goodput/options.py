@@ -14,9 +14,9 @@ from ..output import JSON_HELP
 from ..serve.load_options import add_load, load_values, number, refuse_options
 from ..serve.options import Options, server_options
 from ..serve.presets import WORKLOADS
-from ..serve.slo import Slo
 from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.options import add_run, base_config
+from .objective import Objective
 from .systems import System, default_systems, parse_systems
 
 _NUM_REQUESTS = {True: 400, False: 48}  # of each load at least: simulated, live
@@ -30,7 +30,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     systems: list[System]
     load: Options
-    slo: Slo
+    objective: Objective
     costs: Costs | None
     checkpoint: Path | None
     apart: bool
@@ -55,12 +55,12 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
     parser = make_parser()
     given = parser.parse_args(argv)
     values = _load(parser, given)
-    slo: Slo | None = values["slo"]
-    if slo is None:
+    if values["slo"] is None:
         parser.error("an objective is needed: --objective, or --slo-ttft and --slo-tbt")
+    objective = Objective(values["slo"], given.slo_text)
     try:
         costs = load_costs(given.costs) if given.sim else None
-        systems = parse_systems(given.systems, _base(given, costs), slo)
+        systems = parse_systems(given.systems, _base(given, costs), objective)
     except (ConfigError, CostsError) as error:
         parser.error(str(error))
     if bad := [rate for rate in given.rates or () if not given.least_rate <= rate <= given.most_rate]:
@@ -68,11 +68,11 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
     return GoodputOptions(
         systems=systems,
         load=server_options(values),
-        slo=slo,
+        objective=objective,
         costs=costs,
         checkpoint=given.checkpoint,
         apart=given.apart,
-        seconds=given.seconds or max(_LEAST_S, _OBJECTIVES * slo.ttft_s),
+        seconds=given.seconds or max(_LEAST_S, _OBJECTIVES * objective.slo.ttft_s),
         rates=sorted({*(given.rates or ())}),
         searches=given.searches,
         target=given.target,
@@ -124,6 +124,9 @@ def make_parser() -> argparse.ArgumentParser:
         default=",".join(default_systems()),
         metavar="NAME[@LAYOUT],…",
         help="a policy, the preset monolithic or split, or a policy's file NAME.py; each with a layout if it needs one (%(default)s)",
+    )
+    add(
+        "--slo-text", type=number("seconds", float, above=0), metavar="S", help="TTFT of requests without media, in place of --slo-ttft"
     )
     add("--rates", type=_rates, metavar="R,…", help="requests per second that every system is measured at")
     add(

@@ -9,7 +9,7 @@ from ...runtime.observe.breakdown import PARTS, Breakdown
 from ..environment import Environment
 from ..serve.record import Record
 from ..serve.report import Distribution, count_failures, distribution, duration_of
-from ..serve.slo import Slo, attainment
+from .objective import Objective
 
 FORMAT_VERSION = 1
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
@@ -83,8 +83,10 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
     load: str
     settings: dict[str, str | int | float | bool | None]
     environment: Environment | None
+    objective: str  # in words
     slo_ttft_s: float
     slo_tbt_s: float | None
+    slo_text_s: float | None
     target: float
     rates: list[float]
     systems: list[SystemReport]
@@ -97,17 +99,12 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"simulated with costs {self.costs}" + (" (roofline, never measured)" if self.origin == "roofline" else "")
 
 
-def scaled(slo: Slo, scale: float) -> Slo:
-    """Both objectives times ``scale`` (US16)."""
-    return Slo(slo.ttft_s * scale, slo.tbt_s * scale)
-
-
-def summarise(rate: float, measured: Measured, slo: Slo) -> Point:
+def summarise(rate: float, measured: Measured, objective: Objective) -> Point:
     """The figures of one load."""
     records = measured.records
     good = [record for record in records if record.error is None]
     duration_s = duration_of(records)
-    share = attainment(records, slo)
+    share = objective.attainment(records)
     groups = sorted({record.group for record in records})
     return Point(
         rate=rate,
@@ -115,8 +112,8 @@ def summarise(rate: float, measured: Measured, slo: Slo) -> Point:
         duration_s=duration_s,
         attainment=share,
         attained_requests_per_s=_per_s(share * len(records), duration_s),
-        by_group={group: _group([record for record in records if record.group == group], slo) for group in groups},
-        by_scale=[(scale, attainment(records, scaled(slo, scale))) for scale in SCALES],
+        by_group={group: _group([record for record in records if record.group == group], objective) for group in groups},
+        by_scale=[(scale, objective.times(scale).attainment(records)) for scale in SCALES],
         input_tokens_per_s=_per_s(sum(record.num_prompt_tokens or 0 for record in good), duration_s),
         output_tokens_per_s=_per_s(sum(record.num_tokens for record in good), duration_s),
         ttft=_ttft(good),
@@ -128,8 +125,8 @@ def summarise(rate: float, measured: Measured, slo: Slo) -> Point:
     )
 
 
-def _group(records: Sequence[Record], slo: Slo) -> GroupPoint:
-    return GroupPoint(num_requests=len(records), attainment=attainment(records, slo), ttft=_ttft(records))
+def _group(records: Sequence[Record], objective: Objective) -> GroupPoint:
+    return GroupPoint(num_requests=len(records), attainment=objective.attainment(records), ttft=_ttft(records))
 
 
 def _ttft(records: Sequence[Record]) -> Distribution | None:

@@ -1,6 +1,5 @@
 """The systems that are compared: a policy, a file with one, or a preset, each with a layout."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import msgspec
 from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, to_data
 from ...runtime.errors import ConfigError
 from ...runtime.presets import PRESETS
-from ..serve.slo import Slo
+from .objective import Objective
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,24 +18,23 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     config: RuntimeConfig
 
 
-def parse_systems(text: str, base: RuntimeConfig, slo: Slo) -> list[System]:
+def parse_systems(text: str, base: RuntimeConfig, objective: Objective) -> list[System]:
     """Parse ``NAME[@LAYOUT],…``. Raises: ConfigError for a name, a layout or an objective that a run does not take."""
     given = [name.strip() for name in text.split(",")]
     names = [name.rpartition("/")[2] for name in given]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ConfigError(f"{twice[0]} is named {names.count(twice[0])} times, once is enough")
-    return [System(name=name, config=configure(path, base, slo)) for name, path in zip(names, given, strict=True)]
+    return [System(name=name, config=configure(path, base, objective)) for name, path in zip(names, given, strict=True)]
 
 
-def configure(name: str, base: RuntimeConfig, slo: Slo) -> RuntimeConfig:
+def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeConfig:
     """The configuration of a system: ``base`` with its policy or preset, its layout, and the objective, which policies steer by.
 
     Raises: ConfigError.
     """
     policy, _, layout = name.partition("@")
     data = to_data(base)
-    objective = {"ttft_ms": slo.ttft_s * 1000, "tbt_ms": slo.tbt_s * 1000 if math.isfinite(slo.tbt_s) else 0.0}
-    data["slo"] = {kind: dict(objective) for kind in data["slo"]}
+    data["slo"] = objective.sections
     if policy in PRESETS:
         if layout:
             raise ConfigError(f"{name}: the preset {policy} has the layout {PRESETS[policy].fixed['actors.layout']}")

@@ -37,8 +37,7 @@ def tables(report: GoodputReport) -> Iterator[Table]:
 
 def title(report: GoodputReport) -> str:
     """Load and objective in words."""
-    tbt = "" if report.slo_tbt_s is None else f" and 90 % of TBTs < {report.slo_tbt_s:g} s"
-    return f"{report.load}: requests/s with TTFT < {report.slo_ttft_s:g} s{tbt} for {report.target:.0%} of the requests"
+    return f"{report.load}: requests/s with {report.objective} for {report.target:.0%} of the requests"
 
 
 def shown_points(report: GoodputReport, system: SystemReport) -> Sequence[Point]:

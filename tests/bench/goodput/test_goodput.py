@@ -8,6 +8,7 @@ import pytest
 
 from mmrt.bench.goodput.command import main
 from mmrt.bench.goodput.live import check_policy
+from mmrt.bench.goodput.objective import Objective
 from mmrt.bench.goodput.options import parse_goodput
 from mmrt.bench.goodput.simulated import costs_of
 from mmrt.bench.goodput.systems import configure
@@ -110,11 +111,13 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_policies_steer_by_the_objective_that_they_are_judged_by() -> None:
-    config = configure("auto", RuntimeConfig(), Slo(2.5, 0.08))
+    config = configure("auto", RuntimeConfig(), Objective(Slo(2.5, 0.08)))
     assert {(one.ttft_ms, one.tbt_ms) for one in (config.slo.text, config.slo.image, config.slo.video)} == {(2500.0, 80.0)}
-    assert configure("auto", RuntimeConfig(), Slo(2.5)).slo.text.tbt_ms == 0.0
+    assert configure("auto", RuntimeConfig(), Objective(Slo(2.5))).slo.text.tbt_ms == 0.0
     options = parse_goodput(["--sim", "--objective", "qwen2-vl-7b/pope", "--workload", "pope"])
-    assert [system.name for system in options.systems] == ["monolithic", "split", "unified", "auto"] and options.slo == Slo(8.0, 0.1)
+    assert [system.name for system in options.systems] == ["monolithic", "split", "unified", "auto"] and options.objective == Objective(
+        Slo(8.0, 0.1)
+    )
 
 
 def test_a_load_lasts_long_enough_for_a_queue_to_grow() -> None:
@@ -127,7 +130,7 @@ def test_a_load_lasts_long_enough_for_a_queue_to_grow() -> None:
 
 def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
     gpu, cpu = load_costs("qwen2.5-vl-7b-h200"), load_costs("demo-cpu")
-    split, unified = (configure(name, RuntimeConfig(), Slo(1.0)) for name in ("split", "unified"))
+    split, unified = (configure(name, RuntimeConfig(), Objective(Slo(1.0))) for name in ("split", "unified"))
     halved = costs_of(split, gpu)
     assert halved.decode.seconds(9) == 2 * gpu.decode.seconds(9) and halved.prefill.seconds(9, 5) == 2 * gpu.prefill.seconds(9, 5)
     assert halved.interference["decode+encoder+prefill"] == {"decode": 1.0, "encoder": 0.5, "prefill": 0.5}

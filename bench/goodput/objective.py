@@ -1,0 +1,44 @@
+"""What a load is judged by: an objective for all requests, or another time to the first token for those without media (pure; MS3)."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ..serve.record import Record
+from ..serve.slo import Slo, is_met
+from ..serve.workload import MODALITIES
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """``text_ttft_s``: of requests without media; None: as of all."""
+
+    slo: Slo
+    text_ttft_s: float | None = None
+
+    def of(self, kind: str) -> Slo:
+        """The objective of a kind of request."""
+        return self.slo if kind != "text" or self.text_ttft_s is None else Slo(self.text_ttft_s, self.slo.tbt_s)
+
+    def times(self, scale: float) -> "Objective":
+        """All times of it times ``scale`` (US16)."""
+        text = None if self.text_ttft_s is None else self.text_ttft_s * scale
+        return Objective(Slo(self.slo.ttft_s * scale, self.slo.tbt_s * scale), text)
+
+    def attainment(self, records: Sequence[Record]) -> float:
+        """The share of the requests that meet it; 0 without any."""
+        return sum(is_met(record, self.of(record.group)) for record in records) / len(records) if records else 0.0
+
+    @property
+    def sections(self) -> dict[str, dict[str, float]]:
+        """The same as ``[slo]`` of a configuration."""
+        slos = {kind: self.of(kind) for kind in MODALITIES}
+        return {
+            kind: {"ttft_ms": slo.ttft_s * 1000, "tbt_ms": slo.tbt_s * 1000 if math.isfinite(slo.tbt_s) else 0.0}
+            for kind, slo in slos.items()
+        }
+
+    def __str__(self) -> str:
+        text = "" if self.text_ttft_s is None else f" (text {self.text_ttft_s:g} s)"
+        tbt = f" and 90 % of TBTs < {self.slo.tbt_s:g} s" if math.isfinite(self.slo.tbt_s) else ""
+        return f"TTFT < {self.slo.ttft_s:g} s{text}{tbt}"
