@@ -27,6 +27,7 @@ COMMANDS = (
     "replay",
     "ask",
     "chat",
+    "examples",
     "model",
     "config",
     "units",

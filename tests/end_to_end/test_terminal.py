@@ -1,10 +1,11 @@
-"""``mmrt chat`` at a real terminal and over a pipe; with a real run."""
+"""``mmrt chat`` at a real terminal and over a pipe, and the commands that ``mmrt examples`` prints, with a real run."""
 
 import fcntl
 import os
 import select
 import stat
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -150,3 +151,24 @@ def test_over_a_pipe(server: Server) -> None:
     lines = "/nonsense\nHello\n"
     done = subprocess.run(command, env=server.environment, input=lines, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "error: no command /nonsense" in done.stderr and done.stdout
+
+
+def test_the_printed_examples_run(server: Server, tmp_path: Path) -> None:
+    """All of them, as one script."""
+    printed = server.mmrt("examples")
+    assert printed.returncode == 0 and server.url in printed.stdout
+    environment = {**server.environment, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", printed.stdout], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, printed.stdout + done.stderr
+    assert '"error"' not in done.stdout and ".py: ok (version" in done.stdout, done.stdout
+    assert "decode: generation" in done.stdout and done.stdout.rstrip().endswith("data: [DONE]"), done.stdout
+    assert list(tmp_path.iterdir()) == []
+    server.wait_until_empty()
+
+
+def test_examples_of_some_topics(server: Server) -> None:
+    printed = server.mmrt("examples", "schema", "curl").stdout
+    assert printed.index("json_schema") < printed.index("server-sent events") and "policy" not in printed
+    assert sys.executable not in printed
