@@ -30,7 +30,7 @@ from ..runtime.process.memory_layout import (
     read_layout,
     write_layout,
 )
-from ..runtime.stage_table import SUPERVISOR
+from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
@@ -185,7 +185,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     actors = actor.config.instances
     ActorTable.create(run, actors)
     ControllerStats.create(run)
-    StepGaps.create(run)
+    StepGaps.create(run, MAX_INSTANCES)
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():

@@ -13,7 +13,7 @@ def register(app: "typer.Typer") -> None:
 
     @app.command(hidden=True)
     def actor(
-        name: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}; encoder.1 is the second encoder.")],
+        name: Annotated[str, typer.Argument(metavar="ACTOR", help=f"One of {', '.join(ACTORS)}; decode.1 is the second decode.")],
     ) -> None:
         """Be one actor of the run in $MMRT_RUN_DIR (for systemd and for debugging; `mmrt up` starts all of them)."""
         raise typer.Exit(run(name))

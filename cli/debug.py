@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
             str,
             typer.Argument(
                 metavar="ACTOR",
-                help=f"One of {', '.join(ACTORS)}; encoder.1 is the second encoder.",
+                help=f"One of {', '.join(ACTORS)}; decode.1 is the second decode.",
                 autocompletion=completed_from(ACTORS),
             ),
         ],

@@ -134,7 +134,7 @@ def _print_request(request: RequestReport, view: RunView) -> None:
     if request.failure:
         lines.append(f"  failure      {request.failure}")
     if request.live and request.phase:
-        running = "in the running set" if request.in_running_set else "not in the running set"
+        running = f"in the running set of {request.decode}" if request.in_running_set else "not in a running set"
         end = f", ended: {request.end}" if request.end else ""
         lines += [
             f"  row          {request.row}, generation {request.row_generation}, phase {request.phase}, {running}{end}",

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="ACTOR",
-                help=f"Of {', '.join(ACTORS)}; encoder.1 is the second encoder. Several at the same time.",
+                help=f"Of {', '.join(ACTORS)}; decode.1 is the second decode. Several at the same time.",
                 autocompletion=completed_from(ACTORS),
             ),
         ] = None,

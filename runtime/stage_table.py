@@ -48,7 +48,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_count(self) -> int:
         """How many actors of it a layout can have."""
-        return MAX_INSTANCES if self.letter and self.takes_plans else 1
+        return MAX_INSTANCES if self.letter else 1
 
 
 # The order gives the numbers of a run's actors in shared memory.
@@ -140,7 +140,7 @@ def restart_order(actors: Iterable[InstanceId]) -> list[InstanceId]:
 def starts_after(name: str, stages: Mapping[str, Stage] = STAGES) -> list[str]:
     """Return the stages to start before this one, for a service manager that stops services in reverse order of their start.
 
-    Stages that are given plans delay no other stage. There is one actor of each of the others.
+    Stages that are given plans delay no other stage.
     """
     rank = stages[name].stop_rank
     return [other for other, stage in stages.items() if stage.stop_rank > rank and not stage.takes_plans]

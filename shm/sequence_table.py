@@ -1,8 +1,8 @@
 """The sequence table: one row per live sequence, and the truth about it. A CFG pair is one row with two members.
 
-The controller writes the spec, prompt, block tables, phase and its own state; decode appends ids and sets the end; all others
-read. Each word has one writer. A row's contents belong to the generation of the row: a reader that asks for another one finds
-nothing committed and nothing ended.
+The controller writes the spec, prompt, block tables, phase, owner and its own state; the decode actor that owns the row appends ids and
+sets the end; all others read. Each word has one writer. A row's contents belong to the generation of the row: a reader that asks
+for another one finds nothing committed and nothing ended.
 """
 
 from collections.abc import Sequence
@@ -42,6 +42,7 @@ class _Fields:
         self.layout = layout = Layout()
         self.generation = layout.add(rows, np.uint64)
         self.phases = layout.add(rows, np.uint64)
+        self.owners = layout.add(rows, np.uint64)
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.spec_words = layout.add(rows, np.uint64)
@@ -58,8 +59,9 @@ class _Fields:
 class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
 
-    written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``num_pages`` [R, M],
-    ``prefilled`` [R, M] (tokens) uint64; ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
+    written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
+    number of the decode actor + 1, or 0: none), ``num_pages`` [R, M], ``prefilled`` [R, M] (tokens) uint64;
+    ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
     ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, where somebody asks.
     """
@@ -73,6 +75,7 @@ class SequenceTable:
         self.num_rows, self.max_context, self.max_pages, self.max_spec_bytes, self.max_state_bytes = geometry
         self.generation: NDArray[np.uint64] = segment.field(fields.generation)
         self.phases: NDArray[np.uint64] = segment.field(fields.phases)
+        self.owners: NDArray[np.uint64] = segment.field(fields.owners)
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
@@ -83,6 +86,7 @@ class SequenceTable:
         self.logprobs = LogprobFile(run, self.max_context, writable=segment.writable)
         self._generation = _word(fields.generation)
         self._phase = _word(fields.phases)
+        self._owner = _word(fields.owners)
         self._num_pages = _word(fields.num_pages)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
@@ -119,7 +123,7 @@ class SequenceTable:
 
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
-        del self.generation, self.phases, self.num_pages, self.prefilled, self.block_table, self.prompt
+        del self.generation, self.phases, self.owners, self.num_pages, self.prefilled, self.block_table, self.prompt
         del self.counts, self.ends, self.ids
         self.logprobs.close()
         self._segment.close()
@@ -146,6 +150,13 @@ class SequenceTable:
             self.logprobs.release(row)
         fence()
         self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
+
+    def set_owner(self, row: int, decode: int | None) -> None:
+        """Give the row's current generation to the decode actor of this number, or to none. The one before has left it, or is dead."""
+        self._check_row(row)
+        fence()
+        words, owner = self._segment.words, 0 if decode is None else decode + 1
+        words[self._owner + row] = words[self._generation + row] << 8 | owner
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
         """Write the prompt ids of one member. Raises: ValueError above ``max_context``."""
@@ -233,6 +244,19 @@ class SequenceTable:
         fence()
         rows = np.flatnonzero(words & 0xFF == phase)
         return list(zip(rows.tolist(), (words[rows] >> 8).tolist(), strict=True))
+
+    def owner(self, row: int, generation: int) -> int | None:
+        """The number of the decode actor that runs this generation of the row; None if it belongs to none."""
+        word = self._segment.words[self._owner + row]
+        return (word & 0xFF) - 1 if word >> 8 == generation and word & 0xFF else None
+
+    def rows_of(self, decode: int) -> list[tuple[int, int]]:
+        """All (row, generation) in phase DECODE that the decode actor of this number runs."""
+        phases = self.phases.copy()
+        fence()
+        owners = self.owners.copy()
+        rows = np.flatnonzero((phases & 0xFF == Phase.DECODE) & (owners == (phases & ~np.uint64(0xFF)) + np.uint64(decode + 1)))
+        return list(zip(rows.tolist(), (phases[rows] >> 8).tolist(), strict=True))
 
     def committed(self, row: int, generation: int) -> int:
         """The number of committed ids of this generation; 0 if the row has another."""

@@ -254,6 +254,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished_total: int = 0
     failed_total: int = 0
     preempted_total: int = 0
+    handed_over_total: int = 0  # rows from one decode actor to another
     evicted_total: int = 0
     quarantined_total: int = 0
     prompt_tokens_total: int = 0

@@ -1,4 +1,4 @@
-"""The histogram of the times between tokens: words that decode alone writes, for as long as the run lasts.
+"""The histograms of the times between tokens: one for each decode actor, which alone writes it, for as long as the run lasts.
 
 Each count is a word of its own that only grows, so a reader never sees half of one, and a writer killed at any point leaves counts
 that the next generation continues.
@@ -10,53 +10,61 @@ import numpy as np
 
 from ..schema.gap_buckets import NUM_BUCKETS, bucket_of
 from .run_directory import RunDirectory
-from .segment import Layout, Segment
+from .segment import Field, Layout, Segment
 
 _KIND = "gaps"
+_NUM_WORDS = NUM_BUCKETS + 1
 
 
 class StepGaps:
-    """Counts of gaps by bucket (``schema.gap_buckets``), and their sum."""
+    """Counts of gaps by bucket (``schema.gap_buckets``), and their sum, for each decode actor by its number."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, decode: int) -> None:
         """Use ``create`` or ``attach``."""
-        offset, num_bytes = _layout()
+        (num_decodes,) = segment.geometry[:1]
+        field, num_bytes = _layout(num_decodes)
         segment.expect_bytes(num_bytes)
+        if not 0 <= decode < num_decodes:
+            raise ValueError(f"there is no decode {decode} of {num_decodes}")
         self._segment = segment
-        self._words = segment.words[offset // 8 : offset // 8 + NUM_BUCKETS + 1]
+        self._all = segment.field(field)
+        own = field.offset // 8 + decode * _NUM_WORDS
+        self._own = segment.words[own : own + _NUM_WORDS]
 
     @classmethod
-    def create(cls, run: RunDirectory) -> Self:
-        """Make it. Raises: SpaceError, FileExistsError."""
-        return cls(Segment.create(run.segment_path("gaps"), _layout()[1], kind=_KIND))
+    def create(cls, run: RunDirectory, num_decodes: int) -> Self:
+        """Make them. Raises: SpaceError, FileExistsError."""
+        segment = Segment.create(run.segment_path("gaps"), _layout(num_decodes)[1], kind=_KIND, geometry=(num_decodes,))
+        return cls(segment, 0)
 
     @classmethod
-    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
-        """Map it. Raises: MissingError, SegmentError."""
-        return cls(Segment.attach(run.segment_path("gaps"), kind=_KIND, writable=writable))
+    def attach(cls, run: RunDirectory, decode: int | None = None) -> Self:
+        """Map them, to read all, or also to write those of one decode actor. Raises: MissingError, SegmentError, ValueError."""
+        return cls(Segment.attach(run.segment_path("gaps"), kind=_KIND, writable=decode is not None), decode or 0)
 
     def close(self) -> None:
         """Unmap."""
-        self._words.release()
+        self._own.release()
+        del self._all
         self._segment.close()
 
     def add(self, gap_ns: int, count: int) -> None:
-        """Count ``count`` gaps of ``gap_ns``. decode only."""
-        self._words[bucket_of(gap_ns)] += count
-        self._words[NUM_BUCKETS] += gap_ns * count
+        """Count ``count`` gaps of ``gap_ns``. Its decode actor only."""
+        self._own[bucket_of(gap_ns)] += count
+        self._own[NUM_BUCKETS] += gap_ns * count
 
     def read(self) -> list[int]:
-        """Return the counts by bucket, since the run began."""
-        return self._words[:NUM_BUCKETS].tolist()
+        """Return the counts of all by bucket, since the run began."""
+        counts: list[int] = self._all[:, :NUM_BUCKETS].sum(axis=0).tolist()
+        return counts
 
     @property
     def sum_s(self) -> float:
         """The sum of all gaps."""
-        return self._words[NUM_BUCKETS] / 1e9
+        return float(self._all[:, NUM_BUCKETS].sum()) / 1e9
 
 
-def _layout() -> tuple[int, int]:
-    """(offset of the words, bytes of the segment)."""
+def _layout(num_decodes: int) -> tuple[Field, int]:
+    """(counts and sum of each, bytes of the segment)."""
     layout = Layout()
-    words = layout.add(NUM_BUCKETS + 1, np.uint64).offset
-    return words, layout.num_bytes
+    return layout.add((num_decodes, _NUM_WORDS), np.uint64), layout.num_bytes

@@ -10,6 +10,7 @@ from ...runtime.controller.effects import (
     ClearPlan,
     Effect,
     Send,
+    SetOwner,
     SetPageGenerations,
     SetPageKeys,
     SetPhase,
@@ -22,7 +23,7 @@ from ...runtime.controller.effects import (
 from ...runtime.controller.kv_manager import IdSpan, Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
-from ...runtime.stage_table import InstanceId
+from ...runtime.stage_table import InstanceId, instance_id, number_of
 from ...schema.rows import Phase
 from ...shm.page_secret import page_secret
 from ...shm.plan_table import PlanTable
@@ -41,7 +42,7 @@ class ControllerIO:
         self._actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
-        self.gaps = StepGaps.attach(run, writable=False)
+        self.gaps = StepGaps.attach(run)
         self.pools = {name: PagePool.attach(run, name) for name in POOLS}
         self.secret = page_secret(run.path)
 
@@ -91,6 +92,8 @@ class ControllerIO:
                 table.prefilled[row, member] = num_tokens
             case SetPhase(row, phase):
                 table.set_phase(row, phase)
+            case SetOwner(row, decode):
+                table.set_owner(row, None if decode is None else number_of(decode))
             case WritePlan(slot, plan_id, actor, payload):
                 self.plans.write(slot, plan_id, self._actors.index(actor), payload)
             case ClearPlan(slot):
@@ -111,7 +114,9 @@ class ControllerIO:
             end_code, state = int(table.end(row, generation)), table.read_state(row)
             committed = table.committed(row, generation)
             ids = table.ids[row, :committed].tolist()
-            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids))
+            number = table.owner(row, generation)
+            owner = None if number is None else instance_id("decode", number)
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids, owner))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self._actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}

@@ -1,4 +1,5 @@
-"""Tells the controller which actors are broken: by the supervisor's table or, in a run without one, by their absence."""
+"""Tells the controller which actors are broken, by the supervisor's table or, in a run without one, by their absence; and which of
+these are dead, by their role locks."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 
 _LOOK_S = 1.0
+_GONE_S = 0.1  # a dead process's role is free before its device is closed: see ``host.actor.GRACE_S``
 
 
 class OutageWatch:
@@ -29,6 +31,7 @@ class OutageWatch:
         self._look_at_s = 0.0
         self._seen_s = dict.fromkeys((actor for actor in actors if stage_of(actor) in replaceable()), time.monotonic())
         self._absent: tuple[str, ...] = ()
+        self._free_s: dict[InstanceId, float] = {}  # since when nobody was seen to hold their roles
 
     def changed(self, now_s: float) -> Sequence[Outage] | None:
         """Return all outages if they differ from the last call's, else None."""
@@ -41,6 +44,12 @@ class OutageWatch:
             return None
         self._look_at_s = now_s + _LOOK_S
         return self._look(now_s)
+
+    def gone(self, actors: Iterable[InstanceId], now_s: float) -> list[InstanceId]:
+        """Return those of these actors that are dead: nobody holds the role, now and for some time."""
+        free = [actor for actor in actors if not RoleLock.is_held(self._run, actor)]
+        self._free_s = {actor: self._free_s.get(actor, now_s) for actor in free}
+        return [actor for actor, since_s in self._free_s.items() if now_s - since_s >= _GONE_S]
 
     def _look(self, now_s: float) -> Sequence[Outage] | None:
         for actor in self._seen_s:

@@ -124,10 +124,11 @@ def _policies(actor: Actor, state: ControllerState, stats: ControllerStats) -> P
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:
     """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
     policy = config.scheduling.policy
+    stages = [frozenset(map(stage_of, together)) for together in config.processes.values()]
     return Limits(
         policy="unified" if is_policy_file(policy) else policy,  # until the file is loaded
         actors=config.instances,
-        with_decode=frozenset(map(stage_of, config.processes[InstanceId(config.process_of("decode"))])),
+        with_decode=frozenset().union(*(process for process in stages if "decode" in process)),
         num_rows=layout.num_rows,
         max_context=layout.max_context,
         kv_page_tokens=layout.kv_page_tokens,
@@ -288,7 +289,8 @@ class Serving:
                 self._stats_at_s = now
             progress = self._io.progress(self._controller.watched())
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
-            effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read())
+            gone = self._outages.gone(self._controller.unanswering(), now)
+            effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read(), gone)
             self._perform(effects)
             self._flight.tick(began_ns, len(effects))
             if now >= self._stats_at_s:
@@ -331,6 +333,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         finished_total=before.finished_total + totals.finished,
         failed_total=before.failed_total + totals.failed,
         preempted_total=before.preempted_total + totals.preempted,
+        handed_over_total=before.handed_over_total + totals.handed_over,
         evicted_total=before.evicted_total + totals.evicted,
         quarantined_total=before.quarantined_total + totals.quarantined,
         overruled_total=before.overruled_total + totals.overruled,

@@ -1,8 +1,8 @@
 """The decode actor: continuous batching, one token per sequence and step, CFG combine, sampling, commit.
 
-It has its own loop: the controller is not on the token path. A row in phase DECODE belongs to the running set; Admit is only a hint,
-since a new generation finds its members in the table. A token counts from the moment its row's count word says so (commit); an
-uncommitted token may be computed again, with the same result or another, without harm.
+It has its own loop: the controller is not on the token path. The rows in phase DECODE that it owns belong to its running set; Admit is
+only a hint, since a new generation finds its members in the table. A token counts from the moment its row's count word says so
+(commit); an uncommitted token may be computed again, with the same result or another, without harm.
 """
 
 import gc
@@ -19,6 +19,7 @@ from ...models.sampling.sampler import sampler_for
 from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded
 from ...runtime.observe.flight import Kind
 from ...runtime.process.memory_layout import read_layout
+from ...runtime.stage_table import number_of
 from ...schema.rows import EndCode, Phase
 from ...shm.doorbell import Ringer
 from ...shm.pool import PagePool
@@ -65,7 +66,8 @@ def main(actor: Actor) -> None:
     gc.freeze()
     actor.serving()
     try:
-        Decoding(actor, table, running, compiler, StepGaps.attach(actor.run), Ringer(actor.run, "detokenizer")).run()
+        gaps = StepGaps.attach(actor.run, number_of(actor.name))
+        Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer")).run()
     finally:
         compiler.close()
         completion.wait()  # a successor relies on this process to write nothing more
@@ -89,6 +91,7 @@ class Decoding:
         self._compiler = compiler
         self._flight = actor.flight
         self._table = table
+        self._number = number_of(actor.name)
         self._running = running
         self._gaps = GapCounter(gaps.add)
         self._bell = bell
@@ -98,7 +101,7 @@ class Decoding:
         self._status: ActorStatus = actor.status
         worst_s = actor.status.step_cost_ns / 1e9
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, actor.config.step_limit_s(actor.name), worst_s)
-        self._trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
+        self._trials = SoloTrials(actor.death, table.rows_of(self._number))
 
     def run(self) -> None:
         """Step until told to end; wait for messages while there is nothing to step."""
@@ -141,8 +144,9 @@ class Decoding:
         self._status.set_step_cost(int(1e9 * self._limit.worst_s))
 
     def _give_up_guilty(self) -> None:
-        """End the row that has crashed two generations."""
-        if (guilty := self._trials.guilty) is None or self._table.end(*guilty) != EndCode.NONE:
+        """End the row that has crashed two generations, unless another actor runs it now."""
+        guilty = self._trials.guilty
+        if guilty is None or self._table.owner(*guilty) != self._number or self._table.end(*guilty) != EndCode.NONE:
             return
         log.error("row %d crashed decode twice; its request fails", guilty[0])
         self._table.set_end(*guilty, EndCode.ERROR)
@@ -165,10 +169,15 @@ class Decoding:
                     break
         self._running.hold(trials.held)
 
+    def _is_mine(self, row: int, generation: int) -> bool:
+        """True if this actor runs the row now."""
+        return self._table.phase(row) == (generation, Phase.DECODE) and self._table.owner(row, generation) == self._number
+
     def _is_open(self, row: int, generation: int) -> bool:
         """True if the row may still be in the running set and has not ended."""
         theirs, phase = self._table.phase(row)
-        return theirs == generation and phase != Phase.FREE and self._table.end(row, generation) == EndCode.NONE
+        is_live = theirs == generation and phase != Phase.FREE and self._table.owner(row, generation) == self._number
+        return is_live and self._table.end(row, generation) == EndCode.NONE
 
     def _try(self, step: Callable[[], Outcome]) -> Outcome:
         """Take a step. A sequence that cannot be computed must not end the others, nor this process again and again."""
@@ -195,7 +204,7 @@ class Decoding:
             self._settle()
         for message in messages:
             if isinstance(message, Admit):
-                if self._table.phase(message.row) == (message.row_generation, Phase.DECODE):
+                if self._is_mine(message.row, message.row_generation):
                     self._add(message.row, message.row_generation, time.monotonic())
             elif isinstance(message, Drop):
                 self._running.remove(message.row, message.row_generation)
@@ -210,7 +219,7 @@ class Decoding:
         self._scan_at_s = now_s + SCAN_S
         self._settle()
         self._running.expire(now_s)
-        for row, generation in self._table.rows_in(Phase.DECODE):
+        for row, generation in self._table.rows_of(self._number):
             self._add(row, generation, now_s)
 
     def _add(self, row: int, generation: int, now_s: float) -> None:

@@ -135,6 +135,8 @@ class _StatsCollector(Collector):
         yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
         yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
         yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
+        handed_over = "Sequences that went from one decode to another, without a copy."
+        yield CounterMetricFamily("mmrt_sequences_handed_over", handed_over, stats.handed_over_total)
         overruled = "Times that the scheduling policy failed and unified acted in its place."
         yield CounterMetricFamily("mmrt_policy_overruled", overruled, stats.overruled_total)
         yield CounterMetricFamily(

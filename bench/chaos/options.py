@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--faults", type=_whole(0), metavar="N", help="end after N faults (30, unless --minutes is given)")
     add("--minutes", type=_positive, metavar="M", help="end after M minutes")
     add("--kinds", type=_choices(KINDS), metavar="K,…", help="only these kinds")
-    add("--actors", metavar="A,…", help="only these processes; of several encoders the second is encoder.1")
+    add("--actors", metavar="A,…", help="only these processes; of several decodes the second is decode.1")
     add("--phases", type=_choices(PHASES), metavar="P,…", help="only these phases")
     add("--drains", type=_whole(0), metavar="N", help="times that the run is taken down in mid-stream, with a fault in its drain (1)")
     add("--replay", type=_replay, metavar="SEED:INDEX", help="only this fault of this storm, --faults times (1)")

@@ -75,6 +75,13 @@ class SetPhase(NamedTuple):
     phase: Phase
 
 
+class SetOwner(NamedTuple):
+    """Give the row to a decode actor, or to none: one that has it leaves it at the Drop that follows."""
+
+    row: int
+    decode: InstanceId | None
+
+
 class WritePlan(NamedTuple):
     slot: int
     plan_id: int
@@ -103,6 +110,7 @@ Effect = (
     | ClearPages
     | SetPrefilled
     | SetPhase
+    | SetOwner
     | WritePlan
     | ClearPlan
     | Send

@@ -17,7 +17,7 @@ from .outages import check_served
 from .poison import MAX_STRIKES, STRIKE_BYTES
 from .prefix_cache import PagesToCome, find_hits, num_saved, set_keys
 from .records import Submitted
-from .request import ItemRecord, Request, RowRecord, SegmentRecord, encode_record
+from .request import MEMBER_BYTES, ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
 from .scheduling.types import MAX_PARTS, Limits
 from .state import BY_RANK, GATEWAY, ControllerState
@@ -213,7 +213,7 @@ def prepare(state: ControllerState, request: Request) -> None:
         segments = [segment for shape in shapes for segment in shape.segments]
         num_patch = min(limits.num_patch_pages, sum(patch_pages(segment, limits) for segment in segments))
         num_embedding = min(limits.num_embedding_pages, sum(embedding_pages(segment, limits) for segment in segments))
-        page_bytes = 14 * (num_patch + num_embedding) + 12 * len(segments)
+        page_bytes = MEMBER_BYTES + 14 * (num_patch + num_embedding) + 12 * len(segments)
         page_bytes += MAX_STRIKES * STRIKE_BYTES * (len(shapes) + min(len(segments), MAX_PARTS))
         check_record(state, request, page_bytes)
     except RequestError as error:

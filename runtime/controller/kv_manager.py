@@ -11,15 +11,15 @@ from itertools import chain
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import Admit
 from .effects import AppendPages
 from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
-from .prefix_cache import append_hits, check_unnamed, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
+from .ownership import hand_over, is_orphan
+from .prefix_cache import append_hits, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
-from .state import BY_RANK, DECODE, ControllerState, membership
+from .state import BY_RANK, ControllerState, membership
 
 WINDOW_S = 0.25
 NAMED_AT_ONCE = 4  # pages
@@ -84,7 +84,7 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
         request = state.rows[row]
         if request is None or request.row_generation != row_generation or request.ending:
             continue
-        if not request.counts_known and not request.record.member:
+        if not request.counts_known and request.record.member_of is None:
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
@@ -180,7 +180,7 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
     run = state.allocate("kv", request, count)
     if run is None:
         return False
-    if request.record.member:
+    if request.record.member_of is not None:
         state.pools["kv"].use(membership(request), run.pages)
     state.emit(AppendPages(request.row, member, run.pages))
     request.block_tables[member].extend(run.pages)
@@ -259,18 +259,13 @@ def make_room(state: ControllerState, request: Request, now: float) -> None:
 
 
 def admit_to_decode(state: ControllerState) -> None:
-    """Hand fully prefilled rows to decode once no plan writes their KV pages. Membership is recorded before the phase."""
+    """Hand over fully prefilled rows once no plan writes their KV pages, and rows that have left a decode actor for another one."""
     for request in state.touched():
-        if request.phase != Phase.PREPARE or not request.has_kv:
-            continue
-        if request.prefill_plan is not None or not request.counts_known or not request.is_prefilled:
-            continue
-        request.record.member = True
-        request.window = None  # time spent outside decode does not count as time between tokens
-        state.save(request)
-        for table in request.block_tables:
-            state.pools["kv"].use(membership(request), table)
-        if request.keys:
-            check_unnamed(state, request)
-        state.set_phase(request, Phase.DECODE)
-        state.send(DECODE, Admit(state.epoch, request.row, request.row_generation))
+        if is_orphan(request) or _is_prepared(request):
+            hand_over(state, request)
+
+
+def _is_prepared(request: Request) -> bool:
+    if request.phase != Phase.PREPARE or not request.has_kv or request.prefill_plan is not None:
+        return False
+    return request.counts_known and request.is_prefilled

@@ -1,18 +1,18 @@
 """Failure, end and preemption of requests, and release of their pages and rows.
 
-All exits work alike: retire what the row owns, have decode confirm that it has dropped the row (Drop until Dropped), wait for the
+All exits work alike: retire what the row owns, have its decode actor confirm that it has dropped the row (``ownership``), wait for the
 plans that name the row, then free. ``settle`` is called whenever one of those holders is gone.
 """
 
 from ...schema.rows import Phase
-from ..bus.messages import Drop, Failed
+from ..bus.messages import Failed
 from ..errors import RequestError
 from .effects import ClearPages
 from .media_sharing import leave
 from .records import Ended, Refused
 from .request import Request
 from .scheduling.types import SegmentStage
-from .state import DECODE, LONG_AGO_S, ControllerState, membership, owner
+from .state import ControllerState, owner
 
 
 def fail(state: ControllerState, request: Request, error: RequestError) -> None:
@@ -114,7 +114,8 @@ def settle(state: ControllerState, request: Request) -> None:
     if not request.has_row:
         return
     record = request.record
-    if record.member and (request.ending or record.evicting or request.is_finished):
+    is_leaving = request.ending or record.evicting or request.is_finished or request.phase == Phase.DECODE and request.decode is None
+    if record.member_of is not None and is_leaving:
         request.drop_ticket = request.drop_ticket or state.number()
         return
     if (request.ending or record.evicting or request.is_finished) and request.prefill_plan is None:
@@ -137,23 +138,3 @@ def clear_pages(state: ControllerState, request: Request) -> None:
     state.pools["kv"].retire(owner(request))
     request.block_tables = ([], [])
     request.prefilled, request.num_cached, request.num_named = [0, 0], [0, 0], [0, 0]
-
-
-def send_drops(state: ControllerState, now: float) -> None:
-    """Ask decode to drop rows, repeatedly until it answers."""
-    for request in state.requests_in_rows():
-        if request.drop_ticket and now - request.drop_sent_s >= state.limits.resend_s:
-            if state.send(DECODE, Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
-                request.drop_sent_s = now
-
-
-def on_dropped(state: ControllerState, row: int, row_generation: int, ticket: int) -> None:
-    """End the row's membership: decode's active generation has dropped it."""
-    request = state.rows[row] if 0 <= row < len(state.rows) else None
-    if request is None or request.row_generation != row_generation or not ticket or request.drop_ticket != ticket:
-        return
-    request.drop_ticket, request.drop_sent_s = 0, LONG_AGO_S
-    request.record.member = False
-    state.save(request)
-    state.pools["kv"].drop(membership(request))
-    settle(state, request)

@@ -47,8 +47,9 @@ from .kv_manager import (
     reserve,
     wanted_ids,
 )
-from .lifecycle import end, failed_message, on_dropped, send_drops
+from .lifecycle import end, failed_message
 from .outages import fail_stranded
+from .ownership import on_dropped, on_gone, resend_drops, send_drops, unanswering
 from .plan_dispatch import send_plan
 from .plan_results import finish_plan
 from .planner import issue
@@ -120,8 +121,7 @@ class Controller:
                 if inflight.actor == actor:
                     inflight.sent_s = inflight.begun_s = LONG_AGO_S
             if stage_of(actor) == "decode":
-                for request in state.requests_in_rows():
-                    request.drop_sent_s = LONG_AGO_S
+                resend_drops(state, actor)
             elif stage_of(actor) == "gateway":
                 cancel_older_gateways(state)
         if message.active and stage_of(actor) in FILLS_PAGES:
@@ -136,7 +136,7 @@ class Controller:
                 finish_plan(state, inflight, message.result, message.elapsed_s)
         elif isinstance(message, Dropped):
             if stage_of(actor) == "decode":
-                on_dropped(state, message.row, message.row_generation, message.ticket)
+                on_dropped(state, actor, message.row, message.row_generation, message.ticket)
         elif isinstance(message, SequenceEnded):
             pass  # a hint: tick looks at the rows
         elif stage_of(actor) == "gateway" and not isinstance(message, Hello | ClearCaches):
@@ -189,13 +189,26 @@ class Controller:
         """Return the committed ids that ``tick`` needs with these words, or ``on_message`` with last words: all of them."""
         return wanted_ids(self.state, progress, all_of_them=all_of_them)
 
-    def tick(self, now: float, progress: Sequence[Progress] = (), new_ids: NewIds = (), gaps: Sequence[int] = ()) -> list[Effect]:
+    def unanswering(self) -> set[InstanceId]:
+        """Return broken actors that must be seen dead before work goes on: ``tick`` takes those whose role lock is free now."""
+        return unanswering(self.state)
+
+    def tick(
+        self,
+        now: float,
+        progress: Sequence[Progress] = (),
+        new_ids: NewIds = (),
+        gaps: Sequence[int] = (),
+        gone: Collection[InstanceId] = (),
+    ) -> list[Effect]:
         """Decide: deadlines, pages, admission, plans, decode, unanswered commands, answers to the gateway.
 
-        ``gaps``: counts of times between tokens by bucket (``schema.gap_buckets``), since the run began.
+        ``gaps``: counts of times between tokens by bucket (``schema.gap_buckets``), since the run began. ``gone``: of ``unanswering``,
+        the actors whose role nobody holds, seen after all effects so far were performed.
         """
         state = self.state
         state.begin_tick(now, gaps)
+        on_gone(state, gone)
         rank_requests(state)
         observe(state, progress, new_ids, now)
         expose_finished_rows(state)

@@ -2,8 +2,9 @@
 
 The supervisor reports the actors that it has given up for now (``shm/outages.py``); without a supervisor, an actor absent for long
 counts as broken. No request waits for one: a request that still needs a stage whose actors are all broken is refused, or ends, with
-status 503. While another actor of the stage serves, it gets what the broken one was to encode, into other pages; a request whose
-prefill plan lies at a broken actor ends, since that plan may still write into the row's KV pages. Requests that do not need the stage
+status 503. While another actor of the stage serves, it gets what the broken one was to encode, into other pages, and the rows that
+the broken one was to decode, with their pages (``ownership``); a request whose prefill plan lies at a broken actor ends, since that
+plan may still write into the row's KV pages. Requests that do not need the stage
 go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
 """
 
@@ -16,6 +17,7 @@ from ..bus.messages import RequestSpec
 from ..errors import RequestError
 from ..stage_table import STAGES, stage_of
 from .lifecycle import fail
+from .ownership import leave_broken
 from .poison import give_back
 from .request import Request
 from .scheduling.types import SegmentStage
@@ -36,6 +38,7 @@ def fail_stranded(state: ControllerState) -> None:
     """End the requests that cannot go on, in any phase, and plan work of broken actors again that others can do."""
     if not state.outages:
         return
+    leave_broken(state)
     for request in list(state.requests.values()):
         if request.failure is not None:
             continue

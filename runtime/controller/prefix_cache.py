@@ -180,7 +180,8 @@ def name_pages(state: ControllerState, request: Request) -> None:
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:
-    """Assert that decode will write no page that has a key: its first token is the last one known."""
+    """Assert that decode will write no page that has a key: its first token is the last one known. It may have no page yet."""
     for table, length in zip(request.block_tables, request.lengths, strict=False):
-        page = table[(length + request.committed - 1) // state.limits.kv_page_tokens]
-        assert state.pools["kv"].cache.key_of(page) is None, f"decode would write page {page}, which has a key"
+        first = (length + request.committed - 1) // state.limits.kv_page_tokens
+        for page in table[first : first + 1]:
+            assert state.pools["kv"].cache.key_of(page) is None, f"decode would write page {page}, which has a key"

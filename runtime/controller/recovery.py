@@ -41,6 +41,7 @@ class RowSnapshot(NamedTuple):
     end_code: int
     state: bytes | None
     ids: Sequence[int] = ()
+    decode: InstanceId | None = None  # the owner
 
 
 class PlanSnapshot(NamedTuple):
@@ -99,14 +100,15 @@ def _restore_requests(state: ControllerState, journal: JournalState) -> None:
 
 
 def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
-    """Attach a row to its request, or to none if that has ended. A row without a record may be in decode's running set."""
-    record = decode_record(row.state) if row.state is not None else RowRecord(0, member=True)
+    """Attach a row to its request, or to none if that has ended. A row without a record may be in its owner's running set."""
+    record = decode_record(row.state) if row.state is not None else RowRecord(0, member_of=row.decode)
     request = state.requests.get(record.key)
     if request is None or row.phase == Phase.ENDING and request.failure is None:
         request = Request(record.key, -1, -1, RequestSpec("", [], [], Sampling(), None), ending=True)
     elif request.failure is not None and (record.filled or row.phase == Phase.ENDING):
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
+    request.decode = row.decode
     request.block_tables, request.prefilled = row.block_tables, list(row.prefilled)
     request.committed, request.ids, request.end_code = row.committed, list(row.ids), row.end_code
     state.rows[row.row] = request
@@ -129,8 +131,8 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
         if request.phase != Phase.ENDING:
             state.set_phase(request, Phase.ENDING)
         return
-    if record.member and request.phase == Phase.PREPARE and not record.evicting:
-        record.member = False  # the phase word was not yet written: decode has never seen the row
+    if request.phase == Phase.PREPARE and not record.evicting:
+        record.member_of = None  # the phase word was not yet written: decode has never seen the row
     if record.evicting and request.phase == Phase.DECODE:
         state.set_phase(request, Phase.PREPARE)
     if not record.prepared:
@@ -182,7 +184,7 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
     for request in state.requests_in_rows():
         kv = [page for table in request.block_tables for page in table]
-        if request.record.member:
+        if request.record.member_of is not None:
             used["kv"][membership(request)] = kv
         if request.ending:
             continue

@@ -16,6 +16,7 @@ from ...schema.rows import Phase
 from ..bus.media_work import corrected
 from ..bus.messages import Failed, PageRun, RequestSpec
 from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
+from ..stage_table import InstanceId
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
 from .known_media import MediaKey
@@ -120,13 +121,14 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowRecord(msgspec.Struct, array_like=True):
-    """A row's record. ``member``: decode may have the row in its running set. ``evicting``: its KV pages are being taken back.
-    ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages. ``era``: of the caches that it uses."""
+    """A row's record. ``member_of``: the decode actor that may have the row in its running set. ``evicting``: its KV pages are being
+    taken back. ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages. ``era``: of the caches that it
+    uses."""
 
     key: int
     filled: bool = False
     prepared: bool = False
-    member: bool = False
+    member_of: InstanceId | None = None
     evicting: bool = False
     max_new_tokens: int = 0
     items: list[ItemRecord] = []
@@ -159,6 +161,8 @@ class Left(NamedTuple):
     video_rows: int = 0
 
 
+MEMBER_BYTES = 8  # more of a record whose row has gone to decode
+
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
 
@@ -183,6 +187,7 @@ class Request:
     row: int = -1
     row_generation: int = 0
     phase: Phase = Phase.FREE
+    decode: InstanceId | None = None  # that owns it, by its owner word; matters in phase DECODE
     record: RowRecord = field(default_factory=lambda: RowRecord(0))
     placed_s: float = 0.0
     video_s: float = 0.0  # when video last got a plan of it, or first could have

@@ -29,8 +29,7 @@ from .scheduling.policy import POLICIES, Policy, PolicyRecord
 from .scheduling.types import Device, Limits
 
 BY_RANK = attrgetter("rank")
-# Of these a run has one.
-GATEWAY, DECODE = InstanceId("gateway"), InstanceId("decode")
+GATEWAY = InstanceId("gateway")  # a run has one
 LONG_AGO_S = float("-inf")
 STUCK_S = 5.0  # the actor of a plan this old is absent or hangs: it uses no processor
 
@@ -68,6 +67,7 @@ class Totals:
     finished: int = 0
     failed: int = 0
     preempted: int = 0
+    handed_over: int = 0  # rows from one decode actor to another
     evicted: int = 0
     quarantined: int = 0
     overruled: int = 0  # times that the policy was overruled (``policy_calls``)

@@ -85,6 +85,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0  # of the prompt, in pages found in the cache
     sent_tokens: int = 0
     max_new_tokens: int = 0
+    decode: str = ""  # the decode actor that runs it
     in_running_set: bool = False
     failure: str = ""
     members: list[MemberReport] = []

@@ -13,6 +13,7 @@ from ...shm.sequence_table import SequenceTable
 from ..bus.messages import SequenceSpec, decode_sequence_spec
 from ..bus.plans import Plan, RowKey, decode_plan
 from ..controller.request import RowRecord, decode_record
+from ..stage_table import instance_id
 
 _ATTEMPTS = 5
 
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     prefilled: tuple[int, int]
     committed: int
     end: EndCode
+    decode: str  # that owns it; "": none does
 
     @property
     def key(self) -> RowKey:
@@ -60,9 +62,11 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
         first, second = table.prefilled[row].tolist()  # before the values that bound it, which grow
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
+        owner = table.owner(row, generation)
+        decode = "" if owner is None or phase != Phase.DECODE else instance_id("decode", owner)
         if table.phase(row) == (generation, phase):
             record = None if state is None else decode_record(state)
-            return Row(row, generation, phase, record, spec, tables, (first, second), committed, end)
+            return Row(row, generation, phase, record, spec, tables, (first, second), committed, end, decode)
     return None
 
 

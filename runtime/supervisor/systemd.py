@@ -119,7 +119,9 @@ WantedBy={TARGET}
 
 def _order(config: RuntimeConfig, actor: InstanceId) -> str:
     """Order units to stop as a run does: systemd stops units in reverse of After=, at the cost of starting them in that order."""
-    after = {service_name(config.process_of(other)): None for other in starts_after(stage_of(actor))}
+    stages = starts_after(stage_of(actor))
+    others = [other for stage in stages for other in config.instances if stage_of(other) == stage]
+    after = {service_name(config.process_of(other)): None for other in others}
     return f"After={' '.join(after)}\n" if after else ""
 
 

@@ -83,7 +83,7 @@ class Bench:
         self.launches_ahead = launches_ahead
         self.config = config
         self.table = SequenceTable.create(run, 8, MAX_CONTEXT, MAX_CONTEXT // PAGE_TOKENS)
-        self.gaps = StepGaps.create(run)
+        self.gaps = StepGaps.create(run, 2)
         self.kv = PagePool.create(run, "kv", 96, config.kv_page_bytes(PAGE_TOKENS))
         self.embeddings = PagePool.create(run, "embedding", 24, EMBEDDING_PAGE_TOKENS * config.embedding_row_bytes())
         self.random = np.random.default_rng(3)
@@ -128,6 +128,7 @@ class Bench:
     ) -> Row:
         """A prepared row without pages."""
         generation = self.table.begin(row)
+        self.table.set_owner(row, 0)
         for member, ids in enumerate((prompt, companion)):
             self.table.write_prompt(row, member, ids)
         spec = SequenceSpec(

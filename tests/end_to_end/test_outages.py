@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.runtime.stage_table import STAGES
+from mmrt.runtime.stage_table import STAGES, stage_of
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 
@@ -33,7 +33,7 @@ def own(launch: Callable[..., Server], source: Path) -> Server:
 @contextmanager
 def broken(server: Server, source: Path, actor: str) -> Iterator[dict[str, Any]]:
     """``actor``'s code on disk raises, and its process is killed: the run is without it. Its report. Then its code is mended."""
-    file = source / "actors" / f"{STAGES[actor].module.replace('.', '/')}.py"
+    file = source / "actors" / f"{STAGES[stage_of(actor)].module.replace('.', '/')}.py"
     before = file.read_text()
     file.write_text(f"raise RuntimeError('{actor} was edited badly')\n")
     try:

@@ -135,6 +135,8 @@ def test_a_stage_that_is_added_is_in_every_list(talker: Stage) -> None:
         ("2E+P+D", {"encoder": ("encoder",), "encoder.1": ("encoder.1",), "prefill": ("prefill",), "decode": ("decode",)}),
         ("E+E+P+D", {"encoder": ("encoder",), "encoder.1": ("encoder.1",), "prefill": ("prefill",), "decode": ("decode",)}),
         ("D+2PE", {"prefill": ("encoder", "prefill"), "prefill.1": ("encoder.1", "prefill.1"), "decode": ("decode",)}),
+        ("E+P+2D", {"encoder": ("encoder",), "prefill": ("prefill",), "decode": ("decode",), "decode.1": ("decode.1",)}),
+        ("2EPD", {"decode": ("encoder", "prefill", "decode"), "decode.1": ("encoder.1", "prefill.1", "decode.1")}),
         ("EPD+2P", {"decode": ("encoder", "prefill", "decode"), "prefill.1": ("prefill.1",), "prefill.2": ("prefill.2",)}),
     ],
 )
@@ -164,7 +166,7 @@ def test_a_layout_is_processes() -> None:
         ("E P D", "'E P D' is not"),
         ("epd", "'epd' is not"),
         ("E+PX+D", "'PX': no stage 'X', there are E, P, D"),
-        ("E+P+2D", "'E+P+2D' has 2 of decode, a run has at most 1"),
+        ("E+P+9D", "'E+P+9D' has 9 of decode, a run has at most 8"),
         ("9E+P+D", "'9E+P+D' has 9 of encoder, a run has at most 8"),
         ("4E+4EP+E+D", "has 9 of encoder"),
         ("EE+P+D", "'EE+P+D' has a process with encoder twice"),
@@ -204,7 +206,8 @@ def test_an_instance_has_one_name(text: str) -> None:
         ("encoder.8", "'8' is no number"),
         ("encoder.\u0661", "is no number"),
         ("talker.1", "no actor 'talker.1'; there are memory, controller"),
-        ("decode.1", "no actor 'decode.1': a run has one decode"),
+        ("decode.8", "no actor 'decode.8': '8' is no number from 1 to 7"),
+        ("detokenizer.1", "no actor 'detokenizer.1': a run has one detokenizer"),
         ("video.1", "no actor 'video.1': a run has one video"),
     ],
 )

@@ -24,6 +24,7 @@ class Row:
     def __init__(self, generation):
         self.generation = generation
         self.phase = Phase.FREE
+        self.owner = None
         self.pages = [[], []]
         self.spec = self.state = None
         self.ids = []
@@ -79,6 +80,20 @@ class TableMachine(RuleBasedStateMachine):
             assert (generation, found) == (mine.generation, phase) or found == mine.phase
             self.controller.set_phase(row, found)
             mine.phase = found
+
+    @rule(row=row_numbers, owner=st.none() | st.integers(0, 7), steps=st.none() | st.integers(0, 30))
+    def set_owner(self, row, owner, steps):
+        mine = self.rows[row]
+        if not mine.generation:
+            return
+        if steps is None:
+            self.controller.set_owner(row, owner)
+            mine.owner = owner
+        else:
+            self.dying(SequenceTable.set_owner, steps, row, owner)
+            found = self.controller.owner(row, mine.generation)
+            assert found in (mine.owner, owner)
+            mine.owner = found
 
     @rule(
         row=row_numbers,
@@ -187,6 +202,12 @@ class TableMachine(RuleBasedStateMachine):
         for phase in (Phase.PREPARE, Phase.DECODE, Phase.ENDING):
             expected = [(row, mine.generation) for row, mine in enumerate(self.rows) if mine.phase == phase]
             assert self.reader.rows_in(phase) == expected
+        for owner in range(8):
+            expected = [(row, r.generation) for row, r in enumerate(self.rows) if r.phase == Phase.DECODE and r.owner == owner]
+            assert self.reader.rows_of(owner) == expected
+        for row, mine in enumerate(self.rows):
+            assert self.reader.owner(row, mine.generation) == mine.owner
+            assert self.reader.owner(row, mine.generation + 1) is None
 
     def teardown(self):
         for table in (self.controller, self.decode, self.reader):
@@ -230,6 +251,7 @@ def test_no_row_outside_the_table_is_written(run, row):
     for write in (
         lambda: table.begin(row),
         lambda: table.set_phase(row, Phase.DECODE),
+        lambda: table.set_owner(row, 1),
         lambda: table.write_prompt(row, 0, [1]),
         lambda: table.append_pages(row, 0, [1]),
         lambda: table.write_spec(row, b"spec"),

@@ -48,24 +48,24 @@ def test_shares_and_quantiles_are_right_to_a_bucket(gaps: list[int], limit_s: fl
 
 
 def test_counts_outlive_their_writer_and_are_continued(run, crashes):
-    StepGaps.create(run).close()
+    StepGaps.create(run, 2).close()
 
     def write():
-        words = StepGaps.attach(run)
+        words = StepGaps.attach(run, 0)
         words.add(50_000_000, 3)
         words.add(90_000_000, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     for _ in range(2):
         assert crashes.Child(write).wait() == -signal.SIGKILL
-    reader = StepGaps.attach(run, writable=False)
+    reader = StepGaps.attach(run)
     assert reader.read() == counted(2 * [50_000_000] * 3 + 2 * [90_000_000])
     assert reader.sum_s == pytest.approx(0.48)
     reader.close()
 
 
 def test_a_writer_that_dies_within_a_count_leaves_whole_ones(run, crashes):
-    writer = StepGaps.create(run)
+    writer = StepGaps.create(run, 1)
     for steps in range(12):
         before = writer.read()
         with crashes.before_step(crashes.codes(StepGaps.add), steps):
@@ -73,6 +73,19 @@ def test_a_writer_that_dies_within_a_count_leaves_whole_ones(run, crashes):
         after = writer.read()
         assert [new - old for old, new in zip(before, after, strict=True)] in (counted([]), counted([50_000_000] * 7))
     writer.close()
+
+
+def test_each_decode_counts_for_itself_and_all_are_read_together(run):
+    StepGaps.create(run, 3).close()
+    writers = [StepGaps.attach(run, number) for number in range(3)]
+    for number, writer in enumerate(writers):
+        writer.add(50_000_000, 1 + number)
+    reader = StepGaps.attach(run)
+    assert reader.read() == counted([50_000_000] * 6) and reader.sum_s == pytest.approx(0.3)
+    for words in (*writers, reader):
+        words.close()
+    with pytest.raises(ValueError, match="no decode 3 of 3"):
+        StepGaps.attach(run, 3)
 
 
 def test_a_run_without_the_words(run):

@@ -63,7 +63,7 @@ class Limits:
 
     policy: str = "unified"
     actors: tuple[InstanceId, ...] = ACTORS  # of the run
-    with_decode: frozenset[str] = frozenset()  # the stages in decode's process
+    with_decode: frozenset[str] = frozenset()  # the stages that share a process with a decode
     num_rows: int
     max_context: int
     kv_page_tokens: int

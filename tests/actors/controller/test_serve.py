@@ -55,7 +55,7 @@ def run() -> Iterator[RunDirectory]:
         for name, count in (("media", 4), ("patch", 4), ("embedding", 4), ("kv", 32)):
             PagePool.create(directory, name, count, 8).close()
         ControllerStats.create(directory).close()
-        StepGaps.create(directory).close()
+        StepGaps.create(directory, 2).close()
         ActorTable.create(directory, ACTORS).close()
         FlightRecorder.create(directory, "controller", 256).close()
         yield directory

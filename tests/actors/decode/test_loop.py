@@ -28,8 +28,15 @@ def no_vocabulary() -> Matchers:
     raise NotImplementedError
 
 
-def serve(bench: Bench, *script: object, death: Death | None = None, compiler: GrammarCompiler | None = None) -> FakeActor:
-    actor = FakeActor(bench.run, "decode", script)  # type: ignore[arg-type]
+def serve(
+    bench: Bench,
+    *script: object,
+    death: Death | None = None,
+    compiler: GrammarCompiler | None = None,
+    name: str = "decode",
+) -> FakeActor:
+    bench.run.segment_path("actors").unlink(missing_ok=True)
+    actor = FakeActor(bench.run, name, script)  # type: ignore[arg-type]
     actor.become_active()
     actor.death = death
     compiler = compiler or GrammarCompiler(no_vocabulary, actor.wake)
@@ -90,6 +97,31 @@ def test_a_dropped_row_is_left_alone_until_it_is_in_decode_again(counting: Bench
     assert actor.sent == [Dropped(1, *row.place, 77)] * 2 + [SequenceEnded(1, *row.place)]
     assert counting.committed(row) == list(range(11, 21))
     assert sum(counting.gaps.read()) == 8, "the first token of each membership ends no gap"
+
+
+def test_each_decode_runs_the_rows_that_it_owns(counting: Bench) -> None:
+    row, other, nobodys = (placed(counting, number, 40) for number in range(3))
+    counting.table.set_owner(1, 1)
+    counting.table.set_owner(2, None)
+    serve(counting, [Admit(1, *row.place), Admit(1, *other.place), Admit(1, *nobodys.place)], *turns(2))
+    assert [len(counting.committed(row)) for row in (row, other, nobodys)] == [3, 0, 0]
+    counting.new_running_set()
+    serve(counting, *turns(2), name="decode.1")
+    assert [len(counting.committed(row)) for row in (row, other, nobodys)] == [3, 2, 0]
+
+
+@both_ways
+def test_a_row_goes_on_at_another_decode_after_its_last_token(counting: Bench) -> None:
+    row = placed(counting)
+    drop = Drop(1, *row.place, ticket=7)
+    actor = serve(counting, *turns(3), lambda: counting.table.set_owner(0, None), [drop], [Admit(1, *row.place)], [])
+    assert actor.sent == [Dropped(1, *row.place, 7)]
+    before = counting.committed(row)
+    counting.table.set_owner(0, 1)
+    counting.new_running_set()
+    actor = serve(counting, [Admit(1, *row.place)], *turns(10), name="decode.1")
+    assert 3 <= len(before) < 10 and actor.sent == [SequenceEnded(1, *row.place)]
+    assert counting.committed(row) == list(range(11, 21))
 
 
 def test_drop_is_answered_for_rows_that_are_not_there(counting: Bench) -> None:
@@ -216,6 +248,7 @@ def test_the_vocabulary_is_copied_while_nothing_runs(counting: Bench) -> None:
 @both_ways
 def test_a_row_that_cannot_be_taken_in_ends(counting: Bench, caplog: pytest.LogCaptureFixture) -> None:
     generation = counting.table.begin(0)
+    counting.table.set_owner(0, 0)
     counting.table.write_spec(0, b"no spec")
     counting.table.set_phase(0, Phase.DECODE)
     other = placed(counting, 1, 5)
@@ -266,6 +299,23 @@ def test_who_dies_alone_too_is_given_up_and_the_others_are_tried(counting: Bench
     assert counting.end(guilty) == EndCode.ERROR and counting.committed(guilty) == []
     assert actor.sent == [SequenceEnded(1, *guilty.place)]
     assert names == [other.place, None, None, None] and len(counting.committed(other)) == 4
+
+
+def test_who_is_given_up_here_but_runs_elsewhere_goes_on(counting: Bench) -> None:
+    gone = placed(counting, 0, 20)
+    counting.table.set_owner(0, 1)
+    serve(counting, *turns(3), death=Death(solo_step(gone.place), True, "died of SIGSEGV", 2))
+    assert counting.end(gone) == EndCode.NONE
+
+
+def test_a_suspect_that_went_elsewhere_is_none_here(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, other = placed(counting, 0, 40), placed(counting, 1, 40)
+    names = names_of_steps(counting, monkeypatch)
+    held: list[set[int]] = []
+    monkeypatch.setattr(counting.running, "hold", held.append)
+    take = [lambda: counting.table.set_owner(0, None), [Drop(1, *gone.place, 3)], lambda: counting.table.set_owner(0, 1)]
+    serve(counting, *take, *turns(4), death=GROUP)
+    assert other.place in names and held[-1] == set()
 
 
 def test_a_trial_that_was_killed_from_outside_begins_again(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

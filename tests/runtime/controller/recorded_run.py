@@ -92,6 +92,7 @@ class Row:
     committed: int = 0
     end_code: int = 0
     state: bytes | None = None
+    decode: InstanceId | None = None
     spec: m.SequenceSpec | None = None
     key: int = 0
 
@@ -134,6 +135,8 @@ class Memory:
                 self.rows[row].prefilled[member] = num_tokens
             case e.SetPhase(row, phase):
                 self.rows[row].phase = phase
+            case e.SetOwner(row, decode):
+                self.rows[row].decode = decode
             case e.WritePlan(slot, plan_id, actor, payload):
                 self.plans[slot] = PlanSnapshot(slot, plan_id, actor, payload)
             case e.ClearPlan(slot):
@@ -143,7 +146,7 @@ class Memory:
         rows = [
             RowSnapshot(
                 index, row.generation, row.phase, (list(row.block_tables[0]), list(row.block_tables[1])),
-                (row.prefilled[0], row.prefilled[1]), row.committed, row.end_code, row.state,
+                (row.prefilled[0], row.prefilled[1]), row.committed, row.end_code, row.state, decode=row.decode,
             )
             for index, row in enumerate(self.rows)
             if row.phase != Phase.FREE

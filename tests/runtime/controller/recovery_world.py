@@ -23,6 +23,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
+from mmrt.runtime.controller.ownership import take_back
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.request import decode_record
 from mmrt.runtime.controller.scheduling.admission import check_lengths
@@ -30,7 +31,7 @@ from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.process.crash_cause import Death
-from mmrt.runtime.stage_table import InstanceId, actors_of, stage_of
+from mmrt.runtime.stage_table import InstanceId, actors_of, number_of, stage_of
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase
@@ -99,7 +100,9 @@ class Process:
     step: object = None  # work begun and not finished
     step_name: int = 0  # decode: what its status words would say
     death: Death | None = None  # of the generation before
-    trials: SoloTrials | None = None  # decode's
+    trials: SoloTrials | None = None  # a decode's, as the next two
+    members: dict[int, int] = field(default_factory=dict)
+    scan_s: float = 0.0
     broken_until_s: float = 0.0  # the supervisor has given it up until then
     code: int = 1
 
@@ -112,7 +115,7 @@ class World:
         self.crowded = crowded
         self.limits = Limits(
             policy=policy,
-            actors=actors_of(rng.choice(("E+P+D", "E+P+D", "2E+P+D", "2E+3P+D"))),
+            actors=actors_of(rng.choice(("E+P+D", "E+P+2D", "2E+P+D", "2E+3P+3D"))),
             num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
             max_context=64,
             kv_page_tokens=4,
@@ -141,7 +144,7 @@ class World:
         self.table = SequenceTable.create(
             self.run, limits.num_rows, limits.max_context, limits.max_context // 4, max_spec_bytes=8192, max_state_bytes=16384
         )
-        self.gaps = StepGaps.create(self.run)
+        self.gaps = StepGaps.create(self.run, 1)
         self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
         sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
         self.pools = {
@@ -156,8 +159,10 @@ class World:
         self.crash_rate = rng.choice((0.0, 0.1, 0.5)) if faults else 0.0  # per second and actor
         self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
         self.has_been_broken = False
+        self.notices: list[tuple[float, list[Outage]]] = [(0.0, [])]  # of the supervisor about broken actors, and when they arrive
         self.controller_crash_rate = rng.choice((0.0, 0.003, 0.02)) if faults else 0.0  # per effect
         self.crash_at = -1  # the controller dies before this effect of those that it does next; -1: it does not
+        self.num_handed_over = 0
         simulated = ("video", "encoder", "prefill", "decode", "gateway")
         self.processes = {name: Process() for name in limits.actors if stage_of(name) in simulated}
         for process in self.processes.values():
@@ -166,8 +171,6 @@ class World:
         self.epoch = 0
         self.controller_up_s = 0.0
         self.tick_s = 0.0
-        self.members: dict[int, int] = {}
-        self.scan_s = 0.0
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
@@ -217,8 +220,8 @@ class World:
                 message = m.decode_to_actor(data)
                 if to == "gateway":
                     self.gateway_receives(message)
-                elif to == "decode":
-                    self.decode_receives(message)
+                elif stage_of(to) == "decode":
+                    self.decode_receives(to, message)
                 elif isinstance(message, m.Run):
                     self.worker_receives(to, message)
 
@@ -230,6 +233,7 @@ class World:
             self.num_preempted += self.controller.state.totals.preempted
             self.num_evicted += self.controller.state.totals.evicted
             self.num_cached += self.controller.state.totals.cached_tokens
+            self.num_handed_over += self.controller.state.totals.handed_over
             self.io.close()
             self.journal.close()
             self.io = None
@@ -279,14 +283,19 @@ class World:
             self.take_pages()
             if self.io is None:
                 return
+        if self.storm and self.random.random() < 0.03:
+            self.take_row()
+            if self.io is None:
+                return
         if self.storm and self.random.random() < 0.002:  # `mmrt cache clear`
             self.perform(self.controller.on_message(InstanceId("cache"), 1, m.ClearCaches(), self.now))
             if self.io is None:
                 return
         if self.now >= self.tick_s or self.random.random() < 0.5:
-            self.controller.set_outages(self.outages())
+            self.controller.set_outages(self.said_broken())
             progress = self.io.progress(self.controller.watched())
-            self.perform(self.controller.tick(self.now, progress, self.io.ids(self.controller.wanted_ids(progress))))
+            gone = [name for name in self.controller.unanswering() if not self.processes[name].generation]
+            self.perform(self.controller.tick(self.now, progress, self.io.ids(self.controller.wanted_ids(progress)), (), gone))
             if self.io is not None:
                 wait_s = self.controller.next_tick_s()
                 assert 0 < wait_s <= 1.0
@@ -322,6 +331,15 @@ class World:
         broken = [name for name, process in self.processes.items() if process.broken_until_s and not process.generation]
         return [Outage(name, "it crashes", self.processes[name].broken_until_s) for name in broken]
 
+    def said_broken(self) -> list[Outage]:
+        """What the controller has been told: it may be late."""
+        if (outages := self.outages()) != self.notices[-1][1]:
+            late_s = self.random.choice((0.0, 1.0, 6.0)) if self.storm else 0.0
+            self.notices.append((max(self.notices[-1][0], self.now + late_s), outages))
+        while len(self.notices) > 1 and (self.notices[1][0] <= self.now or not self.storm):
+            del self.notices[0]
+        return self.notices[0][1]
+
     def break_actor(self, name: str, for_s: float) -> None:
         """It dies, and does not come back for a while."""
         process = self.processes[name]
@@ -341,6 +359,14 @@ class World:
             else:
                 reset_media(state, victim, consumed_too=False)
                 state.save(victim)
+            self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
+
+    def take_row(self) -> None:
+        """A row may leave its decode for another at any time."""
+        state = self.controller.state
+        rows = [r for r in state.rows if r is not None and r.phase == Phase.DECODE and r.decode is not None and not r.is_finished]
+        if rows:
+            take_back(state, self.random.choice(rows))
             self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     # ------------------------------------------------------------------------------------------------- workers
@@ -365,8 +391,8 @@ class World:
                 self.to_controller(name, m.Hello(name, process.generation, 1, True, process.code))
             if name == "gateway":
                 self.gateway_turn()
-            elif name == "decode":
-                self.decode_turn(process)
+            elif stage_of(name) == "decode":
+                self.decode_turn(name, process)
             else:
                 self.worker_turn(name, process)
 
@@ -374,16 +400,14 @@ class World:
         """``crashed``: it died of what it was doing; else somebody has killed it."""
         process.death = None
         if name != "gateway" and process.step is not None:
-            step = process.step_name if name == "decode" else process.step[0].plan_id
+            step = process.step_name if stage_of(name) == "decode" else process.step[0].plan_id
             process.death = Death(step, crashed, "")
         if stage_of(name) in ("video", "encoder") and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
         process.generation = 0
         process.queue, process.done, process.step = [], OrderedDict(), None
         process.up_s = self.now + self.random.random()
-        process.trials = None
-        if name == "decode":
-            self.members = {}
+        process.trials, process.members = None, {}
         if name == "gateway":
             for key, request in self.gateway.items():
                 self.outcomes[key] = request.outcome or "lost with its gateway"
@@ -551,26 +575,28 @@ class World:
 
     # -------------------------------------------------------------------------------------------------- decode
 
-    def decode_receives(self, message: m.ToActor) -> None:
-        process = self.processes["decode"]
+    def decode_receives(self, name: str, message: m.ToActor) -> None:
+        process = self.processes[name]
         if isinstance(message, m.Admit):
-            if self.table.phase(message.row) == (message.row_generation, Phase.DECODE):
-                self.join(message.row, message.row_generation)
+            is_mine = self.table.owner(message.row, message.row_generation) == number_of(name)
+            if is_mine and self.table.phase(message.row) == (message.row_generation, Phase.DECODE):
+                self.join(process, message.row, message.row_generation)
         elif isinstance(message, m.Drop):
             process.queue.append(message)
 
-    def join(self, row: int, generation: int) -> None:
+    def join(self, process: Process, row: int, generation: int) -> None:
         if self.table.end(row, generation) == EndCode.NONE:
-            self.members[row] = generation
+            process.members[row] = generation
 
-    def decode_turn(self, process: Process) -> None:
+    def decode_turn(self, name: str, process: Process) -> None:
         if process.trials is None:
-            process.trials = SoloTrials(process.death, self.table.rows_in(Phase.DECODE))
-            if (guilty := process.trials.guilty) is not None and self.table.end(*guilty) == EndCode.NONE:
+            process.trials = SoloTrials(process.death, self.table.rows_of(number_of(name)))
+            guilty = process.trials.guilty
+            if guilty is not None and self.table.owner(*guilty) == number_of(name) and self.table.end(*guilty) == EndCode.NONE:
                 self.table.set_end(*guilty, EndCode.ERROR)
         if process.step is not None:
             if any(self.wanted[key].poison == "decode" for *_, key in process.step):
-                self.crash("decode", process, crashed=True)
+                self.crash(name, process, crashed=True)
                 return
         if process.step is not None:  # the forward pass that has begun is written, then everything else comes
             for row, generation, writes, token, code, _ in process.step:
@@ -578,36 +604,38 @@ class World:
                     assert int(self.pools["kv"].generations[page]) == page_generation, "decode writes a page that was given away"
                     self.kv.check_writable(self.pools["kv"], page)
                     self.content["kv"][page][slot] = value
+                others = [other for at, other in self.processes.items() if at != name and other.members.get(row) == generation]
+                assert not others, "two decodes run a row"
                 counts = self.table.commit(np.array([row]), np.array([generation]), np.array([token]))
                 assert counts[0] > 0, "decode commits to a row that is gone"
                 if code is not None:
                     self.table.set_end(row, generation, code)
-                    del self.members[row]
-                    self.to_controller("decode", m.SequenceEnded(process.generation, row, generation))
+                    del process.members[row]
+                    self.to_controller(name, m.SequenceEnded(process.generation, row, generation))
             process.step = None
         for drop in process.queue:
-            if self.members.get(drop.row) == drop.row_generation:
-                del self.members[drop.row]
-            self.to_controller("decode", m.Dropped(process.generation, drop.row, drop.row_generation, drop.ticket))
+            if process.members.get(drop.row) == drop.row_generation:
+                del process.members[drop.row]
+            self.to_controller(name, m.Dropped(process.generation, drop.row, drop.row_generation, drop.ticket))
         process.queue = []
-        if self.now >= self.scan_s or not self.members:
-            self.scan_s = self.now + 0.5
-            for row, generation in self.table.rows_in(Phase.DECODE):
-                self.join(row, generation)
+        if self.now >= process.scan_s or not process.members:
+            process.scan_s = self.now + 0.5
+            for row, generation in self.table.rows_of(number_of(name)):
+                self.join(process, row, generation)
         self.begin_step(process)
 
     def begin_step(self, process: Process) -> None:
         """One suspect alone, or all that are none, in turn."""
         trials = process.trials
         assert trials is not None
-        trials.suspects = [place for place in trials.suspects if self.members.get(place[0]) == place[1]]
+        trials.suspects = [place for place in trials.suspects if process.members.get(place[0]) == place[1]]
         for place in trials.suspects if self.random.random() < 0.5 else ():
             if (made := self.begin_token(*place)) is not None:
                 process.step, process.step_name = [made], solo_step(place)
                 trials.passed(place)
                 return
         held = trials.held
-        step = [made for row, at in self.members.items() if row not in held and (made := self.begin_token(row, at)) is not None]
+        step = [made for row, at in process.members.items() if row not in held and (made := self.begin_token(row, at)) is not None]
         process.step, process.step_name = step or None, 1
 
     def begin_token(self, row: int, generation: int) -> tuple | None:

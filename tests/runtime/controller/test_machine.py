@@ -1,6 +1,6 @@
 """The controller's machine, message by message: answers, phases, and every way in which a request can end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import pytest
@@ -63,12 +63,12 @@ class Driver:
         self.effects += self.machine.on_message(InstanceId(actor), generation, message, self.now)
         return self
 
-    def tick(self, seconds: float = 0.0) -> list[Effect]:
+    def tick(self, seconds: float = 0.0, gone: Collection[InstanceId] = ()) -> list[Effect]:
         """One tick ``seconds`` later; returns all effects since the last one."""
         self.now += seconds
         progress = [Progress(row, generation, *self.counts.get(row, (0, 0))) for row, generation in self.machine.watched()]
         new_ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in self.machine.wanted_ids(progress)]
-        effects, self.effects = self.effects + self.machine.tick(self.now, progress, new_ids), []
+        effects, self.effects = self.effects + self.machine.tick(self.now, progress, new_ids, (), gone), []
         for pool in self.state.pools.values():
             pool.check()
         return effects

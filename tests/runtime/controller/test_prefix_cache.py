@@ -250,7 +250,7 @@ def test_preemption_keeps_what_has_a_key() -> None:
     assert hits(effects) == [24] and request.targets == (29,), "the last ids came too late to name a page by"
     assert sent(effects, m.Prepared) == [], "what it had itself was not found for its prompt"
     driver.done("prefill")
-    assert request.record.member
+    assert request.record.member_of == "decode"
 
 
 def test_a_hit_that_was_cut_short_is_given_back() -> None:

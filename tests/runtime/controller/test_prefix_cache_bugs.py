@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrt.runtime.controller import kv_manager, lifecycle, page_keys, plan_results, prefix_cache
+from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, plan_results, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.page_keys import PageKeys
 from mmrt.runtime.controller.plan_dispatch import clear_plan
@@ -38,7 +38,7 @@ def give_the_last_page(patch: pytest.MonkeyPatch) -> None:
 
     for module in (prefix_cache, kv_manager):
         patch.setattr(module, "find_hits", find_hits)
-    patch.setattr(kv_manager, "check_unnamed", lambda *_: None)  # else the rules find it themselves
+    patch.setattr(ownership, "check_unnamed", lambda *_: None)  # else the rules find it themselves
 
 
 def name_before_the_plan_is_cleared(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 
-ACTORS = ("video", "encoder", "prefill", "decode", "gateway")
+ACTORS = ("video", "encoder", "prefill", "decode", "decode.1", "gateway")
 SEEDS = st.integers(0, 2**32)
 
 
@@ -52,14 +52,15 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from(ACTORS))
     def kill(self, actor: str) -> None:
-        process = self.run.processes[actor]
-        if process.generation:
+        process = self.run.processes.get(actor)
+        if process is not None and process.generation:
             self.run.crash(actor, process)
 
     @rule(actor=st.sampled_from(ACTORS[:-1]), for_s=st.sampled_from((0.3, 3.0, 20.0)))
     def break_actor(self, actor: str, for_s: float) -> None:
         """The supervisor gives it up for so long, and the controller is told."""
-        self.run.break_actor(actor, for_s)
+        if actor in self.run.processes:
+            self.run.break_actor(actor, for_s)
 
     @rule(effect=st.integers(0, 40))
     def kill_controller(self, effect: int) -> None:
@@ -97,6 +98,11 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world is not None and self.world.io is not None)
     def take_pages(self) -> None:
         self.run.take_pages()
+
+    @rule()
+    @precondition(lambda self: self.world is not None and self.world.io is not None)
+    def take_row(self) -> None:
+        self.run.take_row()
 
     @rule(seconds=st.sampled_from((0.2, 1.0, 5.0)))
     def pause(self, seconds: float) -> None:
