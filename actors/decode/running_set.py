@@ -346,8 +346,7 @@ class RunningSet:
         logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
         logprobs_QV = log_softmax(logits_BV, batch.logprob_Q, batch.pairs) if batch.logprob_Q.size else None
         changes = None if batch.rules is None else batch.rules.changes()
-        masks = None if batch.grammars is None else batch.grammars.masks()  # on a device, while it computes the logits
-        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes, masks)
+        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes, batch.grammars)
         if logprobs_QV is None:
             return _Drawn(tokens_N, None)
         tokens_Q = tokens_N[torch.from_numpy(batch.logprob_Q).to(tokens_N.device)]

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from ..errors import GrammarError
-from .vocabulary import GrammarVocabulary
+from .vocabulary import WORD_BITS, GrammarVocabulary
 
 _MAX_ERROR_CHARS = 300
 _SHOWN_SOURCE = re.compile(r"<|\s*(\d+ \||\^)")  # lines of a message
@@ -58,6 +58,13 @@ class Matcher:
         if self.count < len(ids):
             self._matcher.consume_tokens([int(id) for id in ids[self.count :]])
             self.count = len(ids)
+
+    def allows(self, id: int) -> bool:
+        """Return whether this id may come next, as ``fill`` says, at a fraction of its cost."""
+        word, bit = divmod(id, WORD_BITS)
+        if self._vocabulary.permitted[word] >> bit & 1:
+            return self._matcher.validate_tokens([id]) == 1
+        return bool(self._vocabulary.permitted_at_end[word] >> bit & 1) and self._matcher.is_accepting()
 
     def take(self, id: int) -> bool:
         """Add the next id. Returns False, and has failed, if the grammar does not allow it."""

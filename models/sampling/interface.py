@@ -55,13 +55,36 @@ class LogitChanges:
     masked_id: NDArray[np.int64]
 
 
+class Constraints(Protocol):
+    """Rows that may draw certain tokens only. Their masks cost time, so a sampler asks for those that it needs."""
+
+    @property
+    def row(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows, int64 [G], rising."""
+        ...
+
+    def allows(self, number: int, token: int) -> bool:
+        """Return whether the ``number``th of these rows may draw a token."""
+        ...
+
+    def masks(self, numbers: Sequence[int] | None = None) -> "Masks":
+        """Return the masks of some of these rows, or of all."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Rows that may draw certain tokens only (``masks``): ``row`` int64 [G], rising; ``bits`` int32 [G, W], bit ``t % 32`` of word
-    ``t // 32`` being 1 where token t may be drawn."""
+    """``Constraints`` as bits (``masks``): ``row`` int64 [G], rising; ``bits`` int32 [G, W], bit ``t % 32`` of word ``t // 32`` being 1
+    where token t may be drawn."""
 
     row: NDArray[np.int64]
     bits: NDArray[np.int32]
+
+    def allows(self, number: int, token: int) -> bool:
+        return bool(self.bits[number, token // 32] >> token % 32 & 1)
+
+    def masks(self, numbers: Sequence[int] | None = None) -> "Masks":
+        return self if numbers is None else Masks(self.row[list(numbers)], self.bits[list(numbers)])
 
 
 class Sampler(Protocol):
@@ -78,7 +101,7 @@ class Sampler(Protocol):
         pairs: Pairs | None = None,
         penalties: Penalties | None = None,
         changes: LogitChanges | None = None,
-        masks: Masks | None = None,
+        masks: Constraints | None = None,
     ) -> Tensor:
         """Draw one token per row. ``logits`` [L, V], which are used up; row i draws from ``logits[i]``, guided where it is of a pair
         (CF1), then changed (``rules``), penalised and masked (``masks``). ``penalties`` are those of the rows given to ``remember``, in

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .interface import LogitChanges, Masks, Pairs, Sampler, SamplingRows
-from .mask_lists import MaskLists
+from .interface import Constraints, LogitChanges, Pairs, Sampler, SamplingRows
+from .mask_lists import MaskLists, Narrow
 from .penalties import Counts, History, Penalties
 from .rules import change
 
@@ -57,7 +57,7 @@ class CpuSampler:
         pairs: Pairs | None = None,
         penalties: Penalties | None = None,
         changes: LogitChanges | None = None,
-        masks: Masks | None = None,
+        masks: Constraints | None = None,
     ) -> Tensor:
         own = logits[: rows.temperature.shape[0]]
         if pairs is not None:
@@ -68,15 +68,33 @@ class CpuSampler:
             change(own, changes)
         if penalties is not None:
             self._counts.penalise(own, penalties)
-        narrow = None if masks is None else self._masks.apply(own, masks)
-        if narrow is None:
-            tokens = sample(own, rows)
-        else:
-            tokens = sample(own, rows, without=narrow.row)
-            tokens[narrow.row] = narrow.tokens(sample(narrow.logits, rows.of(narrow.row)))
+        tokens = sample(own, rows) if masks is None else self._sample_masked(own, rows, masks)
         if penalties is not None:
             self._counts.add(tokens[penalties.row])
         return torch.from_numpy(tokens)
+
+    def _sample_masked(self, logits: Tensor, rows: SamplingRows, masks: Constraints) -> NDArray[np.int64]:
+        """Sample with the masks of rows that draw, and of greedy rows whose largest logit is forbidden: others do not need theirs."""
+        is_greedy = rows.temperature[masks.row] == 0
+        narrow = self._mask(logits, masks, np.flatnonzero(~is_greedy).tolist())
+        tokens = sample(logits, rows, without=None if narrow is None else narrow.row)
+        _draw_narrow(tokens, rows, narrow)
+        drawn = tokens[masks.row].tolist()
+        wrong = [number for number in np.flatnonzero(is_greedy).tolist() if not masks.allows(number, drawn[number])]
+        if wrong:
+            at = masks.row[wrong]
+            narrow = self._mask(logits, masks, wrong)
+            tokens[at] = logits[torch.from_numpy(at)].argmax(1).numpy()
+            _draw_narrow(tokens, rows, narrow)
+        return tokens
+
+    def _mask(self, logits: Tensor, masks: Constraints, numbers: list[int]) -> Narrow | None:
+        return self._masks.apply(logits, masks.masks(numbers)) if numbers else None
+
+
+def _draw_narrow(tokens: NDArray[np.int64], rows: SamplingRows, narrow: Narrow | None) -> None:
+    if narrow is not None:
+        tokens[narrow.row] = narrow.tokens(sample(narrow.logits, rows.of(narrow.row)))
 
 
 def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...triton_kernels import sampling
-from .interface import LogitChanges, Masks, Pairs, SamplingRows
+from .interface import Constraints, LogitChanges, Pairs, SamplingRows
 from .masks import mask, mask_companions
 from .penalties import History, Penalties
 from .rules import change, with_companions
@@ -49,7 +49,7 @@ class TritonSampler:
         pairs: Pairs | None = None,
         penalties: Penalties | None = None,
         changes: LogitChanges | None = None,
-        masks: Masks | None = None,
+        masks: Constraints | None = None,
     ) -> Tensor:
         """Draw one token per row. ``logits`` [L, V] float32 or bfloat16; row i draws from ``logits[i]``, guided where it is of a pair.
 
@@ -71,7 +71,7 @@ class TritonSampler:
         if changes is not None:  # before guidance, which is part of the kernel
             change(logits, changes if pairs is None else with_companions(changes, pairs))
         if masks is not None:  # likewise
-            mask(logits, masks if pairs is None else mask_companions(masks, pairs))
+            mask(logits, masks.masks() if pairs is None else mask_companions(masks.masks(), pairs))
         staged, sent = self._rows[size]
         _fill(staged, rows, pairs, penalties)
         sent.copy_(staged)

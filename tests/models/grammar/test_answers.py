@@ -45,7 +45,7 @@ def answers(texts: list[str], matchers: Matchers, bias: torch.Tensor, seed: int)
     pairs = Pairs(np.arange(size // 2), size + np.arange(size // 2), np.full(size // 2, 2.5, np.float32))
     for index in range(MAX_TOKENS):
         logits = torch.randn(size + size // 2, vocabulary, generator=generator) * 3 + bias
-        tokens = sampler.sample(logits, rows_of(size, index), pairs, masks=grammars.masks()).numpy()
+        tokens = sampler.sample(logits, rows_of(size, index), pairs, masks=grammars).numpy()
         end = np.zeros(size, np.int64)
         grammars.take(tokens, end)
         for row in sorted(open_rows):
@@ -89,6 +89,6 @@ def test_logits_that_are_no_numbers_break_no_grammar(matchers: Matchers, vocabul
     texts = map(grammar_text, [source_of_schema({"enum": ["a"]}), *map(source_of_regex, ("[^a-z]{5,}", "...", "(?s:.*)x"))])
     grammars = GrammarRows(range(1, 5), [matchers.begin(text) for text in texts])
     logits, end = torch.full((5, vocabulary.vocab_size), logit), np.zeros(5, np.int64)
-    grammars.take(CpuSampler(vocabulary.vocab_size).sample(logits, rows_of(5, 0), masks=grammars.masks()).numpy(), end)
+    grammars.take(CpuSampler(vocabulary.vocab_size).sample(logits, rows_of(5, 0), masks=grammars).numpy(), end)
     assert end[0] == EndCode.NONE and set(end) <= {EndCode.NONE, EndCode.STOP, EndCode.ERROR}
     assert np.isnan(logit) or EndCode.ERROR in end

@@ -1,5 +1,7 @@
 """Matchers: what may come next, where an answer may end, how a state comes back from its ids, and limits."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,27 @@ def test_a_state_follows_from_the_ids_alone(matchers: Matchers, tokenizer: Token
     jumping.follow([*ids[:3], ids[0]])
     jumping.follow(ids[:3])
     assert allowed(jumping) == states[3]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        JSON_OBJECT,
+        source_of_regex("a{2,4}"),
+        source_of_schema({"type": "array", "items": {"type": "string", "maxLength": 3}}),
+        source_of_lark(f'start: "a" <[{IMAGE}]> | "b" /[a-z]*/'),
+    ],
+)
+def test_a_token_is_allowed_where_the_mask_allows_it(matchers: Matchers, vocabulary: GrammarVocabulary, source: GrammarSource) -> None:
+    """Behind each of some random answers, for every token."""
+    for seed in range(4):
+        choice, matcher = random.Random(seed), matchers.begin(grammar_text(source))
+        for _ in range(6):
+            one_by_one = {id for id in range(vocabulary.vocab_size) if matcher.allows(id)}
+            now = allowed(matcher)
+            assert one_by_one == now
+            if not now or not matcher.take(choice.choice(sorted(now))) or matcher.is_complete:
+                break
 
 
 def test_a_token_that_is_not_allowed_fails(matchers: Matchers, vocabulary: GrammarVocabulary) -> None:
