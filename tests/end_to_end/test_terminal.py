@@ -1,12 +1,10 @@
 """``mmrt chat`` at a real terminal and over a pipe, and the commands that ``mmrt examples`` prints, with a real run."""
 
-import fcntl
 import os
 import select
 import stat
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,11 @@ import pytest
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+PASTE, PASTED = "\x1b[200~", "\x1b[201~"  # a terminal marks so what is pasted
 PICTURE = Path(__file__).parents[2] / "examples" / "shapes.png"
 WAIT_S = 40.0
+# Its standard input becomes the terminal that controls it, so that Ctrl-C reaches it.
+CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Terminal:
@@ -26,13 +27,12 @@ class Terminal:
     def __init__(self, server: Server, *arguments: str) -> None:
         self._master, slave = os.openpty()
         self.process = subprocess.Popen(
-            [*MMRT, "chat", *arguments],
+            [sys.executable, "-c", CONTROLLED, *MMRT, "chat", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             env={**server.environment, "TERM": "xterm"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
         self._seen = ""
@@ -96,10 +96,13 @@ def test_a_conversation(chat: Terminal, server: Server) -> None:
         chat.until(question)
         assert "error" not in chat.until("cut off at the limit of its length")
     chat.until(">>> ")
+    chat.type(f"{PASTE}Two\rlines?{PASTED}\n")
+    chat.until("cut off at the limit of its length")
+    assert "cut off" not in chat.until(">>> "), "what is pasted is one question"
     assert chat.end() == 0
     server.wait_until_empty()
     history = Path(server.environment["XDG_STATE_HOME"]) / "mmrt" / "chat_history"
-    assert history.read_text().splitlines()[-3:] == ["What is it?", "And then?", "/again"]
+    assert history.read_text().splitlines()[-5:] == ["What is it?", "And then?", "/again", "Two", "lines?"]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
