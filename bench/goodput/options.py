@@ -16,6 +16,7 @@ from ..serve.options import Options, server_options
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.options import add_run, base_config
+from .devices import costs_of
 from .objective import Objective
 from .systems import System, default_systems, parse_systems
 
@@ -61,6 +62,9 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
     try:
         costs = load_costs(given.costs) if given.sim else None
         systems = parse_systems(given.systems, _base(given, costs), objective)
+        if costs is not None:
+            for system in systems:
+                costs_of(system.config, costs, apart=given.apart)
     except (ConfigError, CostsError) as error:
         parser.error(str(error))
     if bad := [rate for rate in given.rates or () if not given.least_rate <= rate <= given.most_rate]:
@@ -140,7 +144,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--precision", type=_share, default=0.05, metavar="SHARE", help="the search ends within this share of the rate (%(default)s)")
     add("--least-rate", type=number("rate", float, above=0), default=0.01, metavar="R", help="lowest rate of the search (%(default)s)")
     add("--most-rate", type=_finite_rate, default=1000.0, metavar="R", help="highest rate of the search (%(default)s)")
-    add("--apart", action="store_true", help="simulated: encoder, prefill and decode have a device each, but for presets")
+    add("--apart", action="store_true", help="simulated: each process of a layout has a device, but for presets")
     add("--checkpoint", type=Path, metavar="DIR", help="of live runs (the demo model)")
     add_run(parser)
     add_load(parser)
