@@ -1,4 +1,6 @@
-"""Cached pages that outlive the run (``cache.dir``): loaded before there is a controller, and written behind while one works.
+"""Cached pages that outlive the run (``cache.dir``): written behind while it goes on, and found again by the next one.
+
+Embedding pages are loaded before there is a controller. KV pages are loaded by prefill, when a prompt needs them.
 
 The directory has a secret and, for each model and setting that determines what pages hold, one file per pool (``shm/page_file``).
 The keys of pages depend on the secret and on those settings: a page of another model is never found. Whatever is wrong with the
@@ -23,6 +25,7 @@ import numpy as np
 from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.process.memory_layout import MemoryLayout
+from ..runtime.process.saved_pages import SavedPages, write_saved_pages
 from ..shm.page_file import PageFile, remove_unused
 from ..shm.page_secret import SECRET_BYTES, kept_secret
 from ..shm.pool import PagePool
@@ -32,7 +35,7 @@ from .host.loaded_code import loaded_code
 log = logging.getLogger(__name__)
 
 SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
-LOAD_S = 1.5  # of a start for each pool, at most
+LOAD_S = 1.5  # of a start, at most
 SAVE_S = 1.0  # between looks at the pools
 KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
 LAST_SAVE_S = 2.0  # at the end of the run, at most
@@ -43,7 +46,10 @@ _FILE = re.compile(f"([0-9a-f]{{16}})-({'|'.join(SHARES)})[.]pages")
 
 
 class PageStore:
-    """The files of one run's pools. ``load`` comes before the layout is published; ``start`` afterwards, ``close`` at the end."""
+    """The files of one run's pools, which this process writes.
+
+    ``load`` comes before the layout is published; ``start`` afterwards, ``close`` at the end.
+    """
 
     def __init__(self, secret: bytes, files: dict[str, PageFile], pools: dict[str, PagePool]) -> None:
         """Use ``open``. ``secret``: of the run, for the keys of its pages."""
@@ -70,6 +76,8 @@ class PageStore:
                 if files[name].was_foreign:
                     log.warning("cache.dir: emptied %s: it had other pages, another secret or another size (cache.max_mib)", path)
             _remove_old(directory, kind.hex()[:16])
+            kv = directory / f"{kind.hex()[:16]}-kv.pages"
+            write_saved_pages(run.path, SavedPages(str(kv), _derive(secret, b"file"), layout.pools["kv"].page_bytes))
         except OSError as error:
             for file in files.values():
                 file.close()
@@ -79,16 +87,17 @@ class PageStore:
         return cls(secret, files, {name: PagePool.attach(run, name) for name in SHARES})
 
     def load(self) -> None:
-        """Fill the pools, which are empty, with the pages written last, and name them."""
-        for name, file in self._files.items():
-            num_loaded, num_damaged = self._load_pool(name, file, time.monotonic() + LOAD_S)
-            log.info("cache.dir: loaded %d %s pages of %d", num_loaded, name, len(file) + num_damaged)
-            if num_damaged:
-                log.warning("cache.dir: ignored %d %s pages that are not as they were written", num_damaged, name)
+        """Fill the embedding pool, which is empty, with the pages written last, and name them."""
+        file = self._files["embedding"]
+        num_loaded, num_damaged = self._load_embeddings(file, time.monotonic() + LOAD_S)
+        log.info("cache.dir: there are %d KV pages", len(self._files["kv"]))
+        log.info("cache.dir: loaded %d embedding pages of %d", num_loaded, len(file) + num_damaged)
+        if num_damaged:
+            log.warning("cache.dir: ignored %d embedding pages that are not as they were written", num_damaged)
 
-    def _load_pool(self, name: str, file: PageFile, until_s: float) -> tuple[int, int]:
+    def _load_embeddings(self, file: PageFile, until_s: float) -> tuple[int, int]:
         """Return how many pages were loaded and how many are damaged. Those of most worth come first, in case time is short."""
-        pool, num_loaded, num_damaged = self._pools[name], 0, 0
+        pool, num_loaded, num_damaged = self._pools["embedding"], 0, 0
         for key in reversed(file.keys()):
             if num_loaded == pool.num_pages or time.monotonic() > until_s:
                 break
@@ -96,7 +105,7 @@ class PageStore:
             try:
                 contents = file.read(key)
             except OSError as error:
-                log.warning("cache.dir: the %s pages cannot be read: %s", name, error.strerror)
+                log.warning("cache.dir: embedding pages cannot be read: %s", error.strerror)
                 break
             if contents is None:
                 num_damaged += 1

@@ -1,5 +1,5 @@
 """The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
-Where they are asked for it writes the log-probabilities of a prompt's tokens.
+Where they are asked for it writes the log-probabilities of a prompt's tokens. Saved pages (``cache.dir``) it loads.
 
 A chunk may reach into ids that were generated before a preemption: then the prompt and those ids are prefilled.
 """
@@ -17,7 +17,7 @@ from ..models.lm.decoder import Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.messages import Done, Result, decode_sequence_spec
-from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
+from ..runtime.bus.plans import Load, Plan, Prefill, PrefillChunk
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
@@ -26,6 +26,7 @@ from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
 from .host.language_model import open_language_model
 from .host.logprobs import to_host
+from .host.page_loader import PageLoader
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
 
@@ -37,7 +38,8 @@ def main(actor: Actor) -> None:
     """Entry of the prefill process."""
     layout = actor.wait_for_layout()
     shared = SharedTensors(actor)
-    model = open_language_model(actor, shared, PagePool.attach(actor.run, "kv"), layout.kv_page_tokens)
+    kv = PagePool.attach(actor.run, "kv")
+    model = open_language_model(actor, shared, kv, layout.kv_page_tokens)
     embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
     shared.close()
     completion = Completion(shared.device)
@@ -47,7 +49,12 @@ def main(actor: Actor) -> None:
     completion.wait()  # a failure here must not count against the first plan
     table = SequenceTable.attach(actor.run)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
-    serve_plans(actor, worker.execute, table, shared.device_pages)
+    loader = PageLoader(actor.run, kv, table)
+
+    def execute(plan: Plan) -> Result:
+        return loader.execute(plan) if isinstance(plan, Load) else worker.execute(plan)
+
+    serve_plans(actor, execute, table, shared.device_pages)
 
 
 class PrefillWorker:

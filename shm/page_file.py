@@ -4,6 +4,8 @@ Behind a header lie the heads of all slots, then their contents. A head holds th
 contents. The code is keyed with a secret: it finds a torn write, another's page and a changed byte alike. When all slots are taken,
 the page of least worth is overwritten: one that was kept longer ago, and of those kept together the one deepest in its prompt, which
 is of no use without the others.
+
+One process writes (``PageFile``). Others read at any time (``PageFileReader``): what is being written under them has no right code.
 """
 
 import errno
@@ -25,10 +27,11 @@ _HEADER = struct.Struct(f"<8sQQ{_CODE_BYTES}s")  # magic, page bytes, slots, cod
 _HEAD = struct.Struct(f"<{KEY_BYTES}sQ{_CODE_BYTES}s")  # key, worth (0: an empty slot), code
 _DEPTHS = 1 << 32  # worth is round * _DEPTHS - depth
 _MAX_WORTH = 1 << 62  # higher ones are nobody's
+LOOK_S = 1.0  # between looks of a reader for new pages
 
 
 class PageFile:
-    """The pages of one pool in a file. One process has it open at a time."""
+    """The pages of one pool in a file. One process has it open for writing at a time."""
 
     def __init__(self, fd: int, secret: bytes, page_bytes: int, num_slots: int) -> None:
         """Use ``open``."""
@@ -60,8 +63,7 @@ class PageFile:
                 raise BlockingIOError(errno.EAGAIN, f"{path} has just been removed")
             os.utime(fd)  # files used longest ago are removed
             file = cls(fd, secret, page_bytes, max(0, max_bytes - 2 * _BLOCK_BYTES) // (_HEAD.size + page_bytes))
-            shape = _MAGIC + page_bytes.to_bytes(8, "little") + file.num_slots.to_bytes(8, "little")
-            header = shape + file._code(shape)
+            header = _header(secret, page_bytes, file.num_slots)
             if os.pread(fd, len(header), 0) != header:
                 file.was_foreign = found.st_size > 0
                 os.ftruncate(fd, 0)
@@ -92,13 +94,11 @@ class PageFile:
     def read(self, key: bytes) -> bytes | None:
         """Return a page's contents, or None, and forget it, where the file does not hold what was written. Raises: OSError."""
         slot = self._slot_of[key]
-        contents = os.pread(self._fd, self.page_bytes, self._place(slot))
-        head = os.pread(self._fd, _HEAD.size, self._head(slot))
-        if len(head) == _HEAD.size and head[:KEY_BYTES] == key and head[-_CODE_BYTES:] == self._code(key, contents):
-            return contents
-        self._forget(key)
-        os.pwrite(self._fd, bytes(_HEAD.size), self._head(slot))
-        return None
+        contents = _read(self._fd, self._secret, key, _head(slot), self._place(slot), self.page_bytes)
+        if contents is None:
+            self._forget(key)
+            os.pwrite(self._fd, bytes(_HEAD.size), _head(slot))
+        return contents
 
     def write(self, key: bytes, contents: bytes, depth: int = 0) -> None:
         """Write a page that the file does not have, over the one of least worth if it is full. Raises: OSError, without having it."""
@@ -113,7 +113,7 @@ class PageFile:
         slot = self._free[-1]
         self._write(contents, self._place(slot))
         worth = self._round * _DEPTHS - min(depth, _DEPTHS - 1)
-        self._write(_HEAD.pack(key, worth, self._code(key, contents)), self._head(slot))
+        self._write(_HEAD.pack(key, worth, _code(self._secret, key, contents)), _head(slot))
         self._slot_of[key], self._worth_of[key] = self._free.pop(), worth
 
     def keep(self, keys: Iterable[bytes]) -> None:
@@ -125,7 +125,7 @@ class PageFile:
             latest = set()
         for key in wanted - latest:
             worth = self._round * _DEPTHS - self.depth_of(key)
-            self._write(worth.to_bytes(8, "little"), self._head(self._slot_of[key]) + KEY_BYTES)
+            self._write(worth.to_bytes(8, "little"), _head(self._slot_of[key]) + KEY_BYTES)
             self._worth_of[key] = worth
         if wanted - latest:
             self._victims = []
@@ -148,32 +148,102 @@ class PageFile:
 
     def _read_heads(self) -> None:
         """Find the keys. Contents are checked when they are read. Of equal keys the one of most worth counts."""
-        heads = os.pread(self._fd, self.num_slots * _HEAD.size, self._head(0))
-        found = []
-        for slot in range(len(heads) // _HEAD.size):
-            key, worth, _ = _HEAD.unpack_from(heads, slot * _HEAD.size)
-            if 0 < worth < _MAX_WORTH:
-                found.append((worth, slot, key))
-        for worth, slot, key in sorted(found):
+        for worth, slot, key in _heads(self._fd, self.num_slots):
             self._slot_of[key], self._worth_of[key] = slot, worth
             self._round = -(-worth // _DEPTHS) + 1  # pages of this run are worth more than those of the last
         self._num_used = max(self._slot_of.values(), default=-1) + 1
         self._free = sorted({*range(self._num_used)} - {*self._slot_of.values()}, reverse=True)
 
-    def _head(self, slot: int) -> int:
-        """Return the offset of a slot's head."""
-        return _BLOCK_BYTES + slot * _HEAD.size
-
     def _place(self, slot: int) -> int:
-        """Return the offset of a slot's contents."""
-        heads_end = -(-self._head(self.num_slots) // _BLOCK_BYTES) * _BLOCK_BYTES
-        return heads_end + slot * self.page_bytes
+        return _place(slot, self.num_slots, self.page_bytes)
 
-    def _code(self, *parts: bytes) -> bytes:
-        code = blake2b(digest_size=_CODE_BYTES, key=self._secret)
-        for part in parts:
-            code.update(part)
-        return code.digest()
+
+class PageFileReader:
+    """The pages of a file that another process writes."""
+
+    def __init__(self, fd: int, secret: bytes, page_bytes: int, num_slots: int) -> None:
+        """Use ``open``."""
+        self._fd = fd
+        self._secret = secret
+        self._page_bytes = page_bytes
+        self._num_slots = num_slots
+        self._slot_of: dict[bytes, int] = {}
+        self._found_at_s = -LOOK_S
+
+    @classmethod
+    def open(cls, path: Path, secret: bytes, page_bytes: int) -> Self:
+        """Open a file that ``PageFile.open`` has made. Raises: OSError; ValueError if it is another's, or has other pages."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            found = os.pread(fd, _HEADER.size, 0)
+            num_slots = int(_HEADER.unpack(found)[2]) if len(found) == _HEADER.size else 0
+            if found != _header(secret, page_bytes, num_slots):
+                raise ValueError(f"{path} has not the pages of this run")
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, secret, page_bytes, num_slots)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def read(self, key: bytes, now_s: float) -> bytes | None:
+        """Return a page's contents; None if the file does not have it, or not as it was written. Raises: OSError.
+
+        A page written less than ``LOOK_S`` ago may be missed. ``now_s``: of a monotonic clock.
+        """
+        if key not in self._slot_of and now_s >= self._found_at_s + LOOK_S:
+            self._slot_of = {key: slot for _, slot, key in _heads(self._fd, self._num_slots)}
+            self._found_at_s = now_s
+        slot = self._slot_of.get(key)
+        if slot is None:
+            return None
+        contents = _read(self._fd, self._secret, key, _head(slot), _place(slot, self._num_slots, self._page_bytes), self._page_bytes)
+        if contents is None:
+            del self._slot_of[key]
+        return contents
+
+
+def _header(secret: bytes, page_bytes: int, num_slots: int) -> bytes:
+    shape = _MAGIC + page_bytes.to_bytes(8, "little") + num_slots.to_bytes(8, "little")
+    return shape + _code(secret, shape)
+
+
+def _head(slot: int) -> int:
+    """Return the offset of a slot's head."""
+    return _BLOCK_BYTES + slot * _HEAD.size
+
+
+def _place(slot: int, num_slots: int, page_bytes: int) -> int:
+    """Return the offset of a slot's contents."""
+    heads_end = -(-_head(num_slots) // _BLOCK_BYTES) * _BLOCK_BYTES
+    return heads_end + slot * page_bytes
+
+
+def _heads(fd: int, num_slots: int) -> list[tuple[int, int, bytes]]:
+    """Return (worth, slot, key) of all slots in use, those of least worth first."""
+    heads = os.pread(fd, num_slots * _HEAD.size, _head(0))
+    found = []
+    for slot in range(len(heads) // _HEAD.size):
+        key, worth, _ = _HEAD.unpack_from(heads, slot * _HEAD.size)
+        if 0 < worth < _MAX_WORTH:
+            found.append((worth, slot, key))
+    return sorted(found)
+
+
+def _read(fd: int, secret: bytes, key: bytes, head_at: int, place: int, page_bytes: int) -> bytes | None:
+    """Return the contents of a slot if they and its head are of this key."""
+    contents = os.pread(fd, page_bytes, place)
+    head = os.pread(fd, _HEAD.size, head_at)
+    is_right = len(head) == _HEAD.size and head[:KEY_BYTES] == key and head[-_CODE_BYTES:] == _code(secret, key, contents)
+    return contents if is_right else None
+
+
+def _code(secret: bytes, *parts: bytes) -> bytes:
+    code = blake2b(digest_size=_CODE_BYTES, key=secret)
+    for part in parts:
+        code.update(part)
+    return code.digest()
 
 
 def remove_unused(path: Path) -> bool:

@@ -154,6 +154,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         rows_per_token=model.rows_per_token(),
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
+        saved_pages=bool(config.cache.dir),
         positions=partial(_positions, model),
     )
 

@@ -80,6 +80,7 @@ def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig
         data["memory"]["kv_tokens"] = given.kv_tokens
     if not given.caches:
         data["memory"]["prefix_cache"] = data["memory"]["embedding_cache"] = False
+    data["cache"]["dir"] = ""  # files are not simulated
     configured = convert_config(data)
     if sum(stage_of(actor) == "decode" for actor in configured.instances) > 1:
         raise ConfigError(f"actors.layout = {configured.actors.layout}: the simulator has one decode")

@@ -240,6 +240,12 @@ class Done(Wire, frozen=True):
     """A plan that has no specific result is done."""
 
 
+class Loaded(Wire, frozen=True):
+    """A plan to load pages is done. ``ends``: for each of its chunks, the token up to which the files had them."""
+
+    ends: list[int]
+
+
 class ItemError(Wire, frozen=True):
     """The medium cannot be used; the request fails with this status and message."""
 
@@ -259,7 +265,7 @@ class Overran(Wire, frozen=True):
     """The plan is not done: its work is larger than estimated, and others wait for its thread."""
 
 
-Result = Analysed | Done | ItemError | Skipped | Died | Overran
+Result = Analysed | Done | Loaded | ItemError | Skipped | Died | Overran
 
 
 class PlanDone(Wire, frozen=True):

@@ -31,6 +31,7 @@ class PlanKind(enum.IntEnum):
     PREPROCESS = 2
     ENCODE = 3
     PREFILL = 4
+    LOAD = 5
 
 
 class PlanBase(Wire, frozen=True):
@@ -89,7 +90,8 @@ class PlanBase(Wire, frozen=True):
         return {self.READS: _distinct(part.source for part in self.parts)}
 
     def writes(self) -> dict[PoolName, list[int]]:
-        """Return the pages that the plan names and writes, each once. Prefill names none: it writes through its rows' block tables."""
+        """Return the pages that the plan names and writes, each once. Plans for prefill name none: it writes through its rows' block
+        tables."""
         return {} if self.WRITES is None else {self.WRITES: _distinct(run for _, run in self.targets())}
 
     def targets(self, key: RowKey | None = None) -> list[Target]:
@@ -278,7 +280,52 @@ class Prefill(PlanBase, frozen=True):
         return Prefill([renumber(chunk) for chunk in self.chunks])
 
 
-Plan = Analyse | PreprocessSegment | Encode | Prefill
+class LoadChunk(Record, frozen=True):
+    """Tokens [start, end) of one member of a row: whole pages, which have these keys. They go where the row's block table says."""
+
+    row: int
+    row_generation: int
+    member: int
+    start: int
+    end: int
+    keys: list[bytes]
+
+
+class Load(PlanBase, frozen=True):
+    """prefill: read pages of one row from the files of ``cache.dir`` instead of computing them, up to the first that they lack. The
+    result is ``Loaded``."""
+
+    STAGE = "prefill"
+    KIND = PlanKind.LOAD
+
+    chunks: list[LoadChunk]
+
+    @property
+    def parts(self) -> Sequence[LoadChunk]:
+        return self.chunks
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return tokens [first, last) of the row's first member, of those asked for."""
+        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Load":
+        """Return the plan with other rows, of generation 1."""
+        del run
+        return Load([msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks])
+
+
+Plan = Analyse | PreprocessSegment | Encode | Prefill | Load
 
 decode_plan = checked(msgspec.msgpack.Decoder(Plan).decode)
 

@@ -172,6 +172,7 @@ def grant_kv(state: ControllerState, request: Request) -> bool:
         _append(state, request, member, count - len(shared))
     request.blocked_s = -1.0
     if request.keys:
+        request.may_load = state.limits.saved_pages
         note_hits(state, request)
     return True
 

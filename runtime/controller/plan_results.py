@@ -4,8 +4,8 @@ Results are idempotent: one is applied where the record still names the pages th
 plan: its slot is free, and it no longer holds pages.
 """
 
-from ..bus.messages import Analysed, Died, ItemError, Overran, Result, Skipped
-from ..bus.plans import Analyse, Encode, Place, Plan, Prefill, PreprocessSegment
+from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped
+from ..bus.plans import Analyse, Encode, Load, Place, Plan, Prefill, PreprocessSegment
 from .effects import SetPrefilled
 from .embedding_cache import keep_encoded
 from .intake import set_shape, timed_out
@@ -13,7 +13,7 @@ from .lifecycle import fail, settle
 from .media_sharing import forget_medium, learn_large, learn_shape
 from .plan_dispatch import clear_plan
 from .poison import absolve, blame, give_back
-from .prefix_cache import name_pages
+from .prefix_cache import apply_loaded, name_pages, note_hits
 from .request import Request
 from .scheduling.budgets import update
 from .scheduling.types import SegmentStage
@@ -24,6 +24,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     """Apply a plan's result to its rows, free its slot, and release the pages that it held."""
     plan, encoded = inflight.plan, list[tuple[Request, Place]]()
     live = [request for request in inflight.requests if not request.ending]
+    for request in live if isinstance(plan, Load) else ():
+        request.may_load = False
     if isinstance(result, ItemError | Died):
         if isinstance(plan, PreprocessSegment) and isinstance(result, ItemError):
             for request in [request for request in live if request.awaits(plan)]:
@@ -45,10 +47,18 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                 encoded = _apply_encoded(state, plan, live)
             case Prefill():
                 _apply_prefilled(state, plan, live)
+            case Load():
+                assert isinstance(result, Loaded)
+                for request in live:
+                    apply_loaded(state, request, plan, result.ends)
+                    if absolve(request, plan):
+                        state.save(request)
     clear_plan(state, inflight)
     keep_encoded(state, encoded)
-    for request in live if isinstance(plan, Prefill) else ():  # only now: a plan in the table may be done again
+    for request in live if isinstance(plan, Prefill | Load) else ():  # only now: a plan in the table may be done again
         name_pages(state, request)
+        if isinstance(plan, Load) and request.has_kv and not request.ending:
+            note_hits(state, request)
     for request in inflight.requests:
         settle(state, request)
 
@@ -56,6 +66,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
     """Learn the cost of the parts of live rows: for policies, and for the budgets of encode and prefill."""
     plan = inflight.plan
+    if isinstance(plan, Load):
+        return  # nothing was computed
     keys = {request.key_in_table for request in live}
     steering = state.steering
     done = plan.only(lambda row, generation: (row, generation) in keys)

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from ..bus.media_work import estimated_work
 from ..bus.messages import PoolName
-from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
+from ..bus.plans import Analyse, Encode, EncodePart, Load, Prefill, PrefillChunk, PreprocessSegment
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
@@ -20,6 +20,7 @@ from .media_sharing import hide_shared, take_shared
 from .plan_dispatch import credit, place_plan
 from .poison import is_suspect
 from .policy_calls import choose
+from .prefix_cache import chunks_to_load, note_hits
 from .request import Request
 from .scheduling.budgets import allowance_s, retarget
 from .scheduling.facts import Objective, RequestKind
@@ -59,6 +60,8 @@ def issue(state: ControllerState, now: float) -> None:
     for inflight in state.plans.values():
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
+    if state.limits.saved_pages:
+        _issue_loads(state, now)
     prefill, encode = steering.prefill, steering.encode
     exclusive, with_decode = state.limits.exclusive, state.limits.with_decode
     limits = StepLimits(prefill.units, encode.units, exclusive, prefill.max_units, encode.max_units, with_decode)
@@ -268,6 +271,20 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
         state.save(request)
     state.steering.last = "encode"
     place_plan(state, Encode(parts), requests.values(), now)
+
+
+def _issue_loads(state: ControllerState, now: float) -> None:
+    """Have saved pages loaded before the policy has them computed."""
+    for request in state.preparing():
+        if not request.may_load or not request.can_prefill or request.prefill_plan is not None:
+            continue
+        if not credit(state, "prefill"):
+            return
+        if chunks := chunks_to_load(state, request):
+            place_plan(state, Load(chunks), [request], now)
+        else:
+            request.may_load = False
+            note_hits(state, request)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:

@@ -11,11 +11,14 @@ from functools import partial
 
 from ...schema.media import MediaSpan
 from ...schema.rows import Phase
+from ..bus.plans import Load, LoadChunk
 from .effects import AppendPages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key
 from .request import Request
 from .scheduling.types import Rank
 from .state import ControllerState, owner
+
+PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
 Hits = list[list[int]]
 """Pages per member."""
@@ -133,17 +136,43 @@ def append_hits(state: ControllerState, request: Request, member: int, pages: li
 
 
 def note_hits(state: ControllerState, request: Request) -> None:
-    """After a grant: media that the hits cover are not needed, and the gateway learns how many tokens of the prompt they saved."""
+    """After a grant: media that the hits cover are not needed, and the gateway learns how many tokens of the prompt they saved: once no
+    more pages may be loaded."""
     skipped = skip_media(state, request)
-    is_first = request.record.num_cached_tokens is None
+    is_first = request.record.num_cached_tokens is None and not request.may_load
     if is_first:
-        num_cached = min(request.prefilled[0], request.lengths[0])  # more if the row has generated tokens
+        num_cached = min(request.num_cached[0], request.lengths[0])  # more if the row has generated tokens
         request.record.num_cached_tokens = num_cached
         state.totals.looked_up_tokens += request.lengths[0]
         state.totals.cached_tokens += num_cached
         state.ask(request.key, request.gateway_generation)
     if skipped or is_first:
         state.save(request)
+
+
+def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
+    """Return the whole pages behind those that have keys, as far as nothing of them is prefilled and decode writes none of them."""
+    page_tokens = state.limits.kv_page_tokens
+    chunks = []
+    for member, keys in enumerate(request.keys):
+        first = request.num_named[member]
+        start = first * page_tokens
+        if request.prefilled[member] == start and not _must_compute(request, member):
+            names = keys.up_to(keys.num_tokens - 1, first)[:PAGES_AT_ONCE]
+            if names:
+                chunks.append(LoadChunk(*request.key_in_table, member, start, start + len(names) * page_tokens, names))
+    return chunks
+
+
+def apply_loaded(state: ControllerState, request: Request, plan: Load, ends: Sequence[int]) -> None:
+    """Record the pages that have been loaded. If they were all that was asked for, there may be more."""
+    request.may_load = all(chunk.end == end for chunk, end in zip(plan.chunks, ends, strict=True))
+    for chunk, end in zip(plan.chunks, ends, strict=True):
+        if request.record.evicting or request.prefilled[chunk.member] >= end:
+            continue
+        assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"
+        request.prefilled[chunk.member] = request.num_cached[chunk.member] = end
+        state.emit(SetPrefilled(request.row, chunk.member, end))
 
 
 def skip_media(state: ControllerState, request: Request) -> bool:

@@ -15,7 +15,7 @@ from ...schema.media import ItemShape, SegmentShape
 from ...schema.rows import Phase
 from ..bus.media_work import corrected
 from ..bus.messages import Failed, PageRun, RequestSpec
-from ..bus.plans import Analyse, Place, Plan, Prefill, RowKey, Target
+from ..bus.plans import Analyse, Load, Place, Plan, Prefill, RowKey, Target
 from ..stage_table import InstanceId
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
@@ -200,6 +200,7 @@ class Request:
     keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
     num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
     num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of the block tables that have got theirs
+    may_load: bool = False  # files may have the pages behind those
 
     committed: int = 0
     ids: list[int] = field(default_factory=list)  # committed ids that the controller knows
@@ -277,9 +278,9 @@ class Request:
         return self.has_kv and self.counts_known
 
     @property
-    def prefill_plan(self) -> Prefill | None:
-        """The prefill plan in flight for it, if any."""
-        return next((plan for plan in self.plans.values() if isinstance(plan, Prefill)), None)
+    def prefill_plan(self) -> Prefill | Load | None:
+        """The plan in flight that writes its KV pages, if any."""
+        return next((plan for plan in self.plans.values() if isinstance(plan, Prefill | Load)), None)
 
     @property
     def analysing(self) -> set[int]:
@@ -310,7 +311,7 @@ class Request:
         """Return whether this plan in flight does work that the request needs, and no other plan does."""
         if isinstance(plan, Analyse):
             return self.record.items[plan.item].shape is None
-        return isinstance(plan, Prefill) or bool(self.segments_of(plan))
+        return isinstance(plan, Prefill | Load) or bool(self.segments_of(plan))
 
     @property
     def targets(self) -> Lengths:

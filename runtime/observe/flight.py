@@ -72,10 +72,17 @@ PLAN_NAMES = {
     PlanKind.PREPROCESS: "preprocess",
     PlanKind.ENCODE: "encode",
     PlanKind.PREFILL: "prefill",
+    PlanKind.LOAD: "load",
 }
 
 
-UNIT_NAMES = {PlanKind.ANALYSE: "bytes", PlanKind.PREPROCESS: "rows", PlanKind.ENCODE: "rows", PlanKind.PREFILL: "tokens"}
+UNIT_NAMES = {
+    PlanKind.ANALYSE: "bytes",
+    PlanKind.PREPROCESS: "rows",
+    PlanKind.ENCODE: "rows",
+    PlanKind.PREFILL: "tokens",
+    PlanKind.LOAD: "tokens",
+}
 
 
 def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:

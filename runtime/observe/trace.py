@@ -28,7 +28,7 @@ _ASIDE_TID = 2
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
     PlanKind.ENCODE: (PlanKind.PREPROCESS,),
-    PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.ENCODE),
+    PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.LOAD, PlanKind.ENCODE),
 }
 
 

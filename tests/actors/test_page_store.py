@@ -17,11 +17,12 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
 from mmrt.runtime.controller.pages import Owner, PageLedger
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
-from mmrt.shm.page_file import PageFile
+from mmrt.runtime.process.saved_pages import read_saved_pages
+from mmrt.shm.page_file import PageFile, PageFileReader
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
-SIZES = {"kv": PoolLayout(12, 64), "embedding": PoolLayout(5, 32)}
+SIZES = {"embedding": PoolLayout(12, 64), "kv": PoolLayout(5, 32)}
 LAYOUT = MemoryLayout(
     num_rows=2, max_context=64, max_pages=4, kv_page_tokens=16, pools=SIZES, dtype="float32", kv_dtype="float32", device="cpu"
 )
@@ -76,59 +77,64 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]
 def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run]) -> None:
     run = start()
     for page, text in enumerate(("a", "b", "c")):
-        run.name("kv", page, text)
-    run.name("embedding", 3, "picture")
+        run.name("embedding", page, text)
+    run.name("kv", 3, "picture")
     run.end()
     run = start()
-    assert run.named("kv") == {"a": "a", "b": "b", "c": "c"} and run.named("embedding") == {"picture": "picture"}
-    assert [page for page, _ in sorted(run.pools["kv"].read_keys().items())] == [0, 1, 2]
-    run.name("kv", 0, "d")  # over the page that was written last
+    assert run.named("embedding") == {"a": "a", "b": "b", "c": "c"} and run.named("kv") == {}, "KV pages wait until they are asked for"
+    saved = read_saved_pages(run.directory.path)
+    assert saved is not None
+    reader = PageFileReader.open(Path(saved.path), saved.secret, saved.page_bytes)
+    assert reader.read(b"picture".ljust(16, b"-"), 0.0) == b"picture".ljust(32, b".")
+    reader.close()
+    assert [page for page, _ in sorted(run.pools["embedding"].read_keys().items())] == [0, 1, 2]
+    run.name("embedding", 0, "d")  # over the page that was written last
     run.end()
     run = start()
-    assert set(run.named("kv")) == {"a", "b", "c", "d"}
+    assert set(run.named("embedding")) == {"a", "b", "c", "d"}
     run.end()
 
 
 def test_pages_that_the_pool_still_has_are_loaded_before_others(start: Callable[..., Run]) -> None:
     """The beginning of a long chat was written long ago, and is of use all the same."""
     run = start()
-    run.name("kv", 0, "begins")
+    run.name("embedding", 0, "begins")
     for number in range(30):
         wait_until_saved(run, number + 1)
-        run.name("kv", 1 + number % 11, f"page {number}")
+        run.name("embedding", 1 + number % 11, f"page {number}")
     wait_until_saved(run, 31)
     run.end()
     run = start()
-    assert set(run.named("kv")) == {"begins", *(f"page {number}" for number in range(19, 30))}
+    assert set(run.named("embedding")) == {"begins", *(f"page {number}" for number in range(19, 30))}
     run.end()
 
 
 def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_store, "KEEP_S", 0.0)
-    monkeypatch.setattr(page_store, "SHARES", {"kv": (2 * 4096 + 14 * (56 + 64)) / (1 << 20), "embedding": 0.5})
+    monkeypatch.setattr(page_store, "SHARES", {"embedding": (2 * 4096 + 14 * (56 + 64)) / (1 << 20), "kv": 0.5})
     run = start()
     assert run.store is not None
-    run.name("kv", 0, "begins")
+    run.name("embedding", 0, "begins")
     for number in range(40):
-        run.name("kv", 1 + number % 11, f"page {number}")
-        while f"page {number}".encode().ljust(16, b"-") not in run.store._files["kv"]:
+        run.name("embedding", 1 + number % 11, f"page {number}")
+        while f"page {number}".encode().ljust(16, b"-") not in run.store._files["embedding"]:
             os.sched_yield()
     run.end()
     run = start()
-    assert "begins" in run.named("kv") and run.store is not None and run.store._files["kv"].num_slots == 14
+    assert "begins" in run.named("embedding") and run.store is not None and run.store._files["embedding"].num_slots == 14
     run.end()
 
 
 def usable(run: Run, num_allocated: int) -> int:
     """How many leading pages of a prompt a new controller finds once it has allocated so many."""
-    pool = run.pools["kv"]
+    pool = run.pools["embedding"]
     ledger = PageLedger.restore(pool.num_pages, pool.generations.tolist(), {}, {}, pool.read_keys())
     ledger.allocate(Owner("row", 0), num_allocated)
     keys = (f"page {number}".encode().ljust(16, b"-") for number in range(pool.num_pages))
     return len(ledger.cache.find_leading(keys))
 
 
-LONG = msgspec.structs.replace(LAYOUT, pools={"kv": PoolLayout(200, 64), "embedding": PoolLayout(5, 32)})
+LONG = msgspec.structs.replace(LAYOUT, pools={"embedding": PoolLayout(200, 64), "kv": PoolLayout(5, 32)})
 
 
 def test_a_prompt_is_of_use_from_its_first_page_on(start: Callable[..., Run]) -> None:
@@ -136,7 +142,7 @@ def test_a_prompt_is_of_use_from_its_first_page_on(start: Callable[..., Run]) ->
     order = random.Random(1).sample(range(200), 180)
     run = start(LONG)
     for depth, page in enumerate(order):
-        run.name("kv", page, f"page {depth}", depth)
+        run.name("embedding", page, f"page {depth}", depth)
     run.end()
     run = start(LONG)
     assert [usable(run, count) for count in (0, 20, 50, 190)] == [180, 180, 150, 10]
@@ -146,13 +152,13 @@ def test_a_prompt_is_of_use_from_its_first_page_on(start: Callable[..., Run]) ->
 def test_what_is_loaded_in_time_is_of_use(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(LONG)
     for depth in range(180):
-        run.name("kv", depth, f"page {depth}", depth)
+        run.name("embedding", depth, f"page {depth}", depth)
     run.end()
     read = PageFile.read
     monkeypatch.setattr(PageFile, "read", lambda *arguments: time.sleep(0.002) or read(*arguments))
     monkeypatch.setattr(page_store, "LOAD_S", 0.1)
     run = start(LONG)
-    assert 0 < usable(run, 0) == len(run.named("kv")) < 180
+    assert 0 < usable(run, 0) == len(run.named("embedding")) < 180
     run.end()
 
 
@@ -162,7 +168,7 @@ def test_the_end_does_not_wait_for_all_that_is_left(start: Callable[..., Run], m
     monkeypatch.setattr(PageFile, "write", lambda *arguments: time.sleep(0.05) or write(*arguments))
     run = start(LONG)
     for depth in range(180):
-        run.name("kv", depth, f"page {depth}", depth)
+        run.name("embedding", depth, f"page {depth}", depth)
     time.sleep(0.1)
     began_s = time.monotonic()
     run.end()
@@ -174,8 +180,8 @@ def test_files_of_others_in_the_directory_stay(start: Callable[..., Run], tmp_pa
     names = [f"letter{number}-final.pages" for number in range(6)]
     for name in names:
         (tmp_path / "cache" / name).touch()
-    (tmp_path / "cache" / f"{'0' * 16}-kv.pages").symlink_to("nowhere")
-    (tmp_path / "cache" / f"{'1' * 16}-kv.pages").mkdir()
+    (tmp_path / "cache" / f"{'0' * 16}-embedding.pages").symlink_to("nowhere")
+    (tmp_path / "cache" / f"{'1' * 16}-embedding.pages").mkdir()
     for number in range(6):
         run = start(media=MediaSection(fps=1.0 + number))
         assert run.store is not None
@@ -196,7 +202,7 @@ def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_pa
 
 def wait_until_saved(run: Run, num_pages: int) -> None:
     assert run.store is not None
-    while len(run.store._files["kv"]) < num_pages:
+    while len(run.store._files["embedding"]) < num_pages:
         os.sched_yield()
 
 
@@ -212,49 +218,49 @@ def wait_until_saved(run: Run, num_pages: int) -> None:
 def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict[str, object]) -> None:
     run = start()
     secret = run.store and run.store.secret
-    run.name("kv", 0, "a")
+    run.name("embedding", 0, "a")
     run.end()
     other = start(**changes)
-    assert other.named("kv") == {} and other.store is not None and other.store.secret != secret
+    assert other.named("embedding") == {} and other.store is not None and other.store.secret != secret
     other.end()
     again = start()
-    assert again.named("kv") == {"a": "a"}
+    assert again.named("embedding") == {"a": "a"}
     again.end()
 
 
 def test_another_model_sees_other_pages(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start()
-    run.name("kv", 0, "a")
+    run.name("embedding", 0, "a")
     run.end()
     weights = next((tmp_path / "model").glob("*.safetensors"))
     os.utime(weights, (1, 1))
     other = start()
-    assert other.named("kv") == {}
+    assert other.named("embedding") == {}
     other.end()
 
 
 def test_edited_code_sees_other_pages(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
-    run.name("kv", 0, "a")
+    run.name("embedding", 0, "a")
     run.end()
     monkeypatch.setattr(page_store, "loaded_code", lambda: 7)
     other = start()
-    assert other.named("kv") == {}
+    assert other.named("embedding") == {}
     other.end()
 
 
 def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = start()
     for page, text in enumerate(("a", "b", "c")):
-        run.name("kv", page, text)
+        run.name("embedding", page, text)
     run.end()
-    (path,) = (tmp_path / "cache").glob("*-kv.pages")
+    (path,) = (tmp_path / "cache").glob("*-embedding.pages")
     data = bytearray(path.read_bytes())
     data[data.index(b"b...")] ^= 1
     path.write_bytes(data)
     with caplog.at_level(logging.INFO):
         run = start()
-    assert set(run.named("kv")) == {"a", "c"} and "ignored 1 kv pages that are not as they were written" in caplog.text
+    assert set(run.named("embedding")) == {"a", "c"} and "ignored 1 embedding pages that are not as they were written" in caplog.text
     run.end()
 
 
@@ -262,11 +268,11 @@ def test_a_file_of_another_secret_is_emptied_with_a_line(
     start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start()
-    run.name("kv", 0, "a")
+    run.name("embedding", 0, "a")
     run.end()
     (tmp_path / "cache" / "secret").unlink()
     run = start()
-    assert run.named("kv") == {} and "emptied" in caplog.text
+    assert run.named("embedding") == {} and "emptied" in caplog.text
     run.end()
 
 
@@ -304,7 +310,7 @@ def test_a_full_disk_costs_pages_and_nothing_else(
     assert run.store is not None
     for file in run.store._files.values():
         file._fd = os.open("/dev/full", os.O_RDWR)
-    run.name("kv", 0, "a")
+    run.name("embedding", 0, "a")
     run.store._thread.join(10)
     assert "pages are no longer saved: there is no room" in caplog.text
     run.end()

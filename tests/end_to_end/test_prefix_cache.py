@@ -187,8 +187,8 @@ def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None
 
 
 def test_pages_outlive_the_run(launch: Callable[..., Server], oracle: Oracle, tmp_path: Path) -> None:
-    """The second turn of yesterday's chat, with its picture, in today's run."""
-    server = launch(settings=f'[cache]\ndir = "{tmp_path / "pages"}"\n')
+    """The second turn of yesterday's chat, with its picture, in today's run; and what the pool of that has evicted."""
+    server = launch(settings=f'[memory]\nkv_tokens = 640\n[cache]\ndir = "{tmp_path / "pages"}"\n')
     pixels = picture(1, 120, 200)
     messages = [{"role": "user", "content": [image_part(pixels), text("What is it?")]}]
     first = Answer(server, messages)
@@ -200,4 +200,10 @@ def test_pages_outlive_the_run(launch: Callable[..., Server], oracle: Oracle, tm
     assert again.ids == first.ids and again.num_cached == whole_pages(length - 1)
     turn = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on."}]
     assert Answer(server, turn).num_cached >= whole_pages(length)
+    for number in range(5):
+        Answer(server, f"{number}. {20 * LONG}"[: 4 * 160], max_tokens=1)
+    server.kill("prefill")
+    evicted = Answer(server, messages)
+    assert evicted.ids == first.ids and evicted.num_cached == whole_pages(length - 1)
+    assert '"name":"load"' in server.mmrt("trace", "-o", "-").stdout
     server.down()

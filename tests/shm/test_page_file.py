@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.shm.page_file import PageFile, remove_unused
+from mmrt.shm.page_file import LOOK_S, PageFile, PageFileReader, remove_unused
 
 SECRET, PAGE = b"s" * 32, 40
 STRIDE = 56 + PAGE
 BLOCKS = 2 * 4096  # the header, and the heads of a few slots
+FIRST_HEAD = 4096
 
 
 def key_of(number: int) -> bytes:
@@ -30,7 +31,7 @@ def opened(path: Path, num_slots: int = 4, secret: bytes = SECRET, page_bytes: i
 
 
 class Pages(RuleBasedStateMachine):
-    """Against an ordered dictionary. The file is closed and opened again at any time."""
+    """Against an ordered dictionary. The file is closed and opened again at any time; a reader has it open throughout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +39,8 @@ class Pages(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "pages"
         self.num_slots = 4
         self.file = opened(self.path, self.num_slots)
+        self.reader = PageFileReader.open(self.path, SECRET, PAGE)
+        self.now_s = 0.0
         self.model: dict[bytes, bytes] = {}
         self.worth: dict[bytes, tuple[int, int]] = {}  # (round, -depth)
         self.round = 0
@@ -76,7 +79,7 @@ class Pages(RuleBasedStateMachine):
         key = data.draw(st.sampled_from([*self.model]))
         slot = self.file._slot_of[key]
         is_number = 16 <= byte < 24  # of the worth alone: it is not believed to be more
-        at = self.file._place(slot) + byte - 56 if byte >= 56 else self.file._head(slot) + (0 if is_number else byte)
+        at = self.file._place(slot) + byte - 56 if byte >= 56 else FIRST_HEAD + 56 * slot + (0 if is_number else byte)
         fd = os.open(self.path, os.O_RDWR)
         os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 0x40]), at)
         os.close(fd)
@@ -88,9 +91,13 @@ class Pages(RuleBasedStateMachine):
         assert [self.worth[key] for key in self.file.keys()] == sorted(self.worth.values())
         assert all(self.file.depth_of(key) == -depth for key, (_, depth) in self.worth.items())
         assert {key: self.file.read(key) for key in self.model} == dict(self.model)
+        self.now_s += LOOK_S
+        found = {key_of(number): self.reader.read(key_of(number), self.now_s) for number in range(10)}
+        assert {key: contents for key, contents in found.items() if contents is not None} == self.model
         assert self.path.stat().st_size <= BLOCKS + self.num_slots * STRIDE
 
     def teardown(self) -> None:
+        self.reader.close()
         self.file.close()
         self.folder.cleanup()
 
@@ -136,13 +143,34 @@ def test_a_file_that_was_cut_gives_whole_pages_or_none(size: int) -> None:
 def test_a_number_that_nobody_gave_is_an_empty_slot(tmp_path: Path, number: int) -> None:
     file = opened(tmp_path / "pages")
     file.write(key_of(1), contents_of(1))
-    os.pwrite(file._fd, number.to_bytes(8, "little"), file._head(0) + 16)
+    os.pwrite(file._fd, number.to_bytes(8, "little"), FIRST_HEAD + 16)
     file.close()
     again = opened(tmp_path / "pages")
     assert len(again) == 0
     again.write(key_of(2), contents_of(2))
     assert again.read(key_of(2)) == contents_of(2)
     again.close()
+
+
+@pytest.mark.parametrize(("secret", "page_bytes"), [(b"t" * 32, PAGE), (SECRET, PAGE + 1)], ids=["secret", "page"])
+def test_a_reader_refuses_the_file_of_others(tmp_path: Path, secret: bytes, page_bytes: int) -> None:
+    opened(tmp_path / "pages").close()
+    with pytest.raises(ValueError, match="has not the pages of this run"):
+        PageFileReader.open(tmp_path / "pages", secret, page_bytes)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="has not the pages of this run"):
+        PageFileReader.open(tmp_path / "empty", SECRET, PAGE)
+
+
+def test_a_reader_looks_for_new_pages_now_and_then(tmp_path: Path) -> None:
+    file = opened(tmp_path / "pages")
+    reader = PageFileReader.open(tmp_path / "pages", SECRET, PAGE)
+    assert reader.read(key_of(1), 5.0) is None
+    file.write(key_of(1), contents_of(1))
+    assert reader.read(key_of(1), 5.0 + LOOK_S / 2) is None
+    assert reader.read(key_of(1), 5.0 + LOOK_S) == contents_of(1)
+    reader.close()
+    file.close()
 
 
 def test_without_room_for_a_page_nothing_is_kept(tmp_path: Path) -> None:

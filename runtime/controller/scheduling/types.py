@@ -97,6 +97,7 @@ class Limits:
     ahead_pages: int = 2
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
+    saved_pages: bool = False  # prefill can read KV pages from files
     positions: Positions = indices
 
 

@@ -21,6 +21,7 @@ from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.effects import SetPageGenerations
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.ownership import take_back
@@ -137,6 +138,7 @@ class World:
             patience_s=rng.choice((0.05, 0.5)),
             embedding_cache=rng.random() < 0.8,
             prefix_cache=rng.random() < 0.9,
+            saved_pages=rng.random() < 0.6,
             positions=positions,
         )
         limits = self.limits
@@ -153,6 +155,7 @@ class World:
         }
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
+        self.saved: dict[bytes, dict[int, int]] = {}  # pages in files: key -> contents
         self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
         self.storm = True
         self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
@@ -174,7 +177,7 @@ class World:
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
-        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = 0
+        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -289,6 +292,12 @@ class World:
                 return
         if self.storm and self.random.random() < 0.002:  # `mmrt cache clear`
             self.perform(self.controller.on_message(InstanceId("cache"), 1, m.ClearCaches(), self.now))
+            if self.io is None:
+                return
+        if self.limits.saved_pages and self.random.random() < 0.3:
+            self.save_pages()
+            if self.random.random() < 0.3:
+                self.forget_pages()
             if self.io is None:
                 return
         if self.now >= self.tick_s or self.random.random() < 0.5:
@@ -494,6 +503,8 @@ class World:
                 assert shape == part.shape
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
+        elif isinstance(plan, p.Load):
+            return writes, m.Loaded([self.begin_load(chunk, writes) for chunk in plan.chunks])
         else:
             assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
@@ -550,6 +561,35 @@ class World:
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
+
+    def begin_load(self, chunk: p.LoadChunk, writes: list) -> int:
+        generation, _ = self.table.phase(chunk.row)
+        assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
+        assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
+        pages = self.table.pages(chunk.row, chunk.member).tolist()[chunk.start // 4 :]
+        found = 0
+        for page, key in zip(pages, chunk.keys, strict=False):
+            if (contents := self.saved.get(key)) is None:
+                break
+            writes += [("kv", page, int(self.pools["kv"].generations[page]), slot, value) for slot, value in contents.items()]
+            found += 1
+        self.num_loaded += found
+        return chunk.start + 4 * found
+
+    def save_pages(self) -> None:
+        """Some of the pages with keys are written to files, and some of those are overwritten."""
+        for page, key in self.pools["kv"].read_keys().items():
+            if self.random.random() < 0.5:
+                self.saved[key] = dict(self.content["kv"][page])
+        for key in [key for key in self.saved if self.random.random() < 0.01]:
+            del self.saved[key]
+
+    def forget_pages(self) -> None:
+        """Idle pages are evicted: only files have them."""
+        run = self.controller.state.pools["kv"].forget_idle()
+        if run.pages:
+            self.controller.state.emit(SetPageGenerations("kv", run))
+        self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     @staticmethod
     def media_place(spec: m.SequenceSpec, position: int) -> tuple[int, int, int] | None:

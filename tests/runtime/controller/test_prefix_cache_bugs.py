@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, plan_results, prefix_cache
+from mmrt.runtime.bus.plans import Load, LoadChunk
+from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, plan_results, planner, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.page_keys import PageKeys
 from mmrt.runtime.controller.plan_dispatch import clear_plan
@@ -123,6 +125,27 @@ def own_nothing_of_a_hit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kv_manager, "share_hits", lambda *_: None)
 
 
+def believe_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """All pages of a plan to load them count as loaded, whatever the files had."""
+    apply_loaded = prefix_cache.apply_loaded
+
+    def apply(state: ControllerState, request: Request, plan: Load, ends: list[int]) -> None:
+        apply_loaded(state, request, plan, [chunk.end for chunk in plan.chunks])
+
+    patch.setattr(plan_results, "apply_loaded", apply)
+
+
+def load_another_page(patch: pytest.MonkeyPatch) -> None:
+    """Pages are loaded into the places of others."""
+    chunks_to_load = prefix_cache.chunks_to_load
+
+    def shifted(state: ControllerState, request: Request) -> list[LoadChunk]:
+        chunks = chunks_to_load(state, request)
+        return [msgspec.structs.replace(chunk, keys=[*chunk.keys[1:], chunk.keys[0]]) for chunk in chunks]
+
+    patch.setattr(planner, "chunks_to_load", shifted)
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     give_the_last_page,
     name_before_the_plan_is_cleared,
@@ -135,6 +158,8 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     name_pages_given_back,
     believe_old_keys,
     own_nothing_of_a_hit,
+    believe_what_was_asked_for,
+    load_another_page,
 ]
 
 
