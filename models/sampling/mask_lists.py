@@ -4,7 +4,7 @@ Most masks of grammars allow few tokens, as between the strings of a JSON text, 
 from step to step. A row that may draw few tokens is cut down to them; of others the few forbidden ones are overwritten. What is neither
 goes through ``masks``. The way depends on a row's own mask alone.
 
-Shapes: R rows cut down, K = ``FEW``, V vocabulary, W = ceil(V / 32).
+Shapes: R rows cut down to K tokens, V vocabulary, W = ceil(V / 32).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 from .interface import Masks
 from .masks import FORBIDDEN, mask
 
-FEW = 1024
+FEW, MORE = 1024, 32_768  # tokens that rows are cut down to; to more only where that is at most a quarter of the vocabulary
 _WORD_BITS = 32
 _MAX_FORBIDDEN = 1 / 8  # of the vocabulary
 
@@ -54,21 +54,22 @@ class MaskLists:
         """Forget all masks: other rows come."""
         self._known.clear()
 
-    def apply(self, logits: Tensor, masks: Masks) -> Narrow | None:
+    def apply(self, logits: Tensor, masks: Masks) -> list[Narrow]:
         """Set what is forbidden to ``FORBIDDEN`` in logits, float32 [L, V], in place, except in the rows that are returned."""
         values = logits.numpy()
-        narrow, wide = [], []
+        narrow: dict[int, list[tuple[int, NDArray[np.int64]]]] = {FEW: [], MORE: []}
+        wide = []
         for number, row in enumerate(masks.row.tolist()):
             lists = self._lists_of(row, masks.bits[number])
             if lists.allowed is not None:
-                narrow.append((row, lists.allowed))
+                narrow[FEW if len(lists.allowed) <= FEW else MORE].append((row, lists.allowed))
             elif lists.forbidden is not None:
                 values[row][lists.forbidden] = FORBIDDEN
             else:
                 wide.append(number)
         if wide:
             mask(logits, Masks(masks.row[wide], masks.bits[wide]))
-        return _cut_down(values, narrow) if narrow else None
+        return [_cut_down(values, rows, width) for width, rows in narrow.items() if rows]
 
     def _lists_of(self, row: int, bits: NDArray[np.int32]) -> _Lists:
         known, data = self._known.get(row), bits.tobytes()
@@ -77,20 +78,18 @@ class MaskLists:
         return known
 
     def _few(self, bits: NDArray[np.int32]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-        if np.count_nonzero(bits) <= FEW:
-            allowed = _ids(bits)
-            if 1 <= len(allowed) <= FEW:
-                return allowed, None
-        others = ~bits
-        if int(np.bitwise_count(others.view(np.uint32)).sum()) <= _MAX_FORBIDDEN * self._vocabulary + _WORD_BITS:
-            forbidden = _ids(others)
+        num_allowed = int(np.bitwise_count(bits.view(np.uint32)).sum())
+        if 1 <= num_allowed <= (MORE if 4 * MORE <= self._vocabulary else FEW):
+            return _ids(bits), None
+        if num_allowed >= (1 - _MAX_FORBIDDEN) * self._vocabulary:
+            forbidden = _ids(~bits)
             return None, forbidden[forbidden < self._vocabulary]
         return None, None
 
 
-def _cut_down(values: NDArray[np.float32], rows: list[tuple[int, NDArray[np.int64]]]) -> Narrow:
-    ids = np.empty((len(rows), FEW), np.int64)
-    logits = np.full((len(rows), FEW), FORBIDDEN, np.float32)
+def _cut_down(values: NDArray[np.float32], rows: list[tuple[int, NDArray[np.int64]]], width: int) -> Narrow:
+    ids = np.empty((len(rows), width), np.int64)
+    logits = np.full((len(rows), width), FORBIDDEN, np.float32)
     for number, (row, allowed) in enumerate(rows):
         size = len(allowed)
         ids[number, :size], ids[number, size:] = allowed, allowed[-1]

@@ -77,7 +77,7 @@ class CpuSampler:
         """Sample with the masks of rows that draw, and of greedy rows whose largest logit is forbidden: others do not need theirs."""
         is_greedy = rows.temperature[masks.row] == 0
         narrow = self._mask(logits, masks, np.flatnonzero(~is_greedy).tolist())
-        tokens = sample(logits, rows, without=None if narrow is None else narrow.row)
+        tokens = sample(logits, rows, without=np.concatenate([one.row for one in narrow]) if narrow else None)
         _draw_narrow(tokens, rows, narrow)
         drawn = tokens[masks.row].tolist()
         wrong = [number for number in np.flatnonzero(is_greedy).tolist() if not masks.allows(number, drawn[number])]
@@ -88,13 +88,13 @@ class CpuSampler:
             _draw_narrow(tokens, rows, narrow)
         return tokens
 
-    def _mask(self, logits: Tensor, masks: Constraints, numbers: list[int]) -> Narrow | None:
-        return self._masks.apply(logits, masks.masks(numbers)) if numbers else None
+    def _mask(self, logits: Tensor, masks: Constraints, numbers: list[int]) -> list[Narrow]:
+        return self._masks.apply(logits, masks.masks(numbers)) if numbers else []
 
 
-def _draw_narrow(tokens: NDArray[np.int64], rows: SamplingRows, narrow: Narrow | None) -> None:
-    if narrow is not None:
-        tokens[narrow.row] = narrow.tokens(sample(narrow.logits, rows.of(narrow.row)))
+def _draw_narrow(tokens: NDArray[np.int64], rows: SamplingRows, narrow: list[Narrow]) -> None:
+    for one in narrow:
+        tokens[one.row] = one.tokens(sample(one.logits, rows.of(one.row)))
 
 
 def uniforms(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmrt.models.grammar.vocabulary import bits_of
+from mmrt.models.sampling import mask_lists
 from mmrt.models.sampling.interface import Masks, Pairs, SamplingRows
 from mmrt.models.sampling.masks import FORBIDDEN, mask, mask_companions
 from mmrt.models.sampling.penalties import History
@@ -99,6 +100,13 @@ def test_lists_of_tokens_draw_what_masks_draw() -> None:
         mask(masked, asked)
         expected = sample(masked, drawing(number, index))
         assert sampler.sample(logits, drawing(number, index), masks=asked).tolist() == expected.tolist()
+
+
+def test_lists_of_many_tokens_draw_what_masks_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both widths, with a vocabulary that is large beside the second."""
+    monkeypatch.setattr(mask_lists, "FEW", 8)
+    monkeypatch.setattr(mask_lists, "MORE", 1000)
+    test_lists_of_tokens_draw_what_masks_draw()
 
 
 def test_a_masked_draw_does_not_depend_on_its_neighbours() -> None:
