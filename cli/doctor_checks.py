@@ -41,6 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     room: HostRoom
     place: str  # where the run's shared memory is
+    place_problem: str
     is_tmpfs: bool
     run_endpoint: str  # of the run that is up here
     address: str
@@ -151,7 +152,9 @@ def _memory(facts: Facts) -> Iterator[Check]:
     need = facts.need if not facts.run_endpoint else None
     yield _room("memory", memory, need, f"{_size(memory)} available", "close programs, or serve a smaller model")
     where = f"{_size(shared)} free in {facts.place}"
-    if not facts.is_tmpfs:
+    if facts.place_problem:
+        yield Check("shared memory", "failed", f"{facts.place_problem} (MMRT_RUN_DIR)")
+    elif not facts.is_tmpfs:
         yield Check("shared memory", "warning", f"{where}, which is no tmpfs: pages are written to a disk (MMRT_RUN_DIR, /dev/shm)")
     else:
         yield _room("shared memory", shared, need, where, "in Docker: --shm-size; else mount -o remount,size=… of it, as root")

@@ -20,6 +20,7 @@ from ..runtime.process.listening import open_listeners
 from ..runtime.process.number_format import has_bfloat16_units
 from ..runtime.process.processors import processor_name, read_processors
 from ..runtime.process.run import fit_to_machine, model_path
+from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .doctor_checks import Facts, Need, describe_import_end
 from .endpoint import running
@@ -62,6 +63,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
         device=config.model.device,
         room=read_host_room(run),
         place=str(place),
+        place_problem=_place_problem(run),
         is_tmpfs=_file_system(place) == "tmpfs",
         run_endpoint=_endpoint(run),
         address=f"{config.server.host}:{config.server.port}",
@@ -126,6 +128,15 @@ def _import_problem(requirements: Sequence[str]) -> str:
     if done.returncode == 0:
         return ""
     return describe_import_end((done.stdout.split() or ["python"])[-1], done.returncode, (done.stderr.splitlines() or [""])[-1])
+
+
+def _place_problem(run: Path) -> str:
+    """Return why the directory of the run cannot be made."""
+    try:
+        RunDirectory.check_place(run)
+    except ShmError as error:
+        return str(error)
+    return "" if RunDirectory.is_alive(run) else _write_problem(run)
 
 
 def _file_system(place: Path) -> str:

@@ -63,6 +63,11 @@ def _is_foreign(path: Path) -> bool:
     return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid()
 
 
+def _is_own_parent(path: Path) -> bool:
+    """Return whether it is the directory of all runs of this user, which is made and removed with them."""
+    return path.name == f"mmrt-{os.getuid()}"
+
+
 def _make_private(path: Path) -> None:
     """Make a directory of mode 0700, or check that the existing one is ours alone."""
     try:
@@ -110,7 +115,7 @@ def _remove(path: Path) -> None:
     os.unlink(path / _LOCK)
     with suppress(OSError):  # another process may be making a run here, or in the parent, right now
         path.rmdir()
-        if path.parent.name == f"mmrt-{os.getuid()}":
+        if _is_own_parent(path.parent):
             path.parent.rmdir()
 
 
@@ -149,9 +154,7 @@ class RunDirectory:
         Raises: BusyError if a run is alive here; ShmError if the directory holds something else, or its path is too long.
         """
         path = Path(os.path.abspath(path))
-        if len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
-            limit = MAX_SOCKET_PATH - _LONGEST_SOCKET_NAME - 1
-            raise ShmError(f"run directory {path} has {len(os.fsencode(path))} bytes in its name; sockets allow {limit}")
+        cls.check_place(path)
         fd = cls._lock_exclusively(path)
         try:
             _remove_contents(path)
@@ -169,13 +172,22 @@ class RunDirectory:
             raise
 
     @staticmethod
-    def _lock_exclusively(path: Path) -> int:
+    def check_place(path: Path) -> None:
+        """Check that a directory of this absolute path could be made. Raises: ShmError if its name is too long; MissingError if
+        there is no directory to make it in."""
+        if len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
+            limit = MAX_SOCKET_PATH - _LONGEST_SOCKET_NAME - 1
+            raise ShmError(f"run directory {path} has {len(os.fsencode(path))} bytes in its name; sockets allow {limit}")
+        base = path.parent.parent if _is_own_parent(path.parent) else path.parent
+        if not base.exists():
+            raise MissingError(f"no directory {base} to make {path} in")
+
+    @classmethod
+    def _lock_exclusively(cls, path: Path) -> int:
         deadline = time.monotonic() + _BUSY_RETRY_S
-        parent_is_ours = path.parent.name == f"mmrt-{os.getuid()}"
-        base = path.parent.parent if parent_is_ours else path.parent
         while True:
             try:
-                if parent_is_ours:
+                if _is_own_parent(path.parent):
                     _make_private(path.parent)
                 _make_private(path)
                 names = os.listdir(path)
@@ -183,8 +195,7 @@ class RunDirectory:
                     raise ShmError(f"{path} is not empty and not a run directory")
                 fd = open_lock(path / _LOCK)
             except FileNotFoundError:
-                if not base.is_dir():
-                    raise MissingError(f"no directory {base} to make {path} in") from None
+                cls.check_place(path)
                 continue  # another process destroyed the directory at this moment
             if try_lock(fd, EXCLUSIVE) and is_current(fd, path / _LOCK):
                 if _is_ours(fd, path):

@@ -37,6 +37,7 @@ GOOD = Facts(
     device="cpu",
     room=HostRoom(8 * GIB, 4 * GIB),
     place="/dev/shm",
+    place_problem="",
     is_tmpfs=True,
     run_endpoint="",
     address="127.0.0.1:8000",
@@ -84,6 +85,7 @@ def test_a_good_machine() -> None:
         ({"room": HostRoom(999 * MIB, 4 * GIB)}, "memory", "failed", f"999 MiB available, {NO_ROOM}: close programs"),
         ({"room": HostRoom(1000 * MIB, 1000 * MIB)}, "memory", "ok", NO_ROOM),
         ({"is_tmpfs": False, "place": "/home/u"}, "shared memory", "warning", "in /home/u, which is no tmpfs"),
+        ({"place_problem": "no directory /a to make /a/b in"}, "shared memory", "failed", "to make /a/b in (MMRT_RUN_DIR)"),
         ({"address_problem": "cannot serve on 127.0.0.1:8000: Address already in use"}, "port", "failed", "Address already in use"),
         ({"open_files": 127}, "open files", "failed", "a process may open 127, a run needs 128"),
         ({"open_files": 256}, "open files", "warning", "few clients"),
@@ -189,6 +191,13 @@ def test_lines_and_exit_status(here: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert run(["doctor", "--port", "0", *arguments]) == 1
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed   configuration")]
         assert text in line
+    monkeypatch.setenv("MMRT_RUN_DIR", str(here / "no" / "run"))
+    assert run(["doctor", "--port", "0"]) == 1
+    assert f"failed   shared memory  no directory {here}/no to make {here}/no/run in" in capsys.readouterr().out
+    monkeypatch.setenv("MMRT_RUN_DIR", f"/dev/shm/{'x' * 100}")
+    assert run(["doctor", "--port", "0"]) == 1
+    assert "bytes in its name; sockets allow" in capsys.readouterr().out
+    monkeypatch.setenv("MMRT_RUN_DIR", str(here / "run"))
     file.write_text("[memory]\nkv_tokens = 100000000")
     assert run(["doctor", "--port", "0", "--config", str(file)]) == 1
     assert "failed   memory" in capsys.readouterr().out
