@@ -119,6 +119,11 @@ class _Text:
         if self.ids is not None:
             self.ids += ids[: self.num_ids - before]
 
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the text, "" if none did."""
+        return "" if self._matcher is None else self._matcher.found
+
     def _visible(self, ids: list[int]) -> list[int]:
         """The ids without an end-of-sequence id, which is always the last one and never shown."""
         return ids[:-1] if ids and ids[-1] in self._hidden else ids
@@ -221,7 +226,8 @@ class Detokenizer:
             is_last = len(data) == len(text.pending)
             finish = text.finish if is_last else None
             ids = text.ids if text.ids and is_last else []
-            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids, row)
+            stop = text.stop if is_last else ""
+            delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids, row, stop)
             if not self._deltas.try_push(encode(delta)):
                 self._blocked.add(row)
                 return pushed

@@ -19,6 +19,24 @@ from .output_fields import Output
 from .token_table import Tokens
 
 
+class Usage(NamedTuple):
+    """Tokens of the prompts, of all choices together, and, of the prompts, those whose KV pages were in the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Ending(NamedTuple):
+    """The end of a choice. ``stop``: the stop string that ended it, "" if none did. ``prefill_s``: from the grant of its pages to its
+    first text; ``decode_s``: from there to its end."""
+
+    reason: FinishReason
+    stop: str = ""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
 class Piece(NamedTuple):
     """A piece of a choice: text, ids if they were asked for, and the ``logprobs`` field, None without."""
 
@@ -74,6 +92,17 @@ class Choice:
     def finish(self) -> FinishReason | None:
         finish = self.request.finish
         return "length" if finish is not None and self._is_echo_alone else finish
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it has ended, None while it goes on."""
+        if (reason := self.finish) is None:
+            return None
+        request = self.request
+        first_s, granted_s, end_s = (
+            at if at is not None else request.submitted_s for at in (request.first_text_s, request.granted_s, request.finished_s)
+        )
+        return Ending(reason, request.stop, max(0.0, first_s - granted_s), max(0.0, end_s - first_s))
 
     @property
     def has_news(self) -> bool:
@@ -140,12 +169,12 @@ def best_of(choices: Sequence[Choice], num: int) -> list[Choice]:
     return [choice for _, group in groups for choice in sorted(group, key=lambda choice: choice.cumulative_logprob, reverse=True)[:num]]
 
 
-def usage_of(choices: Sequence[Choice]) -> tuple[int, int, int]:
-    """Return an answer's prompt tokens, each prompt counted once, completion tokens, and cached tokens of its prompts."""
+def usage_of(choices: Sequence[Choice]) -> Usage:
+    """Return an answer's usage, with each prompt counted once."""
     prompts = [choice.request for choice in choices if choice.request is choice.first]
     num_prompt_tokens = sum([request.prompt_tokens() for request in prompts])
     num_cached_tokens = sum([max(0, request.num_cached_tokens) for request in prompts])
-    return num_prompt_tokens, sum([choice.num_tokens for choice in choices]), num_cached_tokens
+    return Usage(num_prompt_tokens, sum([choice.num_tokens for choice in choices]), num_cached_tokens)
 
 
 def error_of(choices: Sequence[Choice]) -> RequestError | None:

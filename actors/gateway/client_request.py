@@ -100,6 +100,8 @@ class ClientRequest:
         self.submitted_s = now_s
         self.granted_s: float | None = None
         self.first_text_s: float | None = None
+        self.finished_s: float | None = None
+        self.stop = ""  # the stop string that ended the text
         self._wake = wake
         self._link = link
         self._media = list(media)
@@ -315,7 +317,7 @@ class ClientRequest:
         if delta.finish == "grammar":
             self.error = RequestError("the answer cannot follow its grammar any further: it leads nowhere, or takes too much time")
         if delta.finish is not None:
-            self._unsettled = delta.finish
+            self._unsettled, self.stop, self.finished_s = delta.finish, delta.stop, now_s
             self._settle_at_s = now_s + SETTLE_S
             if self._is_counted or self.error is not None:
                 self._settle(now_s)

@@ -1,7 +1,8 @@
-"""``POST /v1/chat/completions`` and ``/v1/completions``: body in, answer or stream of events out. Runs in the gateway's event loop.
+"""Requests for work, ``POST /v1/chat/completions`` and others: body in, answer or stream of events out. Runs in the gateway's event
+loop.
 
 However a request ends (last text, error, disconnect, deadline, a client that does not read), the registry learns of it, and a
-stream that has begun ends with a finish reason or an error event, then ``[DONE]``: never silently.
+stream that has begun ends with a finish reason or an error event: never silently.
 """
 
 import asyncio
@@ -19,15 +20,17 @@ from aiohttp import web
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
+from .answer_format import AnswerFormat, WrittenAnswer
 from .cache_keys import tenant_salt
 from .choices import Choice, best_of, error_of, specs_of, usage_of
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
+from .media import Medium
 from .metrics import Metrics
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
-from .responses import CHAT, TEXT, Answer, ChunkEncoder, Completion, final_usage, json_response
+from .responses import CHAT, TEXT, json_response
 from .streams import Stream, name_as_asked, reset
 from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 
@@ -50,7 +53,7 @@ _NUM_THREADS = 2
 
 T = TypeVar("T")
 _Asked = ChatRequest | TextRequest
-_Read = Callable[[bytearray, Limits], _Asked]
+Read = Callable[[bytearray, Limits], _Asked]
 
 
 def shutting_down() -> RequestError:
@@ -96,11 +99,11 @@ class Completions:
         Raises:
             RequestError: as long as no headers are out.
         """
-        return await self._handle(http, read_chat, CHAT)
+        return await self.answer(http, read_chat, CHAT)
 
     async def text(self, http: web.Request) -> web.StreamResponse:
         """Continue a text. Raises: as ``chat``."""
-        return await self._handle(http, read_text, TEXT)
+        return await self.answer(http, read_text, TEXT)
 
     async def tokenize(self, http: web.Request) -> web.Response:
         """Answer with the token ids of a prompt. A medium is one token, its placeholder. Raises: as ``chat``."""
@@ -119,7 +122,19 @@ class Completions:
         if self.is_draining:
             raise shutting_down()
 
-    async def _handle(self, http: web.Request, read: _Read, answer: Answer) -> web.StreamResponse:
+    async def count(self, http: web.Request, read: Read) -> int:
+        """Return the number of tokens of a prompt. Its media are analysed, which needs the run's stages; nothing else is computed.
+        Raises: as ``chat``."""
+        self._check_open()
+        self.num_open += 1
+        try:
+            asked, prompt = await self._intake(http, partial(self._parse, read))
+            return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
+        finally:
+            self.num_open -= 1
+
+    async def answer(self, http: web.Request, read: Read, format: AnswerFormat) -> web.StreamResponse:
+        """Answer a request for work that ``read`` validates, in this format. Raises: as ``chat``."""
         self._check_open()
         self.num_open += 1
         try:
@@ -130,7 +145,7 @@ class Completions:
             except RequestError as error:
                 self._metrics.on_rejected(error.status)
                 raise
-            return await self._answer(http, asked, prompt, answer)
+            return await self._answer(http, asked, prompt, format)
         finally:
             self.num_open -= 1
 
@@ -212,22 +227,43 @@ class Completions:
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
-    def _parse(self, read: _Read, body: bytearray) -> tuple[_Asked, Prompt]:
+    def _parse(self, read: Read, body: bytearray) -> tuple[_Asked, Prompt]:
         asked = read(body, self._limits)
-        return asked, self._prompts.build(asked)
+        try:
+            return asked, self._prompts.build(asked)
+        except RequestError as error:
+            name_as_asked(error, asked)
+            raise
 
     # --------------------------------------------------------------------------------------------------------- answer
 
-    async def _answer(self, http: web.Request, asked: _Asked, prompt: Prompt, answer: Answer) -> web.StreamResponse:
+    async def _count(self, http: web.Request, asked: _Asked, prompt: Prompt) -> int:
+        """Submit the request until its prompt is known with the tokens of its media."""
         if self.is_closed:
             raise shutting_down()
-        now_s, generation = time.monotonic(), asked.generation
-        id = http[REQUEST_ID] = f"{answer.id_prefix}{secrets.token_hex(12)}"
-        media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
-        spec = RequestSpec(
+        now_s, event = time.monotonic(), asyncio.Event()
+        id = http[REQUEST_ID] = f"count-{secrets.token_hex(12)}"
+        spec = msgspec.structs.replace(self._spec(id, asked, prompt, now_s), max_new_tokens=1)
+        request = self._registry.submit(spec, [medium.data for medium in _media_of(asked)], event.set, now_s)
+        try:
+            while request.num_prompt_tokens is None and not request.is_over:
+                event.clear()
+                await event.wait()
+            if request.error is not None:
+                name_as_asked(request.error, asked)
+                raise request.error
+            return request.prompt_tokens()
+        finally:
+            request.cancel(time.monotonic())
+
+    def _spec(self, id: str, asked: _Asked, prompt: Prompt, now_s: float) -> RequestSpec:
+        generation = asked.generation
+        return RequestSpec(
             request_id=id,
             prompt_ids=prompt.ids,
-            items=[MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in media],
+            items=[
+                MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in _media_of(asked)
+            ],
             sampling=prompt.sampling,
             max_new_tokens=None,
             stop=generation.stop,
@@ -240,18 +276,25 @@ class Completions:
             priority=generation.priority,
             salt=tenant_salt(generation.cache_salt, self._server.api_key),
         )
-        completion = Completion(answer, id, int(time.time()), self._limits.model_name, self._fingerprint)
+
+    async def _answer(self, http: web.Request, asked: _Asked, prompt: Prompt, format: AnswerFormat) -> web.StreamResponse:
+        if self.is_closed:
+            raise shutting_down()
+        now_s = time.monotonic()
+        id = http[REQUEST_ID] = f"{format.id_prefix}{secrets.token_hex(12)}"
+        spec = self._spec(id, asked, prompt, now_s)
+        answer = format.begin(id, int(time.time()), self._limits.model_name, self._fingerprint)
         event = asyncio.Event()
-        data = [medium.data for medium in media]
+        data = [medium.data for medium in _media_of(asked)]
         choices = [
             choice
             for number, ids in enumerate((prompt.ids, *prompt.more))
             for choice in self._submit(asked, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
         ]
         try:
-            if generation.stream:
-                return await self._stream(http, asked, choices, completion, event)
-            return await self._whole(asked, choices, completion, event)
+            if asked.generation.stream:
+                return await self._stream(http, asked, choices, answer, event)
+            return await self._whole(asked, choices, answer, event)
         except RequestError as error:
             name_as_asked(error, asked)
             raise
@@ -259,7 +302,7 @@ class Completions:
             now_s = time.monotonic()
             for choice in choices:
                 choice.request.cancel(now_s)
-            self._metrics.on_over([choice.request for choice in choices], usage_of(choices)[0], now_s)
+            self._metrics.on_over([choice.request for choice in choices], usage_of(choices).prompt_tokens, now_s)
 
     def _submit(
         self, asked: _Asked, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float
@@ -286,7 +329,7 @@ class Completions:
         wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
         return min(wanted, self._limits.max_context - max(len(spec.prompt_ids), len(spec.companion_ids or ())))
 
-    async def _whole(self, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event) -> web.Response:
+    async def _whole(self, asked: _Asked, choices: list[Choice], answer: WrittenAnswer, event: asyncio.Event) -> web.Response:
         while error_of(choices) is None and not all(choice.request.is_over for choice in choices):
             event.clear()
             await event.wait()
@@ -294,13 +337,13 @@ class Completions:
             raise error
         for choice in choices:
             self._metrics.on_first_text(choice.request)
-        encode = partial(self._encode_whole, asked, choices, completion)
+        encode = partial(self._encode_whole, asked, choices, answer)
         output = asked.generation.output
         is_large = output.logprobs is not None or output.prompt_logprobs is not None or output.echo
         body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, encode) if is_large else encode()
-        return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": completion.id})
+        return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": answer.id})
 
-    def _encode_whole(self, asked: _Asked, choices: list[Choice], completion: Completion) -> bytes:
+    def _encode_whole(self, asked: _Asked, choices: list[Choice], answer: WrittenAnswer) -> bytes:
         """Return the body of an answer, in a thread where there may be much to encode."""
         output, is_text = asked.generation.output, isinstance(asked, TextRequest)
         news = [choice.take() for choice in choices]
@@ -309,9 +352,11 @@ class Completions:
             piece = choice.piece(news[choice.index])
             if (key := choice.first.key) not in of_prompts:
                 of_prompts[key] = self._of_prompt(choice, output.prompt_logprobs)
-            body = completion.choice(index, piece, choice.finish, asked.generation.return_token_ids)
+            ending = choice.ending
+            assert ending is not None
+            body = answer.choice(index, piece, ending, asked.generation.return_token_ids)
             bodies.append({**body, **of_prompts[key]} if is_text else body)
-        return completion.whole(bodies, final_usage(*usage_of(choices)), {} if is_text else of_prompts[choices[0].first.key])
+        return answer.whole(bodies, usage_of(choices), {} if is_text else of_prompts[choices[0].first.key])
 
     def _of_prompt(self, choice: Choice, num_alternatives: int | None) -> dict[str, Any]:
         """Return the field ``prompt_logprobs`` if it was asked for."""
@@ -320,19 +365,18 @@ class Completions:
         return {"prompt_logprobs": prompt_logprobs(prompt.likeliest(num_alternatives), self._prompts.tokenizer)}
 
     async def _stream(
-        self, http: web.Request, asked: _Asked, choices: list[Choice], completion: Completion, event: asyncio.Event
+        self, http: web.Request, asked: _Asked, choices: list[Choice], answer: WrittenAnswer, event: asyncio.Event
     ) -> web.StreamResponse:
         """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
-        generation = asked.generation
-        chunks = ChunkEncoder(completion, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
+        chunks = answer.chunks(asked.generation)
         stream = Stream(
             http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self._threads_of_answers
         )
         self._streams.add(stream)
         try:
             await stream.until_started()
-            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            response = web.StreamResponse(headers={**headers, "X-Request-Id": completion.id})
+            headers = {"Content-Type": chunks.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            response = web.StreamResponse(headers={**headers, "X-Request-Id": answer.id})
             await response.prepare(http)
             try:
                 await stream.write(response)
@@ -342,8 +386,12 @@ class Completions:
             except ConnectionResetError:
                 http[PROBLEM] = "its client has gone"
             except Exception:  # a bug here must not look like an end, nor like a second response
-                log.exception("%s: its stream failed", completion.id)
+                log.exception("%s: its stream failed", answer.id)
                 reset(http.transport)
             return response
         finally:
             self._streams.discard(stream)
+
+
+def _media_of(asked: _Asked) -> Sequence[Medium]:
+    return asked.conversation.media if isinstance(asked, ChatRequest) else ()

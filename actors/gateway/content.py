@@ -46,6 +46,12 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
     Raises:
         RequestError: names the fault and its field.
     """
+    messages = tuple(_read_message(entry, f"messages[{i}]", intake) for i, entry in enumerate(check_messages(value, max_context)))
+    return Conversation(messages, tuple(intake.media))
+
+
+def check_messages(value: Any, max_context: int) -> list[Any]:
+    """Return ``messages`` if it is a list of so many texts and media that they may fit. Raises: RequestError."""
     if not isinstance(value, list):
         raise refuse("messages", f"expected an array, got {kind_of(value)}")
     if not value:
@@ -53,8 +59,7 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
     num_parts = sum(map(_num_parts, value))
     if num_parts > max_context:
         raise refuse("messages", f"has {num_parts} texts and media, the limit is the context, {max_context}")
-    messages = tuple(_read_message(entry, f"messages[{i}]", intake) for i, entry in enumerate(value))
-    return Conversation(messages, tuple(intake.media))
+    return value
 
 
 def check_continues(conversation: Conversation) -> None:

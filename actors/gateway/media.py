@@ -85,6 +85,43 @@ class MediaIntake:
                 of the right type; 413 when it is too large.
         """
         kind = URL_PARTS[kind_of_part] if kind_of_part in URL_PARTS else INLINE_PARTS[kind_of_part][0]
+        self._check(kind, path, role)
+        inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
+        detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
+        if detail not in (None, *details):
+            raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
+        most_pixels = LOW_DETAIL_PIXELS if detail == "low" else None
+        path = inner.path("url" if kind_of_part in URL_PARTS else "data")
+        if kind_of_part in URL_PARTS:
+            mime, data = _from_url(kind, inner, self._limits)
+        else:
+            mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
+        inner.refuse_leftover()
+        self._add(kind, mime, data, self._options.read(kind, part, most_pixels), path)
+        return kind
+
+    def read_source(self, kind: MediaKind, part: Fields, path: str, role: str) -> None:
+        """Take the medium of a content part as Anthropic's API has it, with a ``source``. Raises: RequestError, as ``read``."""
+        self._check(kind, path, role)
+        source = Fields(part.take_required("source"), part.path("source"))
+        if source.take_choice("type", ("base64", "url")) == "url":
+            data_path = source.path("url")
+            mime, data = _from_url(kind, source, self._limits)
+        else:
+            data_path, mime = source.path("data"), source.take_required("media_type")
+            if not isinstance(mime, str) or not _is_of(kind, mime):
+                raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
+            data = _from_text(source.take_required("data"), data_path, self._limits)
+        source.refuse_leftover()
+        self._add(kind, mime, data, self._options.read(kind, part), data_path)
+
+    def read_picture(self, value: object, path: str, role: str) -> None:
+        """Take a picture given as base64 alone, as Ollama's API has it. Raises: RequestError, as ``read``."""
+        self._check("image", path, role)
+        self._add("image", "", _from_text(value, path, self._limits), self._options.read("image", Fields({}, path)), path)
+
+    def _check(self, kind: MediaKind, path: str, role: str) -> None:
+        """Check that the request may have one more medium, of this kind and in this place."""
         if kind not in self._kinds:
             taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else "it takes text only"
             raise refuse(path, f"the model does not take {kind}: {taken}")
@@ -92,20 +129,10 @@ class MediaIntake:
             raise refuse(path, f"only user messages can hold media; this message's role is {show(role)}")
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
-        inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
-        detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
-        if detail not in (None, *details):
-            raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
-        options = self._options.read(kind, part, LOW_DETAIL_PIXELS if detail == "low" else None)
-        path = inner.path("url" if kind_of_part in URL_PARTS else "data")
-        if kind_of_part in URL_PARTS:
-            mime, data = _from_url(kind, inner, self._limits)
-        else:
-            mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
-        inner.refuse_leftover()
+
+    def _add(self, kind: MediaKind, mime: str, data: bytes, options: MediaOptions, path: str) -> None:
         num_pixels, work = self._measure_picture(data, path) if kind == "image" else (-1, 0)
         self.media.append(Medium(kind, mime, data, options, path, content_key(kind, options, data), num_pixels, work))
-        return kind
 
     def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:
         """Measure its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
@@ -127,9 +154,13 @@ def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[st
     mime = found["mime"].strip().lower()
     if not found["parameters"].lower().endswith(";base64"):
         raise refuse(path, f"a data: URL must be base64-encoded (data:{kind}/…;base64,…), got {show(url)}")
-    if mime.partition("/")[0] != kind and not (kind == "video" and mime in _ANIMATIONS):
+    if not _is_of(kind, mime):
         raise refuse(path, f"has type {show(mime)}, expected {kind}/…")
     return mime, _decode(url, found.end(), path, limits)
+
+
+def _is_of(kind: MediaKind, mime: str) -> bool:
+    return mime.partition("/")[0] == kind or (kind == "video" and mime in _ANIMATIONS)
 
 
 def _bad_url(path: str, url: str) -> RequestError:
@@ -144,10 +175,13 @@ def _bad_url(path: str, url: str) -> RequestError:
 
 def _from_base64(formats: dict[str, str], fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
     mime = formats[fields.take_choice("format", formats)]
-    data = fields.take_required("data")
-    if not isinstance(data, str):
-        raise refuse(fields.path("data"), f"expected base64 text, got {show(data)}")
-    return mime, _decode(data, 0, fields.path("data"), limits)
+    return mime, _from_text(fields.take_required("data"), fields.path("data"), limits)
+
+
+def _from_text(value: object, path: str, limits: MediaSection) -> bytes:
+    if not isinstance(value, str):
+        raise refuse(path, f"expected base64 text, got {show(value)}")
+    return _decode(value, 0, path, limits)
 
 
 def _decode(text: str, start: int, path: str, limits: MediaSection) -> bytes:

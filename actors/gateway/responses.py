@@ -3,39 +3,32 @@
 Pure. The constant parts of a stream's chunks are encoded once, so that a chunk costs little more than its text.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
-from .choices import NOTHING, Piece
+from .choices import NOTHING, Ending, Piece, Usage
+from .validation import Generation
 
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Usage(NamedTuple):
-    """Tokens of the prompt, and of all choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def usage(numbers: Usage) -> dict[str, Any]:
     """``completion_tokens`` counts the end-of-sequence token, as vLLM does."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens": numbers.prompt_tokens,
+        "completion_tokens": numbers.completion_tokens,
+        "total_tokens": numbers.prompt_tokens + numbers.completion_tokens,
     }
 
 
-def final_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """``cached_tokens``: of the prompt, those whose KV pages were in the prefix cache."""
-    return {**usage(prompt_tokens, completion_tokens), "prompt_tokens_details": {"cached_tokens": cached_tokens}}
+def final_usage(numbers: Usage) -> dict[str, Any]:
+    """The usage of a whole answer."""
+    return {**usage(numbers), "prompt_tokens_details": {"cached_tokens": numbers.cached_tokens}}
 
 
 def json_response(value: object) -> web.Response:
@@ -47,11 +40,6 @@ def error_body(error: RequestError) -> bytes:
     """``{"error": {message, type, param, code}}``."""
     inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
     return _encode({"error": inner})
-
-
-def error_event(error: RequestError) -> bytes:
-    """An error in a stream whose headers are out."""
-    return b"data: " + error_body(error) + b"\n\n"
 
 
 class Answer(NamedTuple):
@@ -69,6 +57,10 @@ class Answer(NamedTuple):
     def choice(self, text: str) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.role else {"text": text}
+
+    def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Completion":
+        """See ``AnswerFormat``."""
+        return Completion(self, id, created, model, fingerprint)
 
 
 CHAT = Answer(
@@ -88,16 +80,20 @@ class Completion:
         self._model = model
         self._fingerprint = fingerprint
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], more: dict[str, Any]) -> bytes:
+    def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         """The body of an answer that is not streamed. ``choices`` are ``choice``s; ``more``: fields beside ``usage``."""
-        return _encode(self._object(self.answer.object, choices, {"usage": usage, **more}))
+        return _encode(self._object(self.answer.object, choices, {"usage": final_usage(usage), **more}))
 
-    def choice(self, index: int, piece: Piece, finish: FinishReason | None, with_ids: bool) -> dict[str, Any]:
+    def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         """A whole choice."""
-        choice = {"index": index, **self.answer.choice(piece.text), "logprobs": piece.logprobs, "finish_reason": finish}
+        choice = {"index": index, **self.answer.choice(piece.text), "logprobs": piece.logprobs, "finish_reason": ending.reason}
         return {**choice, "token_ids": piece.ids} if with_ids else choice
 
-    def _object(self, kind: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+    def chunks(self, generation: Generation) -> "ChunkEncoder":
+        """The chunks of its stream."""
+        return ChunkEncoder(self, generation.include_usage, generation.continuous_usage, generation.return_token_ids)
+
+    def _object(self, kind: str, choices: Sequence[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -112,6 +108,9 @@ class Completion:
 class ChunkEncoder:
     """Chunks of one stream: of each choice role, text …, finish; then usage. All chunks except the last say ``usage: null`` when usage
     was asked for."""
+
+    content_type = "text/event-stream; charset=utf-8"
+    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion
@@ -131,15 +130,19 @@ class ChunkEncoder:
         text = self._answer.before + _encode(piece.text) + self._answer.after
         return self._choice(index) + text + self._tail(b"null", piece, usage)
 
-    def finish(self, index: int, reason: FinishReason, piece: Piece, usage: Usage) -> bytes:
+    def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
         """The last chunk of a choice. The text of ``piece`` is empty."""
-        return self._choice(index) + self._answer.nothing + self._tail(_encode(reason), piece, usage)
+        return self._choice(index) + self._answer.nothing + self._tail(_encode(ending.reason), piece, usage)
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The usage chunk, empty unless usage was asked for."""
+    def end(self, usage: Usage) -> bytes:
+        """The usage, if it was asked for, and the end."""
         if not self._include_usage:
-            return b""
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+            return _DONE
+        return self._head + b'],"usage":' + _encode(final_usage(usage)) + b"}\n\n" + _DONE
+
+    def error(self, error: RequestError) -> bytes:
+        """An error, and the end."""
+        return b"data: " + error_body(error) + b"\n\n" + _DONE
 
     def _choice(self, index: int) -> bytes:
         return self._head + b'{"index":%d,' % index
@@ -149,5 +152,5 @@ class ChunkEncoder:
         ids = b',"token_ids":' + _encode(piece.ids) if self._token_ids else b""
         tail = b',"logprobs":' + logprobs + b',"finish_reason":' + finish + ids + b"}]"
         if self._continuous_usage:
-            return tail + b',"usage":' + _encode(usage(*numbers)) + b"}\n\n"
+            return tail + b',"usage":' + _encode(usage(numbers)) + b"}\n\n"
         return tail + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")

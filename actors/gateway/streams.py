@@ -1,7 +1,7 @@
 """Streams of events: the choices of one answer, chunk by chunk, to one connection. Runs in the gateway's event loop.
 
-Choices take turns as their text comes; one that ends does not end the others. A stream ends with ``[DONE]``, after the usage or an
-error. Chunks of many tokens are made in a thread, so that other streams need not wait.
+Choices take turns as their text comes; one that ends does not end the others. A stream ends with its format's end or an
+error, never silently. Chunks of many tokens are made in a thread, so that other streams need not wait.
 """
 
 import asyncio
@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from ...runtime.bus.messages import FinishReason
 from ...runtime.errors import RequestError
-from .choices import NOTHING, Choice, News, error_of, usage_of
+from .answer_format import Chunks
+from .choices import NOTHING, Choice, Ending, News, Usage, error_of, usage_of
 from .metrics import Metrics
-from .responses import DONE, KEEP_ALIVE, ChunkEncoder, Usage, error_event, final_usage
 from .validation import ChatRequest, TextRequest
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class _PartNews(NamedTuple):
     choice: Choice
     news: News
     is_first: bool
-    finish: FinishReason | None
+    ending: Ending | None
 
 
 class Stream:
@@ -74,7 +73,7 @@ class Stream:
         event: asyncio.Event,
         asked: ChatRequest | TextRequest,
         choices: Sequence[Choice],
-        chunks: ChunkEncoder,
+        chunks: Chunks,
         metrics: Metrics,
         keep_alive_s: float,
         threads: Executor,
@@ -114,7 +113,7 @@ class Stream:
             raise error
 
     async def write(self, response: web.StreamResponse) -> None:
-        """Write all events from the roles, which go with the first text or the end, to ``[DONE]``. All text of a choice since the last
+        """Write all events from the roles, which go with the first text or the end, to the last. All text of a choice since the last
         write shares a chunk. Raises: ConnectionResetError."""
         while True:
             self._event.clear()
@@ -127,12 +126,11 @@ class Stream:
             is_over = error is not None or not self._open
             if error is not None:
                 name_as_asked(error, self._asked)
-                frames += error_event(error) + DONE
+                frames += self._chunks.error(error)
             elif is_over:
-                usage = final_usage(*usage_of(self._choices))
-                frames += self._chunks.usage(usage) + DONE
+                frames += self._chunks.end(usage_of(self._choices))
             elif not frames and now_s - self._written_s >= self._keep_alive_s:
-                frames = KEEP_ALIVE
+                frames = self._chunks.keep_alive
             if not frames:
                 await self._event.wait()
                 continue
@@ -159,23 +157,23 @@ class Stream:
         choice = part.choice
         if not choice.has_news:
             return None
-        finish, news = choice.finish, choice.take()
+        ending, news = choice.ending, choice.take()
         has_text = bool(news.text or news.has_echo)
-        if not has_text and finish is None:
+        if not has_text and ending is None:
             return None
         is_first, part.has_begun = not part.has_begun, True
         if has_text:
             self._measure(part, now_s)
-        if finish is not None:
+        if ending is not None:
             self._open.remove(part)
-        return _PartNews(choice, news, is_first, finish)
+        return _PartNews(choice, news, is_first, ending)
 
     async def _frames(self, found: Sequence[_PartNews | None]) -> bytes:
         """Return the chunks of what has come. Long ones are made in a thread, from what the loop does not change."""
         news = [one for one in found if one is not None]
         if not news:
             return b""
-        usage = Usage(*usage_of(self._choices)[:2])
+        usage = usage_of(self._choices)
         encode = partial(self._encode, news, usage)
         if sum([one.choice.cost(one.news) for one in news]) <= LOOP_TOKENS:
             return encode()
@@ -183,15 +181,15 @@ class Stream:
 
     def _encode(self, found: Sequence[_PartNews], usage: Usage) -> bytes:
         frames = []
-        for choice, news, is_first, finish in found:
+        for choice, news, is_first, ending in found:
             piece = choice.piece(news)
             if is_first:
                 frames.append(self._chunks.role(choice.index, usage))
-            if piece.text or finish is None:
+            if piece.text or ending is None:
                 frames.append(self._chunks.text(choice.index, piece, usage))
                 piece = NOTHING
-            if finish is not None:
-                frames.append(self._chunks.finish(choice.index, finish, piece, usage))
+            if ending is not None:
+                frames.append(self._chunks.finish(choice.index, ending, piece, usage))
         return b"".join(frames)
 
     def _measure(self, part: _Part, now_s: float) -> None:

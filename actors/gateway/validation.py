@@ -5,7 +5,7 @@ Pure. A field that would change the answer and is not implemented is refused by 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ...schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages
 from .fields import Fields, kind_of, refuse, show
 from .grammar_fields import AskedGrammar, read_grammar
+from .harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
 from .json_body import BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
@@ -72,16 +73,17 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A valid request to ``/v1/chat/completions``."""
+    """A valid request about a conversation. ``messages_field``: its name in the request."""
 
     generation: Generation
     conversation: Conversation
     template: TemplateUse = TemplateUse()
+    messages_field: str = "messages"
 
     @property
     def field_names(self) -> dict[str, str]:
         """Fields whose names in the request differ from those in the controller's errors."""
-        return {"max_tokens": self.generation.max_tokens_field}
+        return {"max_tokens": self.generation.max_tokens_field, "messages": self.messages_field}
 
 
 class TextRequest(msgspec.Struct, frozen=True):
@@ -97,63 +99,41 @@ class TextRequest(msgspec.Struct, frozen=True):
         return {"max_tokens": self.generation.max_tokens_field, "messages": "prompt"}
 
 
-class Harmless(NamedTuple):
-    """Values that change nothing: ``is_it`` tests for one, and ``words`` describe them."""
-
-    is_it: Callable[[Any], bool]
-    words: str
-
-
-def _number(expected: float) -> Harmless:
-    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}")
-
-
-def _one_of(*expected: object) -> Harmless:
-    words = " or ".join(msgspec.json.encode(one).decode() for one in expected)
-    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words)
-
-
-def _of_type(kind: type, words: str) -> Harmless:
-    return Harmless(lambda value: isinstance(value, kind), words)
-
-
 _THINKING = Harmless(
     lambda value: isinstance(value, dict) and all(name in THINKING_NAMES and isinstance(value[name], bool) for name in value),
     "an object with nothing but the booleans enable_thinking and thinking",
 )
-_NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
-_FLAG, _OBJECT, _TEXT = _of_type(bool, "a boolean"), _of_type(dict, "an object"), _of_type(str, "a string")
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
 IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "best_of": _number(1),
-    "use_beam_search": _one_of(False),
-    "length_penalty": _number(1),
-    "top_logprobs": _number(0),
-    "echo": _one_of(False),
-    "suffix": _one_of(""),
-    "add_generation_prompt": _one_of(True),
-    "continue_final_message": _one_of(False),
-    "add_special_tokens": _FLAG,  # no tokenizer of a served family adds any
-    "return_token_strs": _one_of(False),
-    "skip_special_tokens": _one_of(True),
-    "spaces_between_special_tokens": _FLAG,
+    "best_of": number(1),
+    "use_beam_search": one_of(False),
+    "length_penalty": number(1),
+    "top_logprobs": number(0),
+    "echo": one_of(False),
+    "suffix": one_of(""),
+    "add_generation_prompt": one_of(True),
+    "continue_final_message": one_of(False),
+    "add_special_tokens": FLAG,  # no tokenizer of a served family adds any
+    "return_token_strs": one_of(False),
+    "skip_special_tokens": one_of(True),
+    "spaces_between_special_tokens": FLAG,
     "chat_template_kwargs": _THINKING,
-    "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh"),
-    "verbosity": _one_of("low", "medium", "high"),
-    "documents": _NOTHING,
-    "tools": _NOTHING,
-    "tool_choice": _one_of("none", "auto"),
-    "parallel_tool_calls": _FLAG,
-    "functions": _NOTHING,
-    "function_call": _one_of("none", "auto"),
-    "modalities": _one_of(["text"]),
-    "service_tier": _one_of("auto", "default"),
-    "metadata": _OBJECT,
-    "store": _FLAG,
-    "safety_identifier": _TEXT,
-    "prompt_cache_key": _TEXT,
-    "prompt_cache_retention": _TEXT,
-    "request_id": _TEXT,
+    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh"),
+    "verbosity": one_of("low", "medium", "high"),
+    "documents": NOTHING,
+    "tools": NOTHING,
+    "tool_choice": one_of("none", "auto"),
+    "parallel_tool_calls": FLAG,
+    "functions": NOTHING,
+    "function_call": one_of("none", "auto"),
+    "modalities": one_of(["text"]),
+    "service_tier": one_of("auto", "default"),
+    "metadata": OBJECT,
+    "store": FLAG,
+    "safety_identifier": TEXT,
+    "prompt_cache_key": TEXT,
+    "prompt_cache_retention": TEXT,
+    "request_id": TEXT,
 }
 
 
@@ -167,7 +147,7 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
 
 
 def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
-    generation = _read_generation(fields, limits, read_chat_output)
+    generation = read_generation(fields, limits, read_chat_output)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     template = read_template_use(fields)
@@ -185,7 +165,7 @@ def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
 
 
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
-    generation = _read_generation(fields, limits, read_text_output)
+    generation = read_generation(fields, limits, read_text_output)
     prompt, *more = _read_prompts(fields.take_required("prompt"), limits.max_choices // generation.output.best_of)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
@@ -207,7 +187,7 @@ def read_tokenize(body: bytes | bytearray, limits: Limits) -> ChatRequest | Text
 def read_detokenize(body: bytes | bytearray, limits: Limits) -> list[int]:
     """Validate the body of a request for the text of ``tokens``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
-    _check_model(fields, limits)
+    check_model(fields, limits)
     tokens = _read_ids(fields.take_required("tokens"), "tokens")
     fields.refuse_leftover()
     return tokens
@@ -238,9 +218,12 @@ def _read_prompt(value: Any, path: str) -> str | list[int]:
     return _read_ids(value, path) if isinstance(value, list) else value
 
 
-def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output]) -> Generation:
-    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently."""
-    _check_model(fields, limits)
+def read_generation(
+    fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output], stop_field: str = "stop"
+) -> Generation:
+    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. Raises:
+    RequestError."""
+    check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     output = read_output(fields, limits.max_choices, stream)
@@ -256,7 +239,7 @@ def _read_generation(fields: Fields, limits: Limits, read_output: Callable[[Fiel
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         max_tokens_field=max_tokens_field,
-        stop=_read_stop(fields),
+        stop=read_stop(fields, stop_field),
         ignore_eos=ignore_eos,
         return_token_ids=fields.take_bool("return_token_ids"),
         stream=stream,
@@ -277,14 +260,10 @@ def _refuse_others(fields: Fields) -> None:
     for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
         if fields.leftover.get(choice) == "none" and isinstance(fields.leftover.get(tools), list):
             fields.take(tools)
-    for name, harmless in IGNORED_FIELDS.items():
-        value = fields.take(name)
-        if value is not None and not harmless.is_it(value):
-            raise refuse(name, f"is {show(value)}, only {harmless.words} is supported")
-    fields.refuse_leftover()
+    refuse_others(fields, IGNORED_FIELDS)
 
 
-def _check_model(fields: Fields, limits: Limits) -> None:
+def check_model(fields: Fields, limits: Limits) -> None:
     model = fields.take_str("model")
     if model is not None and model != limits.model_name:  # there is only one
         raise RequestError(
@@ -334,17 +313,18 @@ def _read_stop_token_ids(fields: Fields) -> list[int]:
     return ids
 
 
-def _read_stop(fields: Fields) -> list[str]:
-    value = fields.take("stop")
+def read_stop(fields: Fields, name: str = "stop") -> list[str]:
+    """Take the stop strings. Raises: RequestError."""
+    value, whole = fields.take(name), fields.path(name)
     if value is None:
         return []
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
-        raise refuse("stop", f"expected a string or an array of strings, got {kind_of(value)}")
+        raise refuse(whole, f"expected a string or an array of strings, got {kind_of(value)}")
     if len(stops) > MAX_STOPS:
-        raise refuse("stop", f"has {len(stops)} entries, the limit is {MAX_STOPS}")
+        raise refuse(whole, f"has {len(stops)} entries, the limit is {MAX_STOPS}")
     for i, stop in enumerate(stops):
-        path = "stop" if isinstance(value, str) else f"stop[{i}]"
+        path = whole if isinstance(value, str) else f"{whole}[{i}]"
         if not isinstance(stop, str):
             raise refuse(path, f"expected a string, got {kind_of(stop)}")
         if not 1 <= len(stop) <= MAX_STOP_CHARS:

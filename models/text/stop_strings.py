@@ -17,7 +17,11 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._include_stop = include_stop
         self._held = ""
-        self.stopped = False
+        self.found = ""  # the stop string that was completed
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.found)
 
     def push(self, text: str) -> str:
         """Text that may be shown now. Once ``stopped``, nothing more."""
@@ -26,9 +30,9 @@ class StopMatcher:
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            self._held = ""
             end, start = min(found)
+            self.found = text[start:end]
+            self._held = ""
             return text[: end if self._include_stop else start]
         shown = len(text) - self._num_held(text)
         self._held = text[shown:]

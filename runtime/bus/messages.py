@@ -356,6 +356,7 @@ class Delta(Record, frozen=True):
     finish: FinishReason | None = None
     ids: list[int] = []  # with return_token_ids: the ids from the end of the last delta up to token_index
     row: int = -1  # of the sequence table
+    stop: str = ""  # with finish: the stop string that ended the text
 
 
 _encoder = msgspec.msgpack.Encoder()

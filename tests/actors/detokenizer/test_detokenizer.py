@@ -41,6 +41,7 @@ class Bench:
         self.texts: dict[int, bytes] = {}
         self.tokens: dict[int, int] = {}
         self.finish: dict[int, str] = {}
+        self.stops: dict[int, str] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -94,6 +95,7 @@ class Bench:
             self.tokens[delta.key] = max(self.tokens.get(delta.key, 0), delta.token_index)
             if delta.finish:
                 assert self.finish.setdefault(delta.key, delta.finish) == delta.finish
+                self.stops[delta.key] = delta.stop
                 assert delta.token_index == self.tokens[delta.key]
         return deltas
 
@@ -115,7 +117,7 @@ def test_text_then_end(bench: Bench) -> None:
     assert bench.step()
     bench.receive()
     assert bench.texts[7].decode() == "the quick 😀 fox"
-    assert (bench.finish[7], bench.tokens[7]) == ("stop", len(ids) + 1)
+    assert (bench.finish[7], bench.stops[7], bench.tokens[7]) == ("stop", "", len(ids) + 1)
 
 
 def test_an_end_of_sequence_id_is_hidden_but_ignored_ones_count(bench: Bench) -> None:
@@ -145,7 +147,7 @@ def test_a_stop_string_ends_the_text_while_decode_goes_on(bench: Bench) -> None:
         bench.commit(0, [id])
         bench.step()
     bench.receive()
-    assert (bench.texts[1], bench.finish[1]) == (b"the quick ", "stop")
+    assert (bench.texts[1], bench.finish[1], bench.stops[1]) == (b"the quick ", "stop", "brown")
     cut = bench.tokens[1]
     assert "brown" in bench.tokenizer.decode(ids[:cut]) and "brown" not in bench.tokenizer.decode(ids[: cut - 1])
 

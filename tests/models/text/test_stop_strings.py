@@ -29,6 +29,7 @@ def test_equals_the_reference_for_every_cut(text: str, stops: list[str], at: lis
         shown += matcher.push(text[start:end])
         assert whole.startswith(shown)
     assert (shown + matcher.flush(), matcher.stopped) == (whole, stopped)
+    assert text.startswith(whole + matcher.found) and (matcher.found in stops) == stopped
 
 
 @given(text=st.text("abc", max_size=30), stops=STOPS, cut=st.integers(0, 30))

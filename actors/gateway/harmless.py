@@ -1,0 +1,41 @@
+"""Values of fields that mmrt does not implement with which they change nothing. Pure; used by the readers of requests."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .fields import Fields, refuse, show
+
+
+class Harmless(NamedTuple):
+    """Values that change nothing: ``is_it`` tests for one, and ``words`` describe them. null always changes nothing."""
+
+    is_it: Callable[[Any], bool]
+    words: str
+
+
+def number(expected: float) -> Harmless:
+    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}")
+
+
+def one_of(*expected: object) -> Harmless:
+    words = " or ".join(msgspec.json.encode(one).decode() for one in expected)
+    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words)
+
+
+def of_type(kind: type, words: str) -> Harmless:
+    return Harmless(lambda value: isinstance(value, kind), words)
+
+
+NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
+FLAG, OBJECT, TEXT = of_type(bool, "a boolean"), of_type(dict, "an object"), of_type(str, "a string")
+
+
+def refuse_others(fields: Fields, harmless: Mapping[str, Harmless]) -> None:
+    """Refuse every field left that would change the answer. Raises: RequestError."""
+    for name, values in harmless.items():
+        value = fields.take(name)
+        if value is not None and not values.is_it(value):
+            raise refuse(fields.path(name), f"is {show(value)}, only {values.words} is supported")
+    fields.refuse_leftover()
