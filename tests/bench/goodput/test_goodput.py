@@ -1,11 +1,13 @@
 """The judge as a whole: simulated, and once live; what it writes; what it refuses."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mmrt
 from mmrt.bench.goodput.command import main
 from mmrt.bench.goodput.devices import costs_of
 from mmrt.bench.goodput.live import check_policy
@@ -128,6 +130,15 @@ def test_a_load_lasts_long_enough_for_a_queue_to_grow() -> None:
     assert [options.load_at(rate).num_requests for rate in (0.5, 4.0)] == [50, 240] and options.load_at(4.0).rate == 4.0
     assert parse_goodput([*load, "--slo-ttft", "0.2"]).seconds == 10
     assert parse_goodput([*load, "--slo-ttft", "0.2", "--seconds", "3"]).load_at(100.0).num_requests == 300
+
+
+@pytest.mark.parametrize("page", ["goodput", "experiments"])
+def test_commands_in_the_documents_are_understood(page: str) -> None:
+    text = (Path(mmrt.__path__[0]) / "docs" / f"{page}.md").read_text().replace("\\\n", "")
+    commands = [line for line in text.splitlines() if line.startswith("mmrt bench goodput ")]
+    assert len(commands) >= 3
+    for command in commands:
+        parse_goodput(shlex.split(command)[3:])
 
 
 def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
