@@ -16,7 +16,7 @@ from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder, kind_of
 from ...shm.run_directory import RunDirectory
 from ..process.exit_status import describe_exit
-from ..stage_table import SUPERVISOR
+from ..stage_table import STAGES, SUPERVISOR, stage_of
 from .flight import FlightRecord, Kind, merge, signed
 from .trace_requests import PlanSpan, PlanSpans, RequestSpan, RequestSpans
 
@@ -184,6 +184,16 @@ class LiveRequests:
             self.num_ends[actor] += 1
             self.last_end[actor] = how
             self._say(record.time_ns, actor, f"generation {record.b} ended: {how}")
+            if STAGES[stage_of(actor)].listens:
+                self._lose(record.b, record.time_ns)
+
+    def _lose(self, gateway_generation: int, now_ns: int) -> None:
+        """Note the end of a gateway in the requests whose answers it had not closed."""
+        for request in self.requests.values():
+            span = request.span
+            if span.gateway_generation == gateway_generation and not span.is_over and not span.is_lost:
+                span.lose(now_ns)
+                request.revision = self.revision
 
     def _say(self, time_ns: int, actor: str, text: str) -> None:
         self.events.append(Event(self.revision, time_ns, actor, text))

@@ -59,6 +59,8 @@ class RequestSpan:
     num_sent: int = 0  # tokens
     status: int = 0
     end_ns: int = 0  # 0: it lives
+    is_over: bool = False  # its gateway has closed the answer
+    is_lost: bool = False  # its gateway has ended before that
 
     @property
     def name(self) -> str:
@@ -81,6 +83,13 @@ class RequestSpan:
         if self.stages and not self.stages[-1].end_ns:
             self.stages[-1].end_ns = now_ns
         self.end_ns = now_ns
+
+    def lose(self, now_ns: int) -> None:
+        """Note the end of its gateway. One that the controller does not know ends with it."""
+        self.is_lost = True
+        self.marks.append(("lost with its gateway", now_ns))
+        if self.stages[-1].name == "submitted":
+            self.finish(now_ns)
 
 
 class RequestSpans:
@@ -167,6 +176,7 @@ def _apply(span: RequestSpan, record: FlightRecord) -> None:
         case Kind.SENT:
             span.num_sent = record.a
         case Kind.OVER:
+            span.is_over = True
             span.num_sent = record.a
             span.status = span.status or record.b
             if all(stage.name == "submitted" for stage in span.stages):

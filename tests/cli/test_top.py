@@ -63,6 +63,13 @@ def test_a_view(width: int) -> None:
     ]
 
 
+def test_a_request_that_is_lost_with_its_gateway() -> None:
+    span = a_span(1, end_ns=6 * S)
+    span.is_lost = True
+    (line,) = [line for line in drawn(a_view(span), 96) if line.startswith("0" * 20)]
+    assert line.split()[1] == "lost"
+
+
 def test_without_requests() -> None:
     assert "no requests yet" in drawn(a_view(), 80)
 

@@ -150,6 +150,7 @@ def _request(request: LiveRequest) -> dict[str, Any]:
         "cached_tokens": span.num_cached_tokens,
         "sent_tokens": span.num_sent,
         "status": span.status,
+        "lost": span.is_lost,
         "work": work[-MAX_WORK:],
         "left_out": max(0, len(work) - MAX_WORK),
     }

@@ -114,6 +114,30 @@ def test_starts_and_ends_of_processes(writers: dict[str, FlightWriter], live: Li
     assert live.num_ends == {"decode": 1} and live.last_end == {"decode": "SIGKILL"}
 
 
+def test_requests_that_are_lost_with_their_gateway(writers: dict[str, FlightWriter], live: LiveRequests) -> None:
+    now_ns = time.monotonic_ns() - 1000 * MS
+    over, decoding, submitted = (a_request(writers, key, now_ns) for key in (1, 2, 3))
+    list(over)
+    for _ in range(7):
+        next(decoding)
+    next(submitted)
+    gateway = ACTORS.index("gateway")
+    writers["supervisor"].record(Kind.EXIT, now_ns + 50 * MS, 0, 4711, gateway, 2, 0)  # of a generation before theirs
+    live.look()
+    assert not any(request.span.is_lost for request in live.requests.values())
+    before = live.revision
+    writers["supervisor"].record(Kind.EXIT, now_ns + 60 * MS, 0, 4712, gateway, 3, unsigned(-9))
+    live.look()
+    assert {request.span.key for request in live.changed(before)} == {2, 3}
+    spans = [live.requests[key].span for key in (1, 2, 3)]
+    assert [span.is_lost for span in spans] == [False, True, True]
+    assert spans[1].marks[-1] == ("lost with its gateway", now_ns + 60 * MS) and not spans[1].end_ns
+    assert spans[2].end_ns == now_ns + 60 * MS, "the controller does not know it"
+    writers["controller"].record(Kind.ENDED, now_ns + 70 * MS, 0, 2)
+    live.look()
+    assert spans[1].end_ns == now_ns + 70 * MS and spans[1].is_lost
+
+
 def test_it_keeps_the_newest_requests_and_nothing_of_others(writers: dict[str, FlightWriter], live: LiveRequests) -> None:
     now_ns = time.monotonic_ns() - 100_000 * MS  # plans of forgotten requests are not kept for their age
     for key in range(1, 2 * NUM_REQUESTS + 1):
