@@ -266,7 +266,7 @@ def test_units(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_units_of_another_layout_are_told_and_others_are_not(tmp_path: Path, capsys: Captured) -> None:
-    for name in ("mmrt-prefill.1.service", "mmrt-backup.service", "mmrt-decode.1.service"):
+    for name in ("mmrt-prefill.1.service", "mmrt-backup.service", "mmrt-gateway.1.service"):
         (tmp_path / name).touch()
     assert run(["units", "--out", str(tmp_path)]) == 0
     assert "(of another layout, and to be removed wherever they are: mmrt-prefill.1.service)" in capsys.readouterr().out
