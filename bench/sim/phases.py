@@ -55,7 +55,7 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
         Phase(name="decode", num_at_once=4, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5),
     ]
     pictures = [MediaShapes(image_size=(side, side)) for side in (112, 336, 560)]
-    clips = [MediaShapes(video_size=(side, side), video_s=2.0, video_fps=8) for side in (112, 224)]
+    clips = [MediaShapes(video_size=(side, side), video_s=2.0, video_fps=8) for side in (224, 560)]  # smaller ones would be enlarged
     sounds = [MediaShapes(audio_s=duration_s) for duration_s in (1.0, 4.0)]
     media: dict[Modality, list[MediaShapes]] = {"image": pictures, "video": clips, "audio": sounds}
     for kind, sizes in media.items():

@@ -136,6 +136,8 @@ def test_a_line_is_found_again() -> None:
     assert [found.fixed_s, found.per_unit_s, found.per_square_s] == pytest.approx([0.01, 2e-5, 3e-9], rel=0.3)
     falling = fit_line([Sample(10, 0, 2.0), Sample(20, 0, 1.0)])
     assert falling.per_unit_s == 0 and 1 < falling.fixed_s < 2
+    alike = fit_line([Sample(10, 0, 2.0)] * 3)
+    assert (alike.fixed_s, alike.per_unit_s) == (0, pytest.approx(0.2))  # of a plan of twice the size twice the time
     with pytest.raises(ValueError, match="nothing to fit"):
         fit_line([])
 

@@ -8,7 +8,7 @@ import pytest
 from mmrt.bench.environment import read_environment
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.workload import MediaShapes
-from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, prefill_squares, step_seconds
+from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
 from mmrt.bench.sim.measured import Machine, Seen, fit
 from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
 from mmrt.bench.sim.requests import make_sample
@@ -164,3 +164,12 @@ def test_phases_take_the_time_that_is_asked_for_and_only_media_that_the_model_ta
         "decode",
         "together",
     }
+
+
+@pytest.mark.parametrize("costs", ["small-cpu", "qwen2.5-vl-7b-h200"])
+def test_clips_and_pictures_are_of_several_sizes_also_after_their_scaling(costs: str) -> None:
+    """Videos below a number of pixels are enlarged; clips that were all below it told nothing of how the time grows."""
+    model = load_costs(costs).model
+    for kind in ("image", "video"):
+        made = {phase.shapes for phase in make_phases((kind,), 8192, 60.0) if phase.name == "media"}
+        assert len({make_sample(model, kind, shapes)[1].segments[0].num_rows for shapes in made}) == len(made) > 1
