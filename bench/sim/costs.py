@@ -18,7 +18,7 @@ from ..environment import Environment
 
 FORMAT_VERSION = 1
 CONTEXT_QUANTUM = 256  # tokens: the cost of a decode step changes with so many more in its batch
-_SHIPPED = Path(__file__).with_name("costs")
+SHIPPED = Path(__file__).with_name("costs")
 
 
 class CostsError(ValueError):
@@ -91,7 +91,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load_costs(name: str) -> Costs:
     """Load a cost file by its path, or one of ``shipped_costs`` by name. Raises: CostsError."""
-    path = Path(name) if name.endswith(".json") else _SHIPPED / f"{name}.json"
+    path = Path(name) if name.endswith(".json") else SHIPPED / f"{name}.json"
     try:
         costs = msgspec.json.decode(path.read_bytes(), type=Costs)
     except FileNotFoundError:
@@ -108,9 +108,14 @@ def load_costs(name: str) -> Costs:
     return costs
 
 
+def save_costs(path: Path, costs: Costs) -> None:
+    """Write a cost file. Raises: OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
+
+
 def shipped_costs() -> list[str]:
     """Names of the cost files that come with mmrt."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
 
 
 def _check(path: Path, costs: Costs) -> None:

@@ -33,7 +33,7 @@ from ..serve.client import BenchError, find_model, open_session
 from ..serve.load_options import number
 from ..serve.options import parse_options
 from ..serve.target import Target
-from .costs import Costs
+from .costs import Costs, save_costs
 from .measured import Machine, Seen, fit
 from .phases import drive, make_phases
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = open_console(None)
     try:
         costs = measure(options, console)
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
+        save_costs(options.out, costs)
     except (BenchError, OwnRunError, UserError, ShmError, OSError, ValueError) as error:
         print(f"mmrt bench profile: {error}", file=sys.stderr)
         return 1

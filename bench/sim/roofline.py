@@ -1,4 +1,4 @@
-"""Cost models computed from a model's shape and a device's peak rates (pure): rooflines, never measured.
+"""Cost models computed from a model's shape and a device's peak rates (pure, but for ``renew``): rooflines, never measured.
 
 The counts are TI26's (TriInfer, Table 2 and Appendix B) with its errors mended: of decode 8 B H^2 operations for the projections and
 16 B H^2 for the feed-forward layers, where the table and equation 3 have 8 B H and 16 B T H; of decode's attention 4 B H M operations
@@ -6,10 +6,11 @@ and 2 B H M values read, for a cache of M tokens. Widths are the model's own: gr
 and the feed-forward layers have three matrices. Attention of a prompt is causal: a token reads those before it.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from ...models.architecture import DTYPE_BYTES, LanguageConfig, ModelConfig, VisionConfig
-from .costs import Costs, Line, Overheads
+from .costs import SHIPPED, Costs, Line, Overheads, load_costs, save_costs, shipped_costs
 from .interference import stage_set, stage_sets
 
 LAUNCH_S = 20e-6  # assumed for each layer's kernels where no graph is captured: prefill and towers
@@ -97,3 +98,15 @@ def _time_slices() -> dict[str, dict[str, float]]:
         num_on_device = sum(stage != "video" for stage in together)
         rates[stage_set(together)] = {stage: 1.0 if stage == "video" else 1 / num_on_device for stage in together}
     return rates
+
+
+def renew(folder: Path = SHIPPED) -> None:
+    """Write the shipped rooflines again: after ``demo-cpu``, whose times they have for what stays on processors, was measured."""
+    host = load_costs("demo-cpu")
+    for costs in map(load_costs, shipped_costs()):
+        if costs.origin == "roofline":
+            save_costs(folder / f"{costs.name}.json", roofline(costs.name, costs.model, H200, host))
+
+
+if __name__ == "__main__":
+    renew()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mmrt.bench.serve.report import distribution
 from mmrt.bench.sim.costs import (
     CONTEXT_QUANTUM,
+    SHIPPED,
     CostsError,
     Line,
     load_costs,
@@ -23,7 +24,7 @@ from mmrt.bench.sim.costs import (
 from mmrt.bench.sim.fits import Sample, Work, fit_interference, fit_line
 from mmrt.bench.sim.interference import Interference
 from mmrt.bench.sim.report import weighted_distribution
-from mmrt.bench.sim.roofline import H200, roofline
+from mmrt.bench.sim.roofline import H200, renew, roofline
 from mmrt.bench.sim.step_log import StepLog, pauses, weights
 from mmrt.runtime.bus.messages import MediaItem, PageRun
 from mmrt.runtime.bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk
@@ -86,6 +87,13 @@ def test_shipped_costs_load_and_rooflines_are_what_is_computed() -> None:
             assert costs.environment is None and costs.title.endswith("(roofline, never measured)")
         else:
             assert costs.environment is not None and costs.title == name
+
+
+def test_rooflines_are_written_again_as_they_are(tmp_path: Path) -> None:
+    renew(tmp_path)
+    written = {file.stem: file.read_bytes() for file in tmp_path.iterdir()}
+    assert set(written) == {name for name in shipped_costs() if load_costs(name).origin == "roofline"}
+    assert all((SHIPPED / f"{name}.json").read_bytes() == data for name, data in written.items())
 
 
 def test_a_roofline_by_hand() -> None:
