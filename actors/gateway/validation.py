@@ -219,10 +219,14 @@ def _read_prompt(value: Any, path: str) -> str | list[int]:
 
 
 def read_generation(
-    fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output], stop_field: str = "stop"
+    fields: Fields,
+    limits: Limits,
+    read_output: Callable[[Fields, int, bool], Output],
+    stop_field: str = "stop",
+    grammar: AskedGrammar | None = None,
 ) -> Generation:
-    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. Raises:
-    RequestError."""
+    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. ``grammar``:
+    that of a field of the route's own. Raises: RequestError."""
     check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
@@ -231,7 +235,7 @@ def read_generation(
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
-    grammar, ignore_eos = read_grammar(fields), fields.take_bool("ignore_eos")
+    grammar, ignore_eos = read_grammar(fields, grammar), fields.take_bool("ignore_eos")
     if grammar is not None and ignore_eos:
         raise refuse("ignore_eos", f"cannot be combined with {grammar.field}, which says where the answer ends")
     return Generation(
