@@ -22,8 +22,7 @@ class RunError(UserError):
 
 
 class RequestError(ValueError):
-    """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field; ``medium`` the kind of
-    the medium that is refused."""
+    """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field."""
 
     def __init__(
         self,
@@ -33,7 +32,6 @@ class RequestError(ValueError):
         type: str = "invalid_request_error",
         param: str | None = None,
         retry_after_s: int | None = None,
-        medium: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -41,4 +39,3 @@ class RequestError(ValueError):
         self.type = type
         self.param = param
         self.retry_after_s = retry_after_s
-        self.medium = medium

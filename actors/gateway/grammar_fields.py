@@ -24,16 +24,17 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 
 
 class AskedGrammar(NamedTuple):
-    """The grammar asked for; ``field`` is its path in the request, for errors."""
+    """The grammar asked for; ``field`` is its path in the request, for errors. ``part``: another one that is a part of it, and is
+    checked first so that its errors name its own field."""
 
     source: GrammarSource
     field: str
+    part: "AskedGrammar | None" = None
 
 
-def read_grammar(fields: Fields, other: AskedGrammar | None = None) -> AskedGrammar | None:
-    """Take the fields. ``other``: a grammar that a field of another API asks for. Raises: RequestError for a field that is malformed,
-    too large, or given twice."""
-    asked = [one for one in (other, _read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
+def read_grammar(fields: Fields) -> AskedGrammar | None:
+    """Take the fields. Raises: RequestError for a field that is malformed, too large, or given twice."""
+    asked = [one for one in (_read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
     for name, kind in _GUIDED.items():
         if (value := fields.take(name)) is not None:
             asked.append(_read(kind, value, name))
@@ -60,7 +61,7 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
     asked.take_bool("strict")  # an answer always follows the whole schema
     schema = asked.take_required("schema")
     asked.refuse_leftover()
-    return read_schema(schema, asked.path("schema"))
+    return _read_schema(schema, asked.path("schema"))
 
 
 def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
@@ -83,7 +84,7 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     """Read a schema, regular expression, list of texts or grammar, by vLLM's names."""
     match kind:
         case "json":
-            return read_schema(value, path)
+            return _read_schema(value, path)
         case "choice":
             return _sized(path, lambda: source_of_choice(_checked_choices(value, path)))
     if not isinstance(value, str):
@@ -91,8 +92,8 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     return _sized(path, lambda: source_of_regex(value) if kind == "regex" else source_of_lark(value))
 
 
-def read_schema(value: Any, path: str) -> AskedGrammar:
-    """Read a schema: an object, or the text of one. Raises: RequestError."""
+def _read_schema(value: Any, path: str) -> AskedGrammar:
+    """Read an object, or the text of one."""
     if isinstance(value, str):
         if len(value) > MAX_SOURCE_BYTES:
             raise refuse(path, f"has {len(value)} characters, the limit is {MAX_SOURCE_BYTES}")

@@ -1,1 +1,0 @@
-"""APIs beside OpenAI's: each module turns a body into a request that exists and an answer into its own form."""
