@@ -22,7 +22,8 @@ class RunError(UserError):
 
 
 class RequestError(ValueError):
-    """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field."""
+    """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field; ``medium`` the kind of
+    the medium that is refused."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class RequestError(ValueError):
         type: str = "invalid_request_error",
         param: str | None = None,
         retry_after_s: int | None = None,
+        medium: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -39,3 +41,4 @@ class RequestError(ValueError):
         self.type = type
         self.param = param
         self.retry_after_s = retry_after_s
+        self.medium = medium

@@ -17,6 +17,7 @@ from ...runtime.config import ServerSection
 from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
+from .apis import routes as apis
 from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
@@ -24,7 +25,7 @@ from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
 from .page.routes import Page
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
-from .responses import error_body, json_response
+from .responses import json_response
 from .validation import Limits
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,12 @@ def build_app(
         (app.router.add_get, "/ready", endpoints.ready),
         (app.router.add_get, "/version", endpoints.version),
         (app.router.add_get, "/metrics", endpoints.metrics),
+        *((_adder(app, method), path, handler) for method, path, handler in apis.routes(endpoints.completions)),
     ):
         add(path, handler)
         add(f"{path}/", handler)
     for method, path, serve in () if page is None else page.routes():
-        (app.router.add_get if method == "GET" else app.router.add_post)(path, serve)
+        _adder(app, method)(path, serve)
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
@@ -74,6 +76,10 @@ def build_app(
 
     app.on_response_prepare.append(on_prepare)
     return app
+
+
+def _adder(app: web.Application, method: str) -> Callable[[str, Handler], object]:
+    return app.router.add_get if method == "GET" else app.router.add_post
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,9 @@ def _not_ready(message: str) -> RequestError:
     return RequestError(message, status=503, type="overloaded_error")
 
 
-def _error_response(error: RequestError) -> web.Response:
-    response = web.Response(status=error.status, body=error_body(error), content_type="application/json")
+def _error_response(request: web.Request, error: RequestError) -> web.Response:
+    body = apis.error_body_of(request.path)(error)
+    response = web.Response(status=error.status, body=body, content_type="application/json")
     if error.status in (429, 503) or error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)
     elif error.status == 408 or error.status >= 500:
@@ -171,12 +178,12 @@ def _measure(metrics: Metrics) -> Middleware:
 
 @web.middleware
 async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn any failure before headers are out into ``{"error": {…}}`` with its status."""
+    """Turn any failure before headers are out into an error in the shape of its API, with its status."""
     try:
         return await handler(request)
     except RequestError as error:
         request[PROBLEM] = error.message
-        return _error_response(error)
+        return _error_response(request, error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -184,13 +191,13 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         message = f"{request.method} {request.path[:100]}: {error.reason}"
         if error.status == 404:
             message += f"; this server has {', '.join(_routes(request.app))}"
-        response = _error_response(RequestError(message, status=error.status, type=kind))
+        response = _error_response(request, RequestError(message, status=error.status, type=kind))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
     except Exception:  # the outermost loop of a request: a bug here must cost this request only
         log.exception("%s %s failed", request.method, one_line(request.path))
-        return _error_response(RequestError("internal error", status=500, type="internal_error"))
+        return _error_response(request, RequestError("internal error", status=500, type="internal_error"))
 
 
 def _routes(app: web.Application) -> list[str]:
@@ -220,7 +227,8 @@ def _is_probe(request: web.Request) -> bool:
 
 
 def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins, open_routes: frozenset[str]) -> Middleware:
-    """Demand ``Authorization: Bearer <server.api_key>`` on every route, known or not, except /health, /ready and the page's files.
+    """Demand ``Authorization: Bearer <server.api_key>``, or the key as ``X-Api-Key``, on every route, known or not, except /health,
+    /ready and the page's files.
 
     Without a key clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
     POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.) Origins that are
@@ -232,8 +240,8 @@ def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins, 
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         if api_key and not (_is_probe(request) or request.path in open_routes):
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            given = f"{scheme.lower()} {key}".encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, expected):
+            given = (f"{scheme.lower()} {key}", f"bearer {request.headers.get('X-Api-Key', '')}")
+            if not any([hmac.compare_digest(one.encode("utf-8", "surrogateescape"), expected) for one in given]):
                 raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
         origin = request.headers.get("Origin")
         is_foreign = origin is not None and not _is_own(origin.lower(), request.host.lower(), names) and not origins.allow(origin)

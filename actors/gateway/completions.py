@@ -146,7 +146,7 @@ class Completions:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
             except RequestError as error:
-                self._metrics.on_rejected(error.status)
+                self._metrics.on_rejected(error)
                 raise
             return await self._answer(http, asked, prompt, format)
         finally:
@@ -287,6 +287,7 @@ class Completions:
         id = http[REQUEST_ID] = f"{format.id_prefix}{secrets.token_hex(12)}"
         spec = self._spec(id, asked, prompt, now_s)
         answer = format.begin(id, int(time.time()), self._limits.model_name, self._fingerprint)
+        self._metrics.on_media(spec.items)
         event = asyncio.Event()
         data = [medium.data for medium in _media_of(asked)]
         choices = [

@@ -32,9 +32,10 @@ class AskedGrammar(NamedTuple):
     part: "AskedGrammar | None" = None
 
 
-def read_grammar(fields: Fields) -> AskedGrammar | None:
-    """Take the fields. Raises: RequestError for a field that is malformed, too large, or given twice."""
-    asked = [one for one in (_read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
+def read_grammar(fields: Fields, other: AskedGrammar | None = None) -> AskedGrammar | None:
+    """Take the fields. ``other``: a grammar that a field of another API asks for. Raises: RequestError for a field that is malformed,
+    too large, or given twice."""
+    asked = [one for one in (other, _read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
     for name, kind in _GUIDED.items():
         if (value := fields.take(name)) is not None:
             asked.append(_read(kind, value, name))
@@ -61,7 +62,7 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
     asked.take_bool("strict")  # an answer always follows the whole schema
     schema = asked.take_required("schema")
     asked.refuse_leftover()
-    return _read_schema(schema, asked.path("schema"))
+    return read_schema(schema, asked.path("schema"))
 
 
 def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
@@ -84,7 +85,7 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     """Read a schema, regular expression, list of texts or grammar, by vLLM's names."""
     match kind:
         case "json":
-            return _read_schema(value, path)
+            return read_schema(value, path)
         case "choice":
             return _sized(path, lambda: source_of_choice(_checked_choices(value, path)))
     if not isinstance(value, str):
@@ -92,8 +93,8 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     return _sized(path, lambda: source_of_regex(value) if kind == "regex" else source_of_lark(value))
 
 
-def _read_schema(value: Any, path: str) -> AskedGrammar:
-    """Read an object, or the text of one."""
+def read_schema(value: Any, path: str) -> AskedGrammar:
+    """Read a schema: an object, or the text of one. Raises: RequestError."""
     if isinstance(value, str):
         if len(value) > MAX_SOURCE_BYTES:
             raise refuse(path, f"has {len(value)} characters, the limit is {MAX_SOURCE_BYTES}")

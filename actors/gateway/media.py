@@ -5,6 +5,8 @@ pictures by their headers count.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pybase64
@@ -85,40 +87,43 @@ class MediaIntake:
                 of the right type; 413 when it is too large.
         """
         kind = URL_PARTS[kind_of_part] if kind_of_part in URL_PARTS else INLINE_PARTS[kind_of_part][0]
-        self._check(kind, path, role)
-        inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
-        detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
-        if detail not in (None, *details):
-            raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
-        most_pixels = LOW_DETAIL_PIXELS if detail == "low" else None
-        path = inner.path("url" if kind_of_part in URL_PARTS else "data")
-        if kind_of_part in URL_PARTS:
-            mime, data = _from_url(kind, inner, self._limits)
-        else:
-            mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
-        inner.refuse_leftover()
-        self._add(kind, mime, data, self._options.read(kind, part, most_pixels), path)
+        with _blaming(kind):
+            self._check(kind, path, role)
+            inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
+            detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
+            if detail not in (None, *details):
+                raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
+            most_pixels = LOW_DETAIL_PIXELS if detail == "low" else None
+            path = inner.path("url" if kind_of_part in URL_PARTS else "data")
+            if kind_of_part in URL_PARTS:
+                mime, data = _from_url(kind, inner, self._limits)
+            else:
+                mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
+            inner.refuse_leftover()
+            self._add(kind, mime, data, self._options.read(kind, part, most_pixels), path)
         return kind
 
     def read_source(self, kind: MediaKind, part: Fields, path: str, role: str) -> None:
         """Take the medium of a content part as Anthropic's API has it, with a ``source``. Raises: RequestError, as ``read``."""
-        self._check(kind, path, role)
-        source = Fields(part.take_required("source"), part.path("source"))
-        if source.take_choice("type", ("base64", "url")) == "url":
-            data_path = source.path("url")
-            mime, data = _from_url(kind, source, self._limits)
-        else:
-            data_path, mime = source.path("data"), source.take_required("media_type")
-            if not isinstance(mime, str) or not _is_of(kind, mime):
-                raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
-            data = _from_text(source.take_required("data"), data_path, self._limits)
-        source.refuse_leftover()
-        self._add(kind, mime, data, self._options.read(kind, part), data_path)
+        with _blaming(kind):
+            self._check(kind, path, role)
+            source = Fields(part.take_required("source"), part.path("source"))
+            if source.take_choice("type", ("base64", "url")) == "url":
+                data_path = source.path("url")
+                mime, data = _from_url(kind, source, self._limits)
+            else:
+                data_path, mime = source.path("data"), source.take_required("media_type")
+                if not isinstance(mime, str) or not _is_of(kind, mime):
+                    raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
+                data = _from_text(source.take_required("data"), data_path, self._limits)
+            source.refuse_leftover()
+            self._add(kind, mime, data, self._options.read(kind, part), data_path)
 
     def read_picture(self, value: object, path: str, role: str) -> None:
         """Take a picture given as base64 alone, as Ollama's API has it. Raises: RequestError, as ``read``."""
-        self._check("image", path, role)
-        self._add("image", "", _from_text(value, path, self._limits), self._options.read("image", Fields({}, path)), path)
+        with _blaming("image"):
+            self._check("image", path, role)
+            self._add("image", "", _from_text(value, path, self._limits), self._options.read("image", Fields({}, path)), path)
 
     def _check(self, kind: MediaKind, path: str, role: str) -> None:
         """Check that the request may have one more medium, of this kind and in this place."""
@@ -141,6 +146,16 @@ class MediaIntake:
         if total > (limit := self._limits.max_request_pixels):
             raise refuse(path, f"makes {total} pixels in all pictures of the request, the limit is {limit} (media.max_request_pixels)")
         return num_pixels, header.decoding_work(data)
+
+
+@contextmanager
+def _blaming(kind: MediaKind) -> Iterator[None]:
+    """Name the kind of the medium that a request is refused for."""
+    try:
+        yield
+    except RequestError as error:
+        error.medium = kind
+        raise
 
 
 def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[str, bytes]:

@@ -3,7 +3,8 @@
 Own registry, so nothing of the process's other libraries leaks in. The controller's counts are read from shared memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,7 +12,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ...runtime.bus.messages import MediaItem
+from ...runtime.errors import RequestError
 from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
+from ...schema.media import MediaKind
 from ...shm.status import PoolUse, StatsSnapshot
 from .client_request import CLIENT_GONE, ClientRequest
 
@@ -35,6 +39,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "mmrt_num_requests_waiting": ("vllm:num_requests_waiting",),
     "mmrt_prefix_cache_queries": ("vllm:prefix_cache_queries",),
     "mmrt_prefix_cache_hits": ("vllm:prefix_cache_hits",),
+    "mmrt_media_cache_queries": ("vllm:mm_cache_queries",),
+    "mmrt_media_cache_hits": ("vllm:mm_cache_hits",),
+    "mmrt_preemptions": ("vllm:num_preemptions",),
     "mmrt_kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 }
 
@@ -49,7 +56,8 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolUse], int]], ...] = (
 class Metrics:
     """Counters and histograms fed by the handlers, and ``render`` for the endpoint."""
 
-    def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot], actors: Sequence[str]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot], generations: Callable[[], Mapping[str, int]]) -> None:
+        """``generations``: of each actor of the run."""
         own = CollectorRegistry()
 
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -61,8 +69,15 @@ class Metrics:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got text, of aborted ones too.")
         self._generation_tokens = counter("generation_tokens", "Completion tokens, of aborted requests too.")
 
-        def histogram(name: str, help: str) -> Histogram:
-            return Histogram(f"mmrt_{name}_seconds", help, buckets=_SECONDS, registry=own)
+        self._media_items = counter("media_items", "Media of requests that were taken.", "kind")
+        self._media_bytes = counter("media_bytes", "Bytes of these media, as received.", "kind")
+        self._media_refused = counter("media_refused", "Media for which a request was refused.", "kind")
+        for family in (self._media_items, self._media_bytes, self._media_refused):
+            for kind in get_args(MediaKind):
+                family.labels(kind)
+
+        def histogram(name: str, help: str, *labels: str) -> Histogram:
+            return Histogram(f"mmrt_{name}_seconds", help, labels, buckets=_SECONDS, registry=own)
 
         self._first_token = histogram("time_to_first_token", "Submission to the first text.")
         self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them; counted once per token.")
@@ -70,7 +85,8 @@ class Metrics:
         self._queue = histogram("request_queue_time", "Submission to admission.")
         self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
         self._decode = histogram("request_decode_time", "First text to the end.")
-        own.register(_StatsCollector(stats, actors))
+        self._stages = histogram("ttft_stage", "Parts of the time to the first text; a stage counts requests that pass it.", "stage")
+        own.register(_StatsCollector(stats, generations))
         self._registry = CollectorRegistry()
         self._registry.register(_Renamer(own, model_name))
 
@@ -82,13 +98,27 @@ class Metrics:
         if request.first_text_s is not None:
             self._first_token.observe(request.first_text_s - request.submitted_s)
 
+    def on_stages(self, stages: Mapping[str, float]) -> None:
+        """Count the seconds until a request's first text, by stage. Call it in any thread."""
+        for stage, seconds in stages.items():
+            if seconds > 0:
+                self._stages.labels(stage).observe(seconds)
+
     def on_text(self, gap_s: float, num_tokens: int) -> None:
         """Count text of ``num_tokens`` tokens that came ``gap_s`` after the previous text."""
         for _ in range(max(1, num_tokens)):
             self._inter_token.observe(gap_s / max(1, num_tokens))
 
-    def on_rejected(self, status: int) -> None:
-        self._rejections.labels(str(status)).inc()
+    def on_media(self, items: Sequence[MediaItem]) -> None:
+        """Count the media of a request that is submitted."""
+        for item in items:
+            self._media_items.labels(item.kind).inc()
+            self._media_bytes.labels(item.kind).inc(item.num_bytes)
+
+    def on_rejected(self, error: RequestError) -> None:
+        self._rejections.labels(str(error.status)).inc()
+        if error.medium is not None:
+            self._media_refused.labels(error.medium).inc()
 
     def on_over(self, choices: Sequence[ClientRequest], num_prompt_tokens: int, now_s: float) -> None:
         """Count a request answered by its text or by an error, with all its choices as one. A refusal of the controller's counts as
@@ -97,7 +127,9 @@ class Metrics:
         request = min(failed, key=lambda choice: choice.error is not None and choice.error.status == CLIENT_GONE, default=choices[0])
         if request.error is not None:
             if request.first_text_s is None and _is_refusal(request.error.status):
-                self.on_rejected(request.error.status)
+                at_fault = (item.kind for item in request.spec.items if item.path == request.error.param)
+                request.error.medium = next(at_fault, None)
+                self.on_rejected(request.error)
                 return
             reason = "abort" if request.error.status == CLIENT_GONE else "error"
         else:
@@ -127,14 +159,15 @@ def _is_refusal(status: int) -> bool:
 class _StatsCollector(Collector):
     """Metrics that the controller publishes in shared memory."""
 
-    def __init__(self, stats: Callable[[], StatsSnapshot], actors: Sequence[str]) -> None:
-        self._stats, self._actors = stats, actors
+    def __init__(self, stats: Callable[[], StatsSnapshot], generations: Callable[[], Mapping[str, int]]) -> None:
+        self._stats, self._generations = stats, generations
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
         yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
         yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
+        yield CounterMetricFamily("mmrt_preemptions", "Sequences that gave their KV pages to others.", stats.preempted_total)
         handed_over = "Sequences that went from one decode to another, without a copy."
         yield CounterMetricFamily("mmrt_sequences_handed_over", handed_over, stats.handed_over_total)
         overruled = "Times that the scheduling policy failed and unified acted in its place."
@@ -156,9 +189,11 @@ class _StatsCollector(Collector):
         yield from _step_gaps(stats)
         yield from _pool_pages(stats)
         broken = GaugeMetricFamily("mmrt_actor_broken", "1 for an actor that the run does without for now.", labels=["actor"])
-        for name in self._actors:
+        generation = GaugeMetricFamily("mmrt_actor_generation", "Number of the process that is this actor now.", labels=["actor"])
+        for name, number in self._generations().items():
             broken.add_metric([name], name in stats.broken)
-        yield broken
+            generation.add_metric([name], number)
+        yield from (broken, generation)
         kv = stats.pools.get("kv", PoolUse())
         share = kv.used / kv.pages if kv.pages else 0.0
         yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)

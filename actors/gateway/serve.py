@@ -44,6 +44,7 @@ from .output_fields import MAX_CHOICES
 from .page.routes import Page
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
+from .stage_watch import StageWatch
 from .token_table import TokenTable
 from .validation import Limits
 
@@ -110,7 +111,8 @@ class GatewayServer:
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
         stats = ControllerStats.attach(actor.run, writable=False)
-        metrics = Metrics(text.limits.model_name, stats.read, self._actors.actors)
+        metrics = Metrics(text.limits.model_name, stats.read, self._generations)
+        self._stages = StageWatch(actor.run, self._actors.actors, actor.generation, metrics)
         self._grammars = GrammarChecks(actor.model_path)
         self._completions = Completions(
             limits=text.limits,
@@ -164,6 +166,7 @@ class GatewayServer:
         finally:
             await self._runner.cleanup()
             await self._grammars.close()
+            await self._stages.close()
             if self._page is not None:
                 self._page.close()
             self._loop.remove_reader(self._bell.fd)
@@ -236,6 +239,9 @@ class GatewayServer:
 
     def _receive(self, message: ToActor) -> None:
         self._registry.on_message(message, time.monotonic())
+
+    def _generations(self) -> dict[str, int]:
+        return {name: self._actors.read(name).generation for name in self._actors.actors}
 
     def _readiness(self) -> dict[str, bool]:
         return {name: _is_ready(self._actor, self._actors, name) for name in self._actors.actors}

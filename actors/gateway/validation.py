@@ -224,10 +224,14 @@ def _read_prompt(value: Any, path: str) -> str | list[int]:
 
 
 def read_generation(
-    fields: Fields, limits: Limits, read_output: Callable[[Fields, int, bool], Output], stop_field: str = "stop"
+    fields: Fields,
+    limits: Limits,
+    read_output: Callable[[Fields, int, bool], Output],
+    stop_field: str = "stop",
+    grammar: AskedGrammar | None = None,
 ) -> Generation:
-    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. Raises:
-    RequestError."""
+    """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. ``grammar``:
+    that of a field of the route's own. Raises: RequestError."""
     check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
@@ -253,7 +257,7 @@ def read_generation(
         bad_words=read_bad_words(fields),
         priority=fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         output=output,
-        grammar=read_grammar(fields),
+        grammar=read_grammar(fields, grammar),
     )
     check_grammar(generation)
     return generation

@@ -1,7 +1,8 @@
 """``mmrt bench goodput``: the same loads on each system, what came of them side by side, as tables, JSON, a picture and a page."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from ...runtime.errors import ConfigError, UserError
@@ -15,15 +16,13 @@ from ..serve.plot import PlotError, require_matplotlib
 from ..sim.simulation import SimulationError
 from .live import live
 from .options import GoodputOptions, parse_goodput
-from .report import GoodputReport, Point, SystemReport, summarise
+from .report import GoodputReport, Measured, Point, SystemReport, summarise
 from .search import area, bounds, find_goodput
 from .show import show_goodput, write_goodput
 from .simulated import Measure, simulated
 from .systems import System
 
 _START_RATE = 1.0  # requests/s
-
-Open = Callable[[GoodputOptions, System], AbstractContextManager[Measure]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def judge(options: GoodputOptions, tell: Tell) -> GoodputReport:
     """Measure every system. Raises: as ``live`` or ``simulated`` do."""
     environment = read_environment() if options.costs is None else options.costs.environment
-    points = {system.name: _measure(options, system, tell) for system in options.systems}
+    points = _search(options, tell) if options.searches else _measure(options, tell)
     costs, load = options.costs, options.load
     return GoodputReport(
         origin="live" if costs is None else costs.origin,
@@ -76,22 +75,21 @@ def _settings(options: GoodputOptions) -> dict[str, str | int | float | bool | N
     plain = settings_of(options.load)
     for name in ("url", "model", "rate", "concurrency", "temperature", "extensions", "timeout_s", "num_warmup", "compare_caches"):
         plain.pop(name, None)
-    return plain | {"apart": options.apart, "seconds": options.seconds}
+    return plain | {"apart": options.apart, "seconds": options.seconds, "rounds": options.num_rounds}
 
 
-def _measure(options: GoodputOptions, system: System, tell: Tell) -> list[Point]:
-    """The load at each rate that was asked for or searched, in order of rate."""
-    points: dict[float, Point] = {}
-    opener: Open = live if options.costs is None else simulated
-    tell(f"{system.name}: starting")
-    with opener(options, system) as run:
+def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
+    """The loads by which each system's goodput was found, in order of rate."""
+    points: dict[str, dict[float, Point]] = {system.name: {} for system in options.systems}
+    for system in options.systems:
+        mine = points[system.name]
+        with _opened(options, system, tell) as run:
 
-        def attainment(rate: float) -> float:
-            tell(f"{system.name}: {rate:.3g} requests/s")
-            points[rate] = summarise(rate, run(rate), options.objective)
-            return points[rate].attainment
+            def attainment(rate: float, system: System = system, mine: dict[float, Point] = mine, run: Measure = run) -> float:
+                tell(f"{system.name}: {rate:.3g} requests/s")
+                mine[rate] = summarise(rate, [run(options.load_at(rate))], options.objective)
+                return mine[rate].attainment
 
-        if options.searches:
             find_goodput(
                 attainment,
                 options.rates or [min(max(_START_RATE, options.least_rate), options.most_rate)],
@@ -100,10 +98,27 @@ def _measure(options: GoodputOptions, system: System, tell: Tell) -> list[Point]
                 least=options.least_rate,
                 most=options.most_rate,
             )
-        else:
-            for rate in options.rates:
-                attainment(rate)
-    return [points[rate] for rate in sorted(points)]
+    return {name: [mine[rate] for rate in sorted(mine)] for name, mine in points.items()}
+
+
+def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
+    """The loads at the given rates, of all rounds. Systems take turns, so that what the machine does otherwise falls to all of them."""
+    measured: dict[tuple[str, float], list[Measured]] = defaultdict(list)
+    for number in range(options.num_rounds):
+        for system in options.systems:
+            with _opened(options, system, tell) as run:
+                for rate in options.rates:
+                    tell(f"{system.name}: {rate:.3g} requests/s, round {number + 1} of {options.num_rounds}")
+                    measured[system.name, rate].append(run(options.load_at(rate, number)))
+    return {
+        system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in options.rates]
+        for system in options.systems
+    }
+
+
+def _opened(options: GoodputOptions, system: System, tell: Tell) -> AbstractContextManager[Measure]:
+    tell(f"{system.name}: starting")
+    return live(options, system) if options.costs is None else simulated(options, system)
 
 
 def _summarise(options: GoodputOptions, system: System, points: Sequence[Point]) -> SystemReport:

@@ -20,6 +20,7 @@ from ...shm.run_directory import RunDirectory
 from ..own_run import own_run
 from ..serve.client import BenchError
 from ..serve.command import run_bench
+from ..serve.options import Options
 from ..serve.record import Record
 from .options import GoodputOptions
 from .report import Measured
@@ -37,9 +38,9 @@ def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
         run.up(config)
         url = run.report().endpoint
 
-        def measure(rate: float) -> Measured:
+        def measure(load: Options) -> Measured:
             run.command("cache", "clear")
-            _, records, _ = runner.run(run_bench(options.load_at(rate), [url], Console(quiet=True)))
+            _, records, _ = runner.run(run_bench(load, [url], Console(quiet=True)))
             check_policy(run.report().policy)
             with RunDirectory.attach(run.run) as directory:
                 recorders = Recording.take(directory).recorders

@@ -37,6 +37,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     apart: bool
     seconds: float
     rates: list[float]
+    num_rounds: int
     searches: bool
     target: float
     precision: float
@@ -45,10 +46,11 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: Path | None
     out: Path | None
 
-    def load_at(self, rate: float) -> Options:
-        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for."""
+    def load_at(self, rate: float, number: int = 0) -> Options:
+        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for. ``number``: of the
+        round, which has requests of its own."""
         count = max(self.load.num_requests or 0, math.ceil(rate * self.seconds))
-        return msgspec.structs.replace(self.load, rate=rate, num_requests=count)
+        return msgspec.structs.replace(self.load, rate=rate, num_requests=count, seed=self.load.seed + number)
 
 
 def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
@@ -78,6 +80,7 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
         apart=given.apart,
         seconds=given.seconds or max(_LEAST_S, _OBJECTIVES * objective.slo.ttft_s),
         rates=sorted({*(given.rates or ())}),
+        num_rounds=given.rounds,
         searches=given.searches,
         target=given.target,
         precision=given.precision,
@@ -111,6 +114,8 @@ def _load(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[st
         parser.error(f"--least-rate {given.least_rate:g} is above --most-rate {given.most_rate:g}")
     if not given.searches and not given.rates:
         parser.error("--no-search needs --rates")
+    if given.rounds > 1 and given.searches:
+        parser.error(f"--rounds {given.rounds} needs --no-search: each round measures the same rates")
     return load_values(parser, given)
 
 
@@ -140,6 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"for which requests arrive, at least ({_OBJECTIVES} times the objective of TTFT, and not below {_LEAST_S:g})",
     )
     add("--no-search", dest="searches", action="store_false", help="measure --rates only, and search for no goodput")
+    add("--rounds", type=number("rounds", int, least=1), default=1, help="measure all systems so many times in turn, with --no-search")
     add("--target", type=_share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
     add("--precision", type=_share, default=0.05, metavar="SHARE", help="the search ends within this share of the rate (%(default)s)")
     add("--least-rate", type=number("rate", float, above=0), default=0.01, metavar="R", help="lowest rate of the search (%(default)s)")

@@ -38,8 +38,16 @@ class GroupPoint(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Distribution | None
 
 
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one round of a load alone: TTFT P90 and TBT P99 in seconds, None without tokens."""
+
+    attainment: float
+    ttft_p90: float | None
+    tbt_p99: float | None
+
+
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A load at one rate. ``by_scale``: (scale, attainment) with TTFT and TBT of the objective times the scale."""
+    """A load at one rate, all rounds together. ``by_scale``: (scale, attainment) with TTFT and TBT of the objective times the scale."""
 
     rate: float
     num_requests: int
@@ -56,6 +64,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     num_broken_down: int
     breakdown: dict[str, PartSummary]
     failures: dict[str, int]
+    rounds: list[Round]
 
 
 class SystemReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +108,12 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"simulated with costs {self.costs}" + (" (roofline, never measured)" if self.origin == "roofline" else "")
 
 
-def summarise(rate: float, measured: Measured, objective: Objective) -> Point:
-    """The figures of one load."""
-    records = measured.records
+def summarise(rate: float, rounds: Sequence[Measured], objective: Objective) -> Point:
+    """The figures of one load: those of all rounds together, and the most important ones of each."""
+    records = [record for measured in rounds for record in measured.records]
+    breakdowns = [breakdown for measured in rounds for breakdown in measured.breakdowns]
     good = [record for record in records if record.error is None]
-    duration_s = duration_of(records)
+    duration_s = sum(duration_of(measured.records) for measured in rounds)
     share = objective.attainment(records)
     groups = sorted({record.group for record in records})
     return Point(
@@ -117,11 +127,21 @@ def summarise(rate: float, measured: Measured, objective: Objective) -> Point:
         input_tokens_per_s=_per_s(sum(record.num_prompt_tokens or 0 for record in good), duration_s),
         output_tokens_per_s=_per_s(sum(record.num_tokens for record in good), duration_s),
         ttft=_ttft(good),
-        tbt=distribution(tbt_s for record in good for tbt_s in record.tbts_s),
+        tbt=_tbt(good),
         e2e=distribution(record.e2e_s for record in good),
-        num_broken_down=len(measured.breakdowns),
-        breakdown=summarise_parts(measured.breakdowns),
+        num_broken_down=len(breakdowns),
+        breakdown=summarise_parts(breakdowns),
         failures=count_failures(records),
+        rounds=[_round(measured.records, objective) for measured in rounds],
+    )
+
+
+def _round(records: Sequence[Record], objective: Objective) -> Round:
+    ttft, tbt = _ttft(records), _tbt(records)
+    return Round(
+        attainment=objective.attainment(records),
+        ttft_p90=None if ttft is None else ttft.p90,
+        tbt_p99=None if tbt is None else tbt.p99,
     )
 
 
@@ -131,6 +151,10 @@ def _group(records: Sequence[Record], objective: Objective) -> GroupPoint:
 
 def _ttft(records: Sequence[Record]) -> Distribution | None:
     return distribution(record.ttft_s for record in records if record.error is None and record.ttft_s is not None)
+
+
+def _tbt(records: Sequence[Record]) -> Distribution | None:
+    return distribution(tbt_s for record in records if record.error is None for tbt_s in record.tbts_s)
 
 
 def _per_s(count: float, duration_s: float) -> float:

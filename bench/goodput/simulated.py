@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ..serve.options import Options
 from ..sim.command import run_load
 from ..sim.options import load_policy
 from ..sim.report import Steps
@@ -11,19 +12,19 @@ from .options import GoodputOptions
 from .report import Measured
 from .systems import System
 
-Measure = Callable[[float], Measured]
-"""Measures the load at this rate."""
+Measure = Callable[[Options], Measured]
+"""Measures this load."""
 
 
 @contextmanager
 def simulated(options: GoodputOptions, system: System) -> Iterator[Measure]:
-    """A system that is simulated anew for each rate. Raises, when it measures: as ``run_load``."""
+    """A system that is simulated anew for each load. Raises, when it measures: as ``run_load``."""
     assert options.costs is not None
     costs = costs_of(system.config, options.costs, apart=options.apart)
     policy = load_policy(system.config.scheduling.policy)
 
-    def measure(rate: float) -> Measured:
-        simulation, _ = run_load(options.load_at(rate), system.config, costs, policy, keeps_works=True)
+    def measure(load: Options) -> Measured:
+        simulation, _ = run_load(load, system.config, costs, policy, keeps_works=True)
         steps, works = Steps(simulation, costs), simulation.works or {}
         records = simulation.gateway.records
         good = [record for record in records if record.is_success]

@@ -1,6 +1,6 @@
 """The judge's figures as tables of text (pure), for the terminal and for the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...runtime.observe.breakdown import PARTS
@@ -25,6 +25,9 @@ def tables(report: GoodputReport) -> Iterator[Table]:
     yield Table("each load", columns, [_load(system, point) for system, point in loads])
     columns = ["system", "req/s", "TTFT mean", "P50", "P90", "TBT mean", "P50", "P99", "E2E mean"]
     yield Table("latency, ms", columns, [_latency(system, point) for system, point in loads])
+    if any(len(point.rounds) > 1 for _, point in loads):
+        columns = ["system", "req/s", "attained", "TTFT P90, ms", "TBT P99, ms"]
+        yield Table("rounds alone: lowest to highest", columns, [_spread(system, point) for system, point in loads])
     if any(len(point.by_group) > 1 for _, point in loads):
         columns = ["system", "req/s", "kind", "requests", "attained", "TTFT P50", "P90", "P99"]
         yield Table("by kind; times in ms", columns, [row for system, point in loads for row in _groups(system, point)])
@@ -86,6 +89,21 @@ def _latency(system: SystemReport, point: Point) -> Row:
         "" if e2e is None else _ms(e2e.mean),
     ]
     return [system.name, f"{point.rate:.3g}", *times]
+
+
+def _spread(system: SystemReport, point: Point) -> Row:
+    def span(values: Iterable[float | None], text: Callable[[float], str]) -> str:
+        known = [value for value in values if value is not None]
+        return f"{text(min(known))} to {text(max(known))}" if known else ""
+
+    rounds = point.rounds
+    return [
+        system.name,
+        f"{point.rate:.3g}",
+        span((one.attainment for one in rounds), "{:.1%}".format),
+        span((one.ttft_p90 for one in rounds), _ms),
+        span((one.tbt_p99 for one in rounds), _ms),
+    ]
 
 
 def _groups(system: SystemReport, point: Point) -> Iterator[Row]:

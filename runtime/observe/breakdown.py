@@ -1,7 +1,7 @@
 """The eight parts of a request's latency: queue, execution and migration of encode, prefill and decode (pure; TI22).
 
 Each moment of a request belongs to one part, so the parts sum to its latency. Called by ``inspect`` and ``trace`` for single requests,
-and by the judge (``bench.goodput``) for all requests of a load, live and simulated.
+and by the judge (``bench.goodput``) for all requests of a load, live and simulated. ``request_stages`` cuts with it more finely.
 """
 
 from bisect import bisect_left
@@ -56,40 +56,67 @@ PARTS = {
 class Work(NamedTuple):
     """A stretch of work on a request, in ns. ``known_ns``: when the controller knew of its end, not before ``end_ns``."""
 
-    step: Step
+    step: str
     begin_ns: int
     end_ns: int
     known_ns: int
 
 
-def break_down(begin_ns: int, end_ns: int, works: Iterable[Work], last: Step) -> Breakdown:
-    """The parts of [begin_ns, end_ns]. ``last``: the step to which a wait after all works belongs.
+class Stretch(NamedTuple):
+    """A stretch of a request's time: the execution of a step, the migration behind it, or the wait for it."""
 
-    Works that overlap count as the latest step among them; work hides a migration, and a migration a wait.
+    step: str
+    state: Literal["queue", "execution", "migration"]
+    begin_ns: int
+    end_ns: int
+
+
+STEPS: tuple[Step, ...] = ("encode", "prefill", "decode")
+
+
+def stretches(begin_ns: int, end_ns: int, works: Iterable[Work], last: str, steps: Sequence[str] = STEPS) -> list[Stretch]:
+    """Cut [begin_ns, end_ns] into what was done for a request, in order of time and without gaps.
+
+    ``steps``: those of the works, in the order of the pipeline; ``last``: that to which a wait after all works belongs. Works that
+    overlap count as the latest step among them; work hides a migration, and a migration a wait. Behind the last step nothing migrates.
     """
     inside = [_clipped(work, begin_ns, end_ns) for work in works]
     inside = sorted((work for work in inside if work.known_ns > work.begin_ns), key=lambda work: work.begin_ns)
-    changes: list[tuple[int, str, int]] = []
+    changes: list[tuple[int, _What, int]] = []
     for step, begin, end, known in inside:
-        changes += [(begin, f"{step}_s", 1), (end, f"{step}_s", -1)]
-        if step != "decode":
-            changes += [(end, f"{step}_migration_s", 1), (known, f"{step}_migration_s", -1)]
+        changes += [(begin, (step, "execution"), 1), (end, (step, "execution"), -1)]
+        if step != steps[-1]:
+            changes += [(end, (step, "migration"), 1), (known, (step, "migration"), -1)]
     changes.sort(key=lambda change: change[0])
-    at_work = dict.fromkeys(_ORDER, 0)
-    found = dict.fromkeys(PARTS, 0)
+    order: list[_What] = [(step, state) for state in _STATES for step in reversed(steps)]
+    at_work = dict.fromkeys(order, 0)
+    found: list[Stretch] = []
     now_ns, number = begin_ns, 0
-    for time_ns, part, change in [*changes, (end_ns, _ORDER[0], 0)]:
+    for time_ns, what, change in [*changes, (end_ns, order[0], 0)]:
         if time_ns > now_ns:
             while number < len(inside) and inside[number].begin_ns <= now_ns:
                 number += 1
             waits_for = inside[number].step if number < len(inside) else last
-            found[next((part for part in _ORDER if at_work[part]), f"{waits_for}_queue_s")] += time_ns - now_ns
+            step, state = next((one for one in order if at_work[one]), (waits_for, "queue"))
+            if found and found[-1][:2] == (step, state):
+                found[-1] = found[-1]._replace(end_ns=time_ns)
+            else:
+                found.append(Stretch(step, state, now_ns, time_ns))
             now_ns = time_ns
-        at_work[part] += change
+        at_work[what] += change
+    return found
+
+
+_What = tuple[str, Literal["queue", "execution", "migration"]]
+_STATES: tuple[Literal["execution"], Literal["migration"]] = ("execution", "migration")
+
+
+def break_down(begin_ns: int, end_ns: int, works: Iterable[Work], last: Step) -> Breakdown:
+    """The parts of [begin_ns, end_ns], summed up from its ``stretches``."""
+    found = dict.fromkeys(PARTS, 0)
+    for step, state, since_ns, until_ns in stretches(begin_ns, end_ns, works, last):
+        found[f"{step}_s" if state == "execution" else f"{step}_{state}_s"] += until_ns - since_ns
     return Breakdown(**{part: time_ns / 1e9 for part, time_ns in found.items()})
-
-
-_ORDER = ("decode_s", "prefill_s", "encode_s", "prefill_migration_s", "encode_migration_s")
 
 
 def _clipped(work: Work, begin_ns: int, end_ns: int) -> Work:
@@ -107,7 +134,7 @@ def request_works(span: RequestSpan, plans: Iterable[PlanSpan], begins_ns: Seque
     works = []
     for plan in plans:
         if plan.begin_ns and not plan.status:
-            step: Step = "prefill" if plan.kind == PlanKind.PREFILL else "encode"
+            step: Step = "prefill" if plan.kind in (PlanKind.PREFILL, PlanKind.LOAD) else "encode"
             works.append(Work(step, plan.begin_ns, plan.end_ns, max(plan.end_ns, plan.acknowledged_ns)))
     for stage in span.stages:
         if stage.name == "decoding":

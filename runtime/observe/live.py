@@ -37,9 +37,14 @@ class RecordFollower:
     for each row.
     """
 
-    def __init__(self, run: RunDirectory, names: Sequence[str]) -> None:
+    def __init__(
+        self, run: RunDirectory, names: Sequence[str], ignored: Sequence[Kind] = _IGNORED, num_first: int = FIRST_RECORDS
+    ) -> None:
+        """``ignored``: kinds of records that are passed over. ``num_first``: records of an actor that the first look takes."""
         self._run = run
         self._names = names
+        self._ignored = ignored
+        self._num_first = num_first
         self.num_gaps = 0
         self.num_tokens = 0
         self._recorders: dict[str, FlightRecorder] = {}
@@ -63,13 +68,13 @@ class RecordFollower:
                 continue
             self._positions[name] = written
             if before is None:
-                records = recorder.read(None if name == SUPERVISOR else FIRST_RECORDS)  # the supervisor writes few
+                records = recorder.read(None if name == SUPERVISOR else self._num_first)  # the supervisor writes few
             else:
                 self.num_gaps += written - before >= recorder.num_records
                 records = recorder.read(written - before)
             kinds = kind_of(records)
             self.num_tokens += int(records["a"][kinds == Kind.STEP].sum())
-            found[name] = records[~np.isin(kinds, _IGNORED)]
+            found[name] = records[~np.isin(kinds, self._ignored)]
         new = sorted([*self._waiting, *merge(found)], key=lambda record: record.time_ns)
         self._waiting = [record for record in new if record.end_ns > until_ns]
         return [record for record in new if record.end_ns <= until_ns]

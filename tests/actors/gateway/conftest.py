@@ -161,7 +161,7 @@ class Play:
     def prepare(self, num_prompt_tokens: int | None = None, num_cached_tokens: int = 0) -> None:
         self._say(Prepared(1, self.key, num_prompt_tokens or len(self.spec.prompt_ids), num_cached_tokens))
 
-    def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None) -> None:
+    def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None, stop: str = "") -> None:
         """A delta, as the detokenizer pushes it."""
         data = text.encode()
         known = self.num_tokens
@@ -172,7 +172,7 @@ class Play:
         if (asked := self.spec.sampling.logprobs) is not None:
             self._controller.write_logprobs(self.row, known, self.num_tokens, self.logprob, asked)
         generation = int(self._controller.table.generation[self.row])
-        self._controller.push(Delta(self.key, generation, self.offset, self.num_tokens, data, finish, ids, self.row))
+        self._controller.push(Delta(self.key, generation, self.offset, self.num_tokens, data, finish, ids, self.row, stop))
         self.offset += len(data)
 
     def fail(self, status: int, message: str, **more: Any) -> None:

@@ -52,13 +52,15 @@ def test_systems_are_compared_by_simulation(tmp_path: Path) -> None:
 
 
 def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
-    arguments = ("--sim", "--systems", "unified,slack@EP+D", "--rates", "2,4", "--no-search", "--num-requests", "10")
+    arguments = ("--sim", "--systems", "unified,slack@EP+D", "--rates", "20,40", "--no-search", "--num-requests", "10", "--rounds", "2")
     report = judged(tmp_path, *arguments, *LOAD, "--out", str(tmp_path / "out"))
     assert report["systems"][1]["layout"] == "EP+D" and report["systems"][0]["goodput"] is None
+    (point, _) = report["systems"][0]["points"]
+    assert point["num_requests"] == 20 and len({one["ttft_p90"] for one in point["rounds"]}) == 2  # each has requests of its own
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert (tmp_path / "out" / "goodput.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "slack@EP+D" in page and "TTFT &lt; 0.4 s" in page and "data:image/png;base64," in page
+    assert "slack@EP+D" in page and "lowest to highest" in page and "TTFT &lt; 0.4 s" in page and "data:image/png;base64," in page
     assert "http://" not in page and "https://" not in page  # it needs nothing else
 
 
@@ -83,6 +85,8 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
         (["--rates", "1,-3"], "rate -3 must be above 0"),
         (["--rates", "inf"], "rate inf must be finite"),
         (["--rates", "5000"], "--rates 5000 is outside of --least-rate 0.01 and --most-rate 1000"),
+        (["--rounds", "3"], "--rounds 3 needs --no-search"),
+        (["--rounds", "0"], "rounds 0 must be at least 1"),
         (["--seconds", "0"], "seconds 0 must be above 0"),
         (["--target", "1.5"], "share 1.5 must be at most 1"),
         (["--least-rate", "9", "--most-rate", "3"], "--least-rate 9 is above --most-rate 3"),

@@ -27,7 +27,7 @@ RECORDS = st.lists(st.builds(record, st.floats(0.01, 5), st.floats(0.001, 0.5)),
 
 @given(RECORDS)
 def test_attainment_grows_with_the_scale_of_the_objective(records: list[Record]) -> None:
-    by_scale = summarise(1.0, Measured(records, []), OBJECTIVE).by_scale
+    by_scale = summarise(1.0, [Measured(records, [])], OBJECTIVE).by_scale
     shares = [share for _, share in by_scale]
     assert [scale for scale, _ in by_scale] == list(SCALES) and shares == sorted(shares)
     assert dict(by_scale)[1.0] == attainment(records, SLO) and shares[0] == attainment(records, Slo(0.25, 0.025))
@@ -35,7 +35,7 @@ def test_attainment_grows_with_the_scale_of_the_objective(records: list[Record])
 
 def test_failures_violate_the_objective_and_are_counted() -> None:
     records = [record(0.5, 0.05), record(0.5, 0.2, "image"), record(0.5, 0.05, "image", "HTTP 503: full"), record(0.1, 0.01)]
-    point = summarise(4.0, Measured(records, []), OBJECTIVE)
+    point = summarise(4.0, [Measured(records, [])], OBJECTIVE)
     assert point.attainment == 0.5 and {name: group.attainment for name, group in point.by_group.items()} == {"image": 0.0, "text": 1.0}
     assert point.failures == {"HTTP 503: full": 1} and point.num_requests == 4 and point.breakdown == {}
     assert point.duration_s == pytest.approx(1.5) and point.attained_requests_per_s == pytest.approx(2 / 1.5)
@@ -45,11 +45,20 @@ def test_failures_violate_the_objective_and_are_counted() -> None:
 def test_texts_can_have_an_objective_of_their_own() -> None:
     objective = Objective(SLO, 0.2)
     records = [record(0.5, 0.05), record(0.1, 0.05), record(0.5, 0.05, "image")]
-    point = summarise(4.0, Measured(records, []), objective)
+    point = summarise(4.0, [Measured(records, [])], objective)
     assert point.attainment == pytest.approx(2 / 3) and dict(point.by_scale)[4.0] == 1.0 and dict(point.by_scale)[0.5] == 0.0
     assert {name: group.attainment for name, group in point.by_group.items()} == {"image": 1.0, "text": 0.5}
     assert objective.sections["text"] == {"ttft_ms": 200.0, "tbt_ms": 100.0} and objective.sections["video"]["ttft_ms"] == 1000.0
     assert str(objective) == "TTFT < 1 s (text 0.2 s) and 90 % of TBTs < 0.1 s" and str(Objective(Slo(2.0))) == "TTFT < 2 s"
+
+
+def test_rounds_are_one_load_and_show_their_spread() -> None:
+    fast, slow = [record(0.5, 0.05)], [record(2.0, 0.05), record(0.5, 0.05)]
+    point = summarise(4.0, [Measured(fast, []), Measured(slow, [])], OBJECTIVE)
+    assert (point.num_requests, point.attainment) == (3, pytest.approx(2 / 3))
+    assert point.duration_s == pytest.approx(0.75 + 2.25)  # the time between rounds is nobody's
+    assert [one.attainment for one in point.rounds] == [1.0, 0.5]
+    assert [one.ttft_p90 for one in point.rounds] == [pytest.approx(0.5), pytest.approx(1.85)]
 
 
 def test_parts_have_means_shares_and_tails() -> None:

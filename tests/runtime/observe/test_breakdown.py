@@ -86,6 +86,11 @@ def test_the_parts_of_recorded_requests() -> None:
     assert parts_ms(request_breakdown(span, plans, begins_ns, 0, begin_ns=-5 * MS, end_ns=95 * MS))[3:7] == [25, 28, 2, 15]
 
 
+def test_pages_read_from_files_are_prefill() -> None:
+    span = span_of(("submitted", 0, 2), ("prefilling", 2, 20), ("decoding", 20, 20))
+    assert request_breakdown(span, [plan_of(PlanKind.LOAD, 10, 19, 19)], [], 20 * MS).prefill_s == pytest.approx(0.009)
+
+
 @pytest.mark.parametrize(
     ("stage", "num_items", "step"),
     [

@@ -1,0 +1,53 @@
+"""Looks into the flight recorders, in a thread, for the stages of the gateway's requests. Its parts go to the metrics.
+
+Nothing of it runs in the event loop but a timer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ...runtime.observe.request_follower import FollowedRequest, RequestFollower
+from ...runtime.observe.request_stages import stages_to_first_text
+from ...shm.run_directory import RunDirectory
+from .metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+
+
+class StageWatch:
+    """Belongs to the running event loop."""
+
+    def __init__(self, run: RunDirectory, actors: Sequence[str], generation: int, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._follower = RequestFollower(run, actors, generation, self._on_first_text, self._on_over)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stages")
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Look for the last time, and end."""
+        self._task.cancel()
+        await asyncio.wrap_future(self._thread.submit(self._look))
+        self._thread.shutdown()
+        self._follower.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.shield(asyncio.wrap_future(self._thread.submit(self._look)))
+
+    def _look(self) -> None:
+        try:
+            self._follower.look()
+        except Exception:  # figures must not cost answers
+            log.exception("the stages of some requests are lost")
+
+    def _on_first_text(self, request: FollowedRequest) -> None:
+        assert request.first is not None
+        self._metrics.on_stages(stages_to_first_text(request.span, request.plans.values(), request.first))
+
+    def _on_over(self, request: FollowedRequest, end_ns: int) -> None:
+        pass

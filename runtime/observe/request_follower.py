@@ -1,0 +1,113 @@
+"""Follow the requests of one gateway through the flight recorders: when each gets its first text, and when it ends.
+
+The gateway looks twice a second, in a thread: records of all actors are read once, and forgotten with their request. Requests whose
+records were overwritten before a look are left out.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...shm.run_directory import RunDirectory
+from .flight import FlightRecord, Kind
+from .live import RecordFollower
+from .request_stages import FirstText
+from .trace_requests import PlanSpan, PlanSpans, RequestSpan, RequestSpans
+
+NUM_STEPS = 4096  # of decode, the latest: those in which a first token may have come
+_LOST_PLAN_NS = 60_000_000_000  # after which a plan of requests that are not followed is forgotten
+# Nothing about single requests; decode's steps are needed for the first token.
+_IGNORED = (Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
+
+
+@dataclass(slots=True)
+class FollowedRequest:
+    """A request with its plans. ``first``: None before its first text."""
+
+    span: RequestSpan
+    plans: dict[int, PlanSpan] = field(default_factory=dict)
+    first: FirstText | None = None
+
+
+class RequestFollower:
+    """Calls ``on_first_text`` once for each request, and ``on_over`` with the time of its end for the client, in ns of
+    CLOCK_MONOTONIC. ``generation``: of the gateway whose requests are followed."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        actors: Sequence[str],
+        generation: int,
+        on_first_text: Callable[[FollowedRequest], None],
+        on_over: Callable[[FollowedRequest, int], None],
+    ) -> None:
+        self._generation = generation
+        self._on_first_text, self._on_over = on_first_text, on_over
+        self._follower = RecordFollower(run, actors, _IGNORED, num_first=0)
+        self._requests: dict[int, FollowedRequest] = {}
+        self._spans, self._plans = RequestSpans(), PlanSpans()
+        self._steps: deque[tuple[int, int]] = deque(maxlen=NUM_STEPS)  # (begin, end)
+        self.look()
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def look(self) -> None:
+        """Take in whatever is new. Call it from one thread at a time."""
+        num_gaps = self._follower.num_gaps
+        records = self._follower.take()
+        if self._follower.num_gaps > num_gaps:
+            self._requests.clear()
+            self._spans, self._plans = RequestSpans(), PlanSpans()
+        for record in records:
+            self._take(record)
+        if records:
+            self._forget()
+
+    def _take(self, record: FlightRecord) -> None:
+        if record.kind is Kind.STEP:
+            self._steps.append((record.time_ns, record.end_ns))
+        elif (plan := self._plans.add(record)) is not None:
+            for key in (record.key,) if record.kind is Kind.PLAN_REQUEST else plan.requests:
+                if (request := self._requests.get(key)) is not None:
+                    request.plans[plan.plan_id] = plan
+        elif self._is_followed(record):
+            span = self._spans.add(record)
+            if span is not None:
+                self._changed(span, record)
+
+    def _is_followed(self, record: FlightRecord) -> bool:
+        if record.kind is Kind.RECEIVED:
+            return record.generation == self._generation
+        return record.kind is Kind.ROW_ENDED or record.key in self._requests
+
+    def _changed(self, span: RequestSpan, record: FlightRecord) -> None:
+        request = self._requests.setdefault(span.key, FollowedRequest(span))
+        if record.kind is Kind.FIRST_TEXT and request.first is None:
+            request.first = FirstText(*self._first_step(span, record.time_ns), record.time_ns)
+            self._on_first_text(request)
+        elif record.kind is Kind.OVER:
+            del self._requests[span.key], self._spans.spans[span.key]
+            self._on_over(request, record.time_ns)
+
+    def _first_step(self, span: RequestSpan, until_ns: int) -> tuple[int, int]:
+        """Begin and end of the first step of decode with the request; an empty one at its first text if none is known."""
+        since_ns = max((stage.begin_ns for stage in span.stages if stage.name == "decoding"), default=until_ns)
+        found = until_ns, until_ns
+        for begin_ns, end_ns in reversed(self._steps):
+            if begin_ns < since_ns:
+                break
+            if end_ns <= until_ns:
+                found = begin_ns, end_ns
+        return found
+
+    def _forget(self) -> None:
+        """Keep what belongs to requests that are not over."""
+        self._spans.rows = {row: key for row, key in self._spans.rows.items() if key in self._requests}
+        lost_ns = time.monotonic_ns() - _LOST_PLAN_NS
+        self._plans.plans = {
+            id: plan
+            for id, plan in self._plans.plans.items()
+            if not self._requests.keys().isdisjoint(plan.requests) or not plan.requests and max(plan.issued_ns, plan.end_ns) > lost_ns
+        }

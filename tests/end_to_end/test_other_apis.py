@@ -1,0 +1,59 @@
+"""Clients of other APIs on a real run: what they get is what OpenAI's client gets for the same prompt."""
+
+from typing import Any
+
+import anthropic
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_media import image_part, picture, text
+
+PICTURE = image_part(picture(1, 150, 200))
+BASE64 = PICTURE["image_url"]["url"].partition("base64,")[2]
+QUESTION = [PICTURE, text("What is it?")]
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> Any:
+    """OpenAI's answer, greedy."""
+    answer = server.client.chat.completions.create(
+        model=server.checkpoint.name,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}],  # type: ignore[list-item]
+        max_tokens=24,
+        temperature=0,
+    )
+    assert answer.choices[0].message.content
+    return answer
+
+
+def test_anthropics_client(server: Server, expected: Any) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}}
+    asked: Any = {
+        "model": server.checkpoint.name,
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [image, text("What is it?")]}],
+        "max_tokens": 24,
+        "extra_body": {"temperature": 0},
+    }
+    counted = {name: asked[name] for name in ("model", "system", "messages")}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        whole: Any = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            pieces = list(stream.text_stream)
+            streamed: Any = stream.get_final_message()
+        count = client.messages.count_tokens(**counted)
+        words = whole.content[0].text
+        stop = words[len(words) // 2 :][:3]
+        stopped: Any = client.messages.create(**asked, stop_sequences=["never in an answer", stop])
+    reasons = {"length": "max_tokens", "stop": "end_turn"}
+    for answer in (whole, streamed):
+        assert answer.content[0].text == expected.choices[0].message.content
+        assert answer.stop_reason == reasons[expected.choices[0].finish_reason]
+        usage = answer.usage
+        assert usage.input_tokens + usage.cache_read_input_tokens == expected.usage.prompt_tokens
+        assert usage.output_tokens == expected.usage.completion_tokens
+    assert "".join(pieces) == streamed.content[0].text
+    assert count.input_tokens == expected.usage.prompt_tokens, "with all tokens of the picture"
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == words[: words.index(stop)]
+    server.wait_until_empty()
