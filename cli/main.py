@@ -28,6 +28,7 @@ COMMANDS = (
     "ask",
     "chat",
     "examples",
+    "dashboards",
     "model",
     "config",
     "units",

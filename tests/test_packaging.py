@@ -24,7 +24,7 @@ def test_package_list_matches_the_tree() -> None:
     assert declared == found
 
 
-@pytest.mark.parametrize("folder", ["models/demo", "actors/gateway/page/static"])
+@pytest.mark.parametrize("folder", ["models/demo", "actors/gateway/page/static", "dashboards"])
 def test_every_file_that_is_data_is_installed(folder: str) -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mmrt"]
     files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
