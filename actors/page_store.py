@@ -180,7 +180,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> by
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights],
         "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
         "media": config.media,
-        "dtypes": (layout.dtype, layout.kv_dtype, layout.kv_page_tokens, layout.device),
+        "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
         "pages": [(name, layout.pools[name].page_bytes) for name in SHARES],
     }
     return blake2b(msgspec.msgpack.encode(facts), digest_size=32).digest()

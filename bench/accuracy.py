@@ -1,8 +1,8 @@
 """``mmrt bench accuracy``: the distance of reduced precision from float32, compared with transformers in the same precision.
 
 Random text is forced through several computations of one checkpoint: transformers in float32 (the reference), transformers in the
-reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache. A flip is an argmax that
-differs from the reference's.
+reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache, and weights in the format that is
+asked for. A flip is an argmax that differs from the reference's.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ..models.architecture import KvDType, ModelConfig
+from ..models.architecture import KvDType, ModelConfig, WeightFormat
 from ..models.checkpoint.weights import read_weights, torch_dtype
 from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
@@ -43,6 +43,7 @@ class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     checkpoint: str
     dtype: str
+    weights: str = "auto"
     differences: list[Difference]
 
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint directory")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--weights", choices=get_args(WeightFormat), default="auto", help="format of the language model's matrices: auto is dtype")
     add("--sequences", type=int, default=8)
     add("--tokens", type=int, default=30, help="predictions per sequence (%(default)s)")
     add("--seed", type=int, default=0)
@@ -73,11 +75,15 @@ def measure(options: argparse.Namespace) -> AccuracyBench:
     peer = transformers_logits(options.checkpoint, ids, PROMPT_TOKENS, options.dtype)
     differences = [difference(f"transformers, {options.dtype}", config, peer, reference)]
     for kv_dtype in get_args(KvDType):
-        config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype)
+        config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype, weights=options.weights)
         name = f"mmrt, {options.dtype}" if kv_dtype == "auto" else f"mmrt, {options.dtype}, KV in {kv_dtype}"
         differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, PROMPT_TOKENS), reference))
     return AccuracyBench(
-        environment=read_environment(), checkpoint=options.checkpoint.name, dtype=options.dtype, differences=differences
+        environment=read_environment(),
+        checkpoint=options.checkpoint.name,
+        dtype=options.dtype,
+        weights=options.weights,
+        differences=differences,
     )
 
 
@@ -87,7 +93,9 @@ def show(console: Console, bench: AccuracyBench) -> None:
     for d in bench.differences:
         errors = f"{100 * d.flips / d.num_tokens:.1f} %", f"{d.mean_error:.4f}", f"{d.max_error:.4f}"
         rows.append([d.name, str(d.kv_bytes), str(d.flips), *errors])
-    title = f"{bench.checkpoint}: logits of {bench.differences[0].num_tokens} tokens against float32; KV in bytes per token"
+    weights = "" if bench.weights in ("auto", bench.dtype) else f", weights in {bench.weights}"
+    num_tokens = bench.differences[0].num_tokens
+    title = f"{bench.checkpoint}{weights}: logits of {num_tokens} tokens against float32; KV in bytes per token"
     show_table(console, title, ["", "KV", "flips", "rate", "mean |d|", "max |d|"], rows)
 
 

@@ -195,7 +195,7 @@ def _processor(facts: Facts) -> Check:
     if facts.num_cores < 2:
         return Check("processor", "warning", f"{text}: pictures and text share it, so streams stall")
     if not facts.has_bfloat16:
-        return Check("processor", "note", f"{text}, without bfloat16 units: models are computed in float32, with twice the memory")
+        return Check("processor", "note", f"{text}, without bfloat16 units: models are computed in float32")
     return Check("processor", "ok", f"{text}, with bfloat16 units")
 
 

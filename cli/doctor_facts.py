@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from ..models.config import weight_bytes
 from ..runtime.config import RuntimeConfig
 from ..runtime.environment import Environment
 from ..runtime.errors import RunError, UserError
@@ -25,7 +26,7 @@ from ..shm.run_directory import RunDirectory
 from .doctor_checks import Facts, Need, describe_import_end
 from .endpoint import running
 from .options import log_directory
-from .up import Plan, layout_of
+from .up import Plan, layout_of, model_of
 
 _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
@@ -86,10 +87,9 @@ def _need(config: RuntimeConfig, run: Path, environment: Environment) -> Need:
     """Compute the memory of a run. Raises: UserError if model or configuration do not allow one."""
     model = model_path(config)
     fitted, reason = fit_to_machine(config, model, run, environment)
-    layout = layout_of(Plan(run, fitted, model, config.server.port, environment, reason))
-    weights = 0 if config.model.on_cuda else sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    is_widened = config.model.dtype == "auto" and fitted.model.dtype == "float32"
-    return Need(model=str(model), tables_bytes=layout.num_bytes, weights_bytes=weights * (2 if is_widened else 1))
+    plan = Plan(run, fitted, model, config.server.port, environment, reason)
+    weights = 0 if config.model.on_cuda else weight_bytes(model_of(plan))
+    return Need(model=str(model), tables_bytes=layout_of(plan).num_bytes, weights_bytes=weights)
 
 
 def _requirements() -> Sequence[str]:

@@ -83,7 +83,8 @@ class Replay:
             raise UserError(f"plans of {header.actor!r} cannot be done again, those of {', '.join(WORKERS)} can")
         stage, config = STAGES[stage_of(header.actor)], capture.config
         path = model_path or Path(header.model_path)
-        model = load_model_config(path, config.model.dtype, config.model.max_context, config.memory.kv_dtype)
+        formats = config.model
+        model = load_model_config(path, formats.dtype, formats.max_context, config.memory.kv_dtype, formats.weights)
         torch.set_num_threads(config.actor(header.actor).threads or 1)  # 0: recorded before threads were planned
         base = Path(tempfile.mkdtemp(prefix="mmrt-replay-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:

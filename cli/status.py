@@ -124,7 +124,7 @@ def _shortened(text: str, width: int) -> str:
 def _computes(compute: ComputeReport) -> str:
     shared = f"; encoder, prefill and decode share it by {compute.sharing}" if compute.sharing else ""
     why = f" ({compute.dtype_reason})" if compute.dtype_reason else ""
-    return f"computes on {compute.device} in {compute.dtype}{why}, KV cache in {compute.kv_dtype}{shared}"
+    return f"computes on {compute.device} in {compute.dtype}{why}, weights in {compute.weights}, KV cache in {compute.kv_dtype}{shared}"
 
 
 def _cells(actor: ActorReport) -> list[str]:

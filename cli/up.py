@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from ..actors.host.model_facts import facts_of
+from ..models.architecture import ModelConfig
 from ..models.config import load_model_config, tower_modules
 from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
@@ -176,7 +177,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"endpoint       {run_info(plan.config, plan.model, plan.port).endpoint}/v1")
     print(f"logs           {plan.logs}")
     why = f" ({plan.dtype_reason})" if plan.dtype_reason else ""
-    print(f"dtype          {layout.dtype}{why}, KV cache in {layout.kv_dtype}")
+    print(f"dtype          {layout.dtype}{why}, weights in {layout.weights}, KV cache in {layout.kv_dtype}")
     for name, pool in layout.pools.items():
         where = f" on {plan.config.model.device}" if pool.on_device else ""
         why = f" ({pool.reason})" if pool.reason and not pool.on_device else ""
@@ -196,10 +197,15 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
 
 def layout_of(plan: Plan) -> MemoryLayout:
     """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
+    model = model_of(plan)
+    room = None if plan.config.model.on_cuda else read_host_room(plan.path)
+    return plan_layout(plan.config, facts_of(model, plan.config.memory.kv_page_tokens), model.dtype, room)
+
+
+def model_of(plan: Plan) -> ModelConfig:
+    """Read the model's configuration, as actors will. Raises ConfigError."""
     section, memory = plan.config.model, plan.config.memory
     try:
-        model = load_model_config(plan.model, section.dtype, section.max_context, memory.kv_dtype)
+        return load_model_config(plan.model, section.dtype, section.max_context, memory.kv_dtype, section.weights)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    room = None if section.on_cuda else read_host_room(plan.path)
-    return plan_layout(plan.config, facts_of(model, memory.kv_page_tokens), model.dtype, room)

@@ -10,9 +10,10 @@ import msgspec
 from ..schema.media import MediaKind
 
 DType = Literal["float32", "bfloat16"]
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]  # of the decoder's matrices; auto is the model's dtype
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
-DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
 
 
@@ -136,6 +137,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     language: LanguageConfig
     dtype: DType
+    weights: WeightFormat = "auto"
     kv_dtype: KvDType = "auto"
     max_context: int
     eos_token_ids: tuple[int, ...]

@@ -14,8 +14,10 @@ from .architecture import (
     KvDType,
     ModelConfig,
     SamplingDefaults,
+    WeightFormat,
 )
 from .checkpoint.json_fields import CheckpointFiles
+from .checkpoint.weight_specs import stored_parts
 from .errors import CheckpointError
 from .families.registry import FAMILIES, family_name, family_named, family_of
 
@@ -24,12 +26,16 @@ NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
 def load_model_config(
-    path: Path | str, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_context: int = 0, kv_dtype: KvDType = "auto"
+    path: Path | str,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    max_context: int = 0,
+    kv_dtype: KvDType = "auto",
+    weights: WeightFormat = "auto",
 ) -> ModelConfig:
     """Read a Hugging Face checkpoint directory's configuration.
 
-    ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens; ``kv_dtype`` "auto" is
-    ``dtype``.
+    ``dtype`` "auto" is the checkpoint's own; ``max_context`` 0 is the checkpoint's own, at most 32768 tokens; ``kv_dtype`` and
+    ``weights`` "auto" are ``dtype``.
 
     Raises: CheckpointError naming file, field and value.
     """
@@ -48,9 +54,11 @@ def load_model_config(
     _check_ids(Path(path), config)
     if max_context > config.max_context:
         raise CheckpointError(f"{path}: max_context of {max_context} is above the model's limit of {config.max_context}")
+    dtype = config.dtype if dtype == "auto" else dtype
     return msgspec.structs.replace(
         config,
-        dtype=config.dtype if dtype == "auto" else dtype,
+        dtype=dtype,
+        weights="auto" if weights == dtype else weights,
         kv_dtype=kv_dtype,
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
         sampling=_sampling_defaults(files),
@@ -67,8 +75,9 @@ def tower_modules(path: Path) -> tuple[str, ...]:
 
 
 def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of the model's weights in its dtype."""
-    return DTYPE_BYTES[config.dtype] * sum(math.prod(spec.shape) for spec in family_of(config).tensor_specs(config))
+    """Bytes of the model's weights as they are kept."""
+    specs = family_of(config).tensor_specs(config)
+    return sum(DTYPE_BYTES[part.dtype] * math.prod(part.shape) for spec in specs for part in stored_parts(spec, config))
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

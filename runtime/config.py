@@ -34,6 +34,7 @@ from .stage_table import (
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 # Of the registry in controller/scheduling/policy.py.
 POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")
+FLOAT32_WEIGHTS = ("float32", "float16")  # formats of weights that are multiplied in float32 alone
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
@@ -54,6 +55,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # format of the language model's matrices, on a CPU
     max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most 32768
     device: Device = "cpu"  # where it is computed: cpu, cuda, or cuda:N
 
@@ -282,6 +284,7 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         raise ConfigError(f"scheduling.policy = {_show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
     if config.actors.turns and all(len(together) == 1 for together in config.processes.values()):
         raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {_show(config.actors.layout)}")
+    _check_weights(config.model)
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {_show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
@@ -290,6 +293,15 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
             f" supervisor.backoff_s = {config.supervisor.backoff_s}"
         )
     return config
+
+
+def _check_weights(model: ModelSection) -> None:
+    """Raise ConfigError for weights that the device or the dtype does not allow."""
+    given = f"model.weights = {_show(model.weights)}"
+    if model.weights != "auto" and model.on_cuda:
+        raise ConfigError(f"{given}: on model.device = {_show(model.device)} weights are kept in model.dtype, expected 'auto'")
+    if model.weights in FLOAT32_WEIGHTS and model.dtype == "bfloat16":
+        raise ConfigError(f"{given}: such weights are multiplied in float32, expected model.dtype 'auto' or 'float32'")
 
 
 def _with_preset(config: RuntimeConfig) -> RuntimeConfig:

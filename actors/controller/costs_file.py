@@ -107,6 +107,6 @@ def setup_of(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> str:
     """Name all that determines what plans cost."""
     digest = blake2b((model / "config.json").read_bytes(), digest_size=4).hexdigest()
     threads = ", ".join(f"{stage} {config.actor(stage).threads}" for stage in _STAGES)
-    formats = f"{layout.dtype}, KV {layout.kv_dtype}"
+    formats = f"{layout.dtype}, weights {layout.weights}, KV {layout.kv_dtype}"
     device = f"{layout.device}, {processor_name()}" + (", videos on GPU" if config.media.gpu_decoding else "")
     return f"{model.name} {digest}; {formats}; {device}; {config.actors.layout}; threads: {threads}"

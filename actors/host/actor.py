@@ -65,7 +65,9 @@ class Actor:
         self.config: RuntimeConfig = info.config
         self.model_path = Path(info.model_path)
         model = self.config.model
-        self.model: ModelConfig = load_model_config(self.model_path, model.dtype, model.max_context, self.config.memory.kv_dtype)
+        self.model: ModelConfig = load_model_config(
+            self.model_path, model.dtype, model.max_context, self.config.memory.kv_dtype, model.weights
+        )
         self.generation = next_generation(run, name)
         self.notifier = Notifier(notifier_address, name, self.generation)
         self.lifeline = lifeline

@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace, console: Console) -> Costs:
         run.up(config)
         with RunDirectory.attach(run.run) as directory:
             info = read_run_info(directory)
-        model = load_model_config(info.model_path, info.config.model.dtype)
+        model = load_model_config(info.model_path, info.config.model.dtype, weights=info.config.model.weights)
         seen = uvloop.run(_drive_all(run, model, options.seconds, tell))
     sections = {stage: info.config.actor(stage) for stage in ("video", "encoder", "prefill", "decode")}
     threads = {stage: section.threads for stage, section in sections.items()}

@@ -7,7 +7,7 @@ each stacked from the checkpoint's matrices. Families add their towers' tensors,
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..architecture import LanguageConfig
+from ..architecture import LanguageConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -20,16 +20,43 @@ class Source(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of the model: its sources, stacked along the first axis."""
+    """A tensor of the model: its sources, stacked along the first axis. A *matrix* is kept in the format of ``ModelConfig.weights``,
+    anything else in the model's dtype."""
 
     name: str
     shape: Shape
     sources: tuple[Source, ...]
+    is_matrix: bool = False
+
+
+class StoredPart(NamedTuple):
+    """A tensor in the memory that all processes share; ``dtype`` is torch's name of it."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+def scales_of(name: str) -> str:
+    """The name of the scales of a matrix in int8."""
+    return f"{name}.scales"
+
+
+def stored_parts(spec: TensorSpec, config: ModelConfig) -> tuple[StoredPart, ...]:
+    """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides."""
+    if not spec.is_matrix or config.weights == "auto":
+        return (StoredPart(spec.name, config.dtype, spec.shape),)
+    matrix = StoredPart(spec.name, config.weights, spec.shape)
+    return (matrix, StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1])) if config.weights == "int8" else (matrix,)
 
 
 def _fused(name: str, prefix: str, parts: dict[str, int], rest: Shape) -> TensorSpec:
     sources = tuple(Source(f"{prefix}{part}", (rows, *rest)) for part, rows in parts.items())
     return TensorSpec(name, (sum(parts.values()), *rest), sources)
+
+
+def _matrix(spec: TensorSpec) -> TensorSpec:
+    return spec._replace(is_matrix=True)
 
 
 def _single(name: str, source: str, *shape: int) -> TensorSpec:
@@ -40,26 +67,26 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
     """The decoder's tensors."""
     hidden, head_dim = lm.hidden_size, lm.head_dim
     q, kv = lm.num_heads * head_dim, lm.num_kv_heads * head_dim
-    yield _single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden)
+    yield _matrix(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
     for i in range(lm.num_layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
         rows = {"q": q, "k": kv, "v": kv}
         yield _single(f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
         attention = f"{source}self_attn."
-        yield _fused(f"{name}qkv", attention, {f"{p}_proj.weight": n for p, n in rows.items()}, (hidden,))
+        yield _matrix(_fused(f"{name}qkv", attention, {f"{p}_proj.weight": n for p, n in rows.items()}, (hidden,)))
         if lm.qkv_bias:
             yield _fused(f"{name}qkv_bias", attention, {f"{p}_proj.bias": n for p, n in rows.items()}, ())
         if lm.qk_norm:
             yield _single(f"{name}q_norm", f"{attention}q_norm.weight", head_dim)
             yield _single(f"{name}k_norm", f"{attention}k_norm.weight", head_dim)
-        yield _single(f"{name}o", f"{attention}o_proj.weight", hidden, q)
+        yield _matrix(_single(f"{name}o", f"{attention}o_proj.weight", hidden, q))
         yield _single(f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
         mlp = {"gate_proj.weight": lm.intermediate_size, "up_proj.weight": lm.intermediate_size}
-        yield _fused(f"{name}gate_up", f"{source}mlp.", mlp, (hidden,))
-        yield _single(f"{name}down", f"{source}mlp.down_proj.weight", hidden, lm.intermediate_size)
+        yield _matrix(_fused(f"{name}gate_up", f"{source}mlp.", mlp, (hidden,)))
+        yield _matrix(_single(f"{name}down", f"{source}mlp.down_proj.weight", hidden, lm.intermediate_size))
     yield _single("norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
-        yield _single("lm_head", "lm_head.weight", lm.vocab_size, hidden)
+        yield _matrix(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
 
 
 def same(name: str, *shape: int) -> TensorSpec:

@@ -11,39 +11,43 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..architecture import DType, ModelConfig
+from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
+from .narrowing import narrow
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
-from .weight_specs import Source, TensorSpec
+from .weight_specs import Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
 
 Buffer = memoryview | torch.Tensor
 """Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the buffer, at a byte offset that is a multiple of 64."""
 
     name: str
+    dtype: str  # torch's name
     offset: int
     shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
     """Places of the tensors in the buffer of ``num_bytes``."""
 
-    dtype: DType
     num_bytes: int
     entries: tuple[TensorEntry, ...]
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
+def torch_dtype(dtype: str) -> torch.dtype:
     """The torch dtype of this name."""
-    return _TORCH_DTYPES[dtype]
+    found: torch.dtype = getattr(torch, dtype)
+    return found
 
 
 def write_weights(
@@ -52,7 +56,8 @@ def write_weights(
     allocate: Callable[[int], Buffer],
     progress: Callable[[int, int], None] | None = None,
 ) -> WeightIndex:
-    """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype``.
+    """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype`` and matrices in
+    ``config.weights``.
 
     All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. For a device
     the CPU converts them on their way from the mapped files.
@@ -66,12 +71,13 @@ def write_weights(
     with SafetensorsFiles(Path(path)) as files:
         family = family_of(config)
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
-        chosen = [_choose(Path(path), spec, stored) for spec in family.tensor_specs(config)]
+        chosen = {spec.name: _choose(Path(path), spec, stored) for spec in family.tensor_specs(config)}
         targets = attach_weights(allocate(index.num_bytes), index)
-        for entry, parts in zip(index.entries, chosen, strict=True):
-            _fill(targets[entry.name], parts, files)
+        for entry in index.entries:
+            if entry.name in chosen:  # else the scales of the one before, which came with it
+                _fill(targets[entry.name], targets.get(scales_of(entry.name)), chosen[entry.name], files)
             if progress is not None:
-                progress(entry.offset + targets[entry.name].nbytes, index.num_bytes)
+                progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
 
 
@@ -87,12 +93,12 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     return attach_weights(buffers[0], index)
 
 
-def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> list[StoredTensor]:
-    """The checkpoint tensors that make up this one, shapes checked."""
+def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The checkpoint tensors that make up this one, by name, in order, shapes checked."""
     for source in spec.sources:
         if source.name not in stored:
             raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
-    return [_checked(source, stored[source.name]) for source in spec.sources]
+    return {source.name: _checked(source, stored[source.name]) for source in spec.sources}
 
 
 def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:
@@ -103,12 +109,16 @@ def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:
     return tensor
 
 
-def _fill(target: torch.Tensor, parts: list[StoredTensor], files: SafetensorsFiles) -> None:
+def _fill(target: torch.Tensor, scales: torch.Tensor | None, parts: dict[str, StoredTensor], files: SafetensorsFiles) -> None:
     row = 0
-    for part in parts:
+    for name, part in parts.items():
         values = _tensor(files.view(part), DTYPES[part.dtype]).view(part.shape)
-        target[row : row + part.shape[0]].copy_(values)
-        row += part.shape[0]
+        rows = slice(row, row + part.shape[0])
+        try:
+            narrow(values, target[rows], None if scales is None else scales[rows])
+        except ValueError as error:
+            raise CheckpointError(f"{part.file}: tensor {name!r} {error}") from None
+        row = rows.stop
 
 
 def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
@@ -119,20 +129,20 @@ def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 def plan_weights(config: ModelConfig) -> WeightIndex:
     """Plan the place of each tensor of the model."""
-    itemsize = torch_dtype(config.dtype).itemsize
-    entries, offset = [], 0
+    entries: list[TensorEntry] = []
+    offset = 0
     for spec in family_of(config).tensor_specs(config):
-        entries.append(TensorEntry(spec.name, offset, spec.shape))
-        offset += -(-math.prod(spec.shape) * itemsize // ALIGNMENT) * ALIGNMENT
-    return WeightIndex(config.dtype, max(offset, ALIGNMENT), tuple(entries))
+        for part in stored_parts(spec, config):
+            entries.append(TensorEntry(part.name, part.dtype, offset, part.shape))
+            offset += -(-entries[-1].num_bytes // ALIGNMENT) * ALIGNMENT
+    return WeightIndex(max(offset, ALIGNMENT), tuple(entries))
 
 
 def attach_weights(buffer: Buffer, index: WeightIndex) -> dict[str, torch.Tensor]:
     """Views of the buffer by name, without copying. Do not write to them."""
-    dtype = torch_dtype(index.dtype)
     whole = buffer if isinstance(buffer, torch.Tensor) else _tensor(buffer, torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for entry in index.entries:
-        num_bytes = math.prod(entry.shape) * dtype.itemsize
-        found[entry.name] = whole[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
+        place = whole[entry.offset : entry.offset + entry.num_bytes]
+        found[entry.name] = place.view(torch_dtype(entry.dtype)).view(entry.shape)
     return found

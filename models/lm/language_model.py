@@ -7,7 +7,6 @@ Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 from collections.abc import Collection
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture import LanguageConfig, ModelConfig
@@ -16,6 +15,7 @@ from .decoder import Chunk, Decoder
 from .interface import MakeOperations
 from .kv_pages import KvPages
 from .layer_ops import operations_for
+from .matrices import matrix_of
 from .null_model import NullModel
 
 __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]
@@ -35,13 +35,16 @@ class _Layer:
         prefix, following = f"layers.{index}.", f"layers.{index + 1}.input_norm"
         self.index = index
         self.input_norm = weights[f"{prefix}input_norm"]
-        self.qkv = weights[f"{prefix}qkv"]
+        dtype = self.input_norm.dtype
+        self.qkv = matrix_of(weights, f"{prefix}qkv", dtype)
+        self.kv = self.qkv.rows_from(config.num_heads * config.head_dim)
         self.qkv_bias = weights[f"{prefix}qkv_bias"] if config.qkv_bias else None
         self.qk_norms = (weights[f"{prefix}q_norm"], weights[f"{prefix}k_norm"]) if config.qk_norm else None
-        self.o = weights[f"{prefix}o"]
+        self.kv_bias = None if self.qkv_bias is None else self.qkv_bias[config.num_heads * config.head_dim :]
+        self.o = matrix_of(weights, f"{prefix}o", dtype)
         self.post_norm = weights[f"{prefix}post_norm"]
-        self.gate_up = weights[f"{prefix}gate_up"]
-        self.down = weights[f"{prefix}down"]
+        self.gate_up = matrix_of(weights, f"{prefix}gate_up", dtype)
+        self.down = matrix_of(weights, f"{prefix}down", dtype)
         self.next_norm = weights[following if index + 1 < config.num_layers else "norm"]
 
 
@@ -59,14 +62,15 @@ class LanguageModel:
         language = config.language
         self._config = language
         self._device = kv.device
-        self._embeddings = weights["embed"]
-        self._head = weights["embed" if language.tie_embeddings else "lm_head"]
+        self._dtype = torch_dtype(config.dtype)
+        self._embeddings = matrix_of(weights, "embed", self._dtype)
+        self._head = self._embeddings if language.tie_embeddings else matrix_of(weights, "lm_head", self._dtype)
         self._layers = [_Layer(weights, i, language) for i in range(language.num_layers)]
-        self._operations = make_operations(language, KvPages(language, kv, page_tokens, torch_dtype(config.dtype), config.kv_dtype))
+        self._operations = make_operations(language, KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype))
         self._attention = self._operations.attention
 
     def embed(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids.to(self._device), self._embeddings)
+        return self._embeddings.lookup(ids.to(self._device), self._dtype)
 
     @torch.inference_mode()
     def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
@@ -97,12 +101,12 @@ class LanguageModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._head).float()
+        return self._head.product(hidden).float()
 
     def _project(self, layer: _Layer, normed: Tensor) -> Tensor:
         """Heads [N, num_heads + 2 x num_kv_heads, head_dim] of a layer, ready for attention; stores K and V."""
         config = self._config
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv.product(normed, layer.qkv_bias)
         heads = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         self._operations.rotate_and_write(layer.index, heads, layer.qk_norms)
         return heads
@@ -110,15 +114,13 @@ class LanguageModel:
     def _project_kv(self, layer: _Layer, normed: Tensor) -> None:
         """As ``_project`` for K and V alone: all that prefill needs of the last layer."""
         config = self._config
-        skip = config.num_heads * config.head_dim
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
-        kv = F.linear(normed, layer.qkv[skip:], bias)
+        kv = layer.kv.product(normed, layer.kv_bias)
         self._operations.rotate_and_write(layer.index, kv.view(-1, 2 * config.num_kv_heads, config.head_dim), layer.qk_norms)
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Compute output projection and MLP after attention, each added to the residual stream ``hidden``, in place. Returns the
         stream normed for the next layer or the output."""
         operations = self._operations
-        normed = operations.add_norm(F.linear(attended, layer.o), hidden, layer.post_norm)
-        active = operations.silu_mul(F.linear(normed, layer.gate_up))
-        return operations.add_norm(F.linear(active, layer.down), hidden, layer.next_norm)
+        normed = operations.add_norm(layer.o.product(attended), hidden, layer.post_norm)
+        active = operations.silu_mul(layer.gate_up.product(normed))
+        return operations.add_norm(layer.down.product(active), hidden, layer.next_norm)

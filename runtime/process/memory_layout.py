@@ -57,6 +57,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     dtype: str
     kv_dtype: str
     device: str
+    weights: str = ""  # format of the language model's matrices; "": dtype
     sharing: str = ""
     num_recorders: int = len(ACTORS) + 1  # one per actor, and the supervisor's
 
@@ -108,6 +109,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         kv_page_tokens=page,
         pools=pools,
         dtype=dtype,
+        weights=dtype if config.model.weights == "auto" else config.model.weights,
         kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
         device=config.model.device,
         num_recorders=len(config.instances) + 1,

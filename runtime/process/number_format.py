@@ -1,19 +1,26 @@
-"""The dtype that a model computes in on a CPU, where the configuration leaves it open.
+"""The number formats of a model on a CPU, where the configuration leaves them open: of computation, and of weights.
 
 Processors without units for bfloat16 compute it by way of float32 one number at a time: prefill takes five times as long. There the
-weights are converted to float32 when they are loaded, if twice their memory is there.
+model is computed in float32. Its matrices stay in the checkpoint's own half precision: they are the same numbers in half the memory,
+and a decode step, which waits for memory, takes less time.
 """
 
+import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from ..config import RuntimeConfig
+from ..config import FLOAT32_WEIGHTS, RuntimeConfig
+
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 WEIGHTS_SHARE = 0.5  # of the memory that is available, for weights in float32
 
 _FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # the last on Arm
 _LESS_CAPABLE = frozenset({"default", "avx2"})  # ATEN_CPU_CAPABILITY: torch is told to leave the units alone
+_HALVES: dict[frozenset[str], WeightFormat] = {frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 def has_bfloat16_units(capability: str = "", proc: Path = Path("/proc")) -> bool:
@@ -25,18 +32,33 @@ def has_bfloat16_units(capability: str = "", proc: Path = Path("/proc")) -> bool
     return not _FLAGS.isdisjoint(flags)
 
 
-def plan_dtype(config: RuntimeConfig, model: Path, has_units: bool, free_bytes: int) -> tuple[RuntimeConfig, str]:
-    """Return the configuration with the dtype that suits the processor, and the reason in words; "" if the checkpoint's own stays.
+def plan_formats(config: RuntimeConfig, model: Path, has_units: bool, free_bytes: int) -> tuple[RuntimeConfig, str]:
+    """Return the configuration with the dtype and the format of weights that suit the processor, and the reason in words; "" if the
+    checkpoint's own dtype stays.
 
-    ``free_bytes``: memory that is available.
+    ``free_bytes``: memory that is available. Weights in float32 get a share of it at most; else they are kept in bfloat16.
     """
-    if config.model.dtype != "auto" or config.model.on_cuda or has_units or _dtype_of(model) == "float32":
+    section = config.model
+    if section.dtype != "auto" or section.on_cuda or _dtype_of(model) == "float32":
+        return config, ""
+    if section.weights in FLOAT32_WEIGHTS:
+        return _in_float32(config, section.weights), f"weights in {section.weights} are multiplied in float32"
+    if has_units:
         return config, ""
     why = "the processor has no bfloat16 units"
+    if section.weights != "auto":
+        return _in_float32(config, section.weights), why
+    if (half := _HALVES.get(_stored_dtypes(model))) is not None:
+        return _in_float32(config, half), why
     num_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
     if num_bytes > WEIGHTS_SHARE * free_bytes:
-        return config, f"{why}, but float32 weights would take {num_bytes >> 20} of {free_bytes >> 20} MiB"
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="float32")), why
+        limit = f"float32 weights would take {num_bytes >> 20} of {free_bytes >> 20} MiB"
+        return _in_float32(config, "bfloat16"), f"{why}; {limit}"
+    return _in_float32(config, "auto"), why
+
+
+def _in_float32(config: RuntimeConfig, weights: WeightFormat) -> RuntimeConfig:
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="float32", weights=weights))
 
 
 def _dtype_of(model: Path) -> str:
@@ -46,3 +68,25 @@ def _dtype_of(model: Path) -> str:
         return str(found.get("dtype") or found.get("torch_dtype") or "")
     except (OSError, msgspec.DecodeError, AttributeError):
         return ""  # reported when the model's configuration is read
+
+
+def _stored_dtypes(model: Path) -> frozenset[str]:
+    """Return safetensors' names of the dtypes of a checkpoint's tensors, of all files; none if one cannot be read."""
+    found: set[str] = set()
+    try:
+        for path in model.glob("*.safetensors"):
+            with path.open("rb") as file:
+                num_bytes = int.from_bytes(file.read(8), "little")
+                if num_bytes > min(_MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size):
+                    return frozenset()
+                header = msgspec.json.decode(file.read(num_bytes), type=dict[str, _Entry])
+            found |= {entry.dtype for entry in header.values() if entry.dtype}
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return frozenset()  # reported when the weights are loaded
+    return frozenset(found)
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the header of a file; "__metadata__" has no dtype."""
+
+    dtype: str = ""

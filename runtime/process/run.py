@@ -18,7 +18,7 @@ from ..environment import Environment
 from ..errors import ConfigError, RunError
 from .host_room import read_host_room
 from .listening import open_listeners
-from .number_format import has_bfloat16_units, plan_dtype
+from .number_format import has_bfloat16_units, plan_formats
 from .processors import plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
@@ -90,9 +90,9 @@ def run_info(config: RuntimeConfig, model: Path, port: int, dtype_reason: str = 
 
 
 def fit_to_machine(config: RuntimeConfig, model: Path, run: Path, environment: Environment) -> tuple[RuntimeConfig, str]:
-    """Decide what the configuration leaves to the machine: threads and, on a CPU, the dtype. Returns its reason as well."""
+    """Decide what the configuration leaves to the machine: threads and, on a CPU, number formats. Returns their reason as well."""
     config = plan_threads(config, read_processors())
-    return plan_dtype(config, model, has_bfloat16_units(environment.cpu_capability), read_host_room(run).num_bytes)
+    return plan_formats(config, model, has_bfloat16_units(environment.cpu_capability), read_host_room(run).num_bytes)
 
 
 def create_run(path: Path, info: RunInfo) -> RunDirectory:

@@ -37,8 +37,8 @@ class RequestsReport(msgspec.Struct):
 
 
 class ComputeReport(msgspec.Struct):
-    """The model's device and dtype. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices" (the driver
-    alternates between processes), "MPS" (they run side by side), or "streams" of one process; for a layout like EP+D
+    """The model's device and number formats. ``sharing``: how encoder, prefill and decode share a CUDA device: "time slices" (the
+    driver alternates between processes), "MPS" (they run side by side), or "streams" of one process; for a layout like EP+D
     both: "time slices, EP by streams"."""
 
     device: str
@@ -46,6 +46,7 @@ class ComputeReport(msgspec.Struct):
     kv_dtype: str
     sharing: str = ""
     dtype_reason: str = ""  # why it is not the checkpoint's
+    weights: str = ""  # format of the language model's matrices
 
 
 class RunReport(msgspec.Struct, kw_only=True):

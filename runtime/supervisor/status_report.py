@@ -110,7 +110,8 @@ def compute_of(run: RunDirectory) -> ComputeReport | None:
     layout = read_layout(run.path)
     if layout is None:
         return None
-    return ComputeReport(layout.device, layout.dtype, layout.kv_dtype, layout.sharing, str(run.info.get("dtype_reason", "")))
+    reason = str(run.info.get("dtype_reason", ""))
+    return ComputeReport(layout.device, layout.dtype, layout.kv_dtype, layout.sharing, reason, layout.weights)
 
 
 class CpuMeter:

@@ -210,10 +210,11 @@ def wait_until_saved(run: Run, num_pages: int) -> None:
     "changes",
     [
         {"layout": msgspec.structs.replace(LAYOUT, kv_dtype="int8")},
+        {"layout": msgspec.structs.replace(LAYOUT, weights="int8")},
         {"layout": msgspec.structs.replace(LAYOUT, kv_page_tokens=8)},
         {"media": MediaSection(fps=3.0)},
     ],
-    ids=["dtype", "page", "media"],
+    ids=["dtype", "weights", "page", "media"],
 )
 def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict[str, object]) -> None:
     run = start()

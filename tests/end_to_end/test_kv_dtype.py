@@ -1,4 +1,5 @@
-"""A run with a quantized KV cache: the demo model's answers stay true, and a kill in mid-stream changes nothing."""
+"""Runs with a KV cache and weights in narrow formats: the demo model's answers stay true, and a kill or a restart in mid-stream changes
+nothing."""
 
 import os
 import signal
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.models.config import load_model_config
+from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.runtime.process.memory_layout import read_layout
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
@@ -17,13 +18,17 @@ from mmrt.tests.end_to_end.test_faults import PROMPT
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=["int8", "fp8"])
+@pytest.fixture(scope="module", params=[("int8", "int8"), ("fp8", "float16")], ids=["int8", "fp8 and float16"])
 def quantized(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
-    server = launch(None, f'[memory]\nkv_dtype = "{request.param}"\n')
-    assert server.status()["compute"]["kv_dtype"] == request.param
+    kv_dtype, weights = request.param
+    server = launch(None, f'[model]\nweights = "{weights}"\n[memory]\nkv_dtype = "{kv_dtype}"\n')
+    compute = server.status()["compute"]
+    assert (compute["dtype"], compute["weights"], compute["kv_dtype"]) == ("float32", weights, kv_dtype)
     layout = read_layout(server.run_path)
     assert layout is not None
-    config = load_model_config(DEFAULT_MODEL, kv_dtype=request.param)
+    config = load_model_config(DEFAULT_MODEL, kv_dtype=kv_dtype, weights=weights)
+    segment = max(path.stat().st_size for path in server.run_path.glob("weights.*"))
+    assert weight_bytes(config) <= segment < 1.05 * weight_bytes(config) < 0.8 * weight_bytes(load_model_config(DEFAULT_MODEL))
     assert layout.pools["kv"].page_bytes == config.kv_page_bytes(16) < 0.6 * load_model_config(DEFAULT_MODEL).kv_page_bytes(16)
     yield server
     server.down()
@@ -42,15 +47,19 @@ def test_answers_stay_true(quantized: Server, question: str, name: str, expected
     assert answer(quantized, question, name) == expected
 
 
-def test_a_kill_changes_nothing(quantized: Server) -> None:
-    """What decode reads after it was killed is what it had written before."""
+@pytest.mark.parametrize("restart", [False, True], ids=["kill", "restart"])
+def test_a_kill_or_restart_changes_nothing(quantized: Server, restart: bool) -> None:
+    """What decode reads afterwards is what it had written before."""
     expected = quantized.chat(PROMPT, **LONG)[1]
     ids: list[int] = []
     before = killed = quantized.pid("decode")
     for chunk in quantized.stream(PROMPT, **LONG):
         ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
         if killed and len(ids) > 5:
-            os.kill(killed, signal.SIGKILL)
+            if restart:
+                assert quantized.mmrt("restart", "decode").returncode == 0
+            else:
+                os.kill(killed, signal.SIGKILL)
             killed = 0
     assert ids == expected and quantized.pid("decode") != before
 

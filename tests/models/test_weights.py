@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, write_weights
-from mmrt.models.config import load_model_config
+from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, read_weights, write_weights
+from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
 from mmrt.models.families import qwen2_5_omni
 from mmrt.models.families.registry import family_of
 
+MATRICES = ("qkv", "o", "gate_up", "down")
 Load = Callable[..., tuple[Any, dict[str, torch.Tensor]]]
 
 
@@ -64,7 +65,7 @@ def test_one_allocation_aligned_views_and_progress(checkpoints: Callable[[str], 
 
     done: list[tuple[int, int]] = []
     index = write_weights(path, config, allocate, lambda *progress: done.append(progress))
-    assert sizes == [index.num_bytes] and index.dtype == "bfloat16"
+    assert sizes == [index.num_bytes] and {entry.dtype for entry in index.entries} == {"bfloat16"}
     assert [d for d, _ in done] == sorted(d for d, _ in done) and {t for _, t in done} == {index.num_bytes}
     assert index.num_bytes - done[-1][0] < 64
     assert all(entry.offset % 64 == 0 for entry in index.entries)
@@ -137,6 +138,32 @@ def test_misshaped_tensor(directory: Path) -> None:
 def test_unknown_dtype(directory: Path) -> None:
     rewrite(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(128, dtype=torch.int64)}))
     refused(directory, "tensor 'language.norm.weight' has dtype I64, expected one of F64, F32, F16, BF16")
+
+
+@pytest.mark.parametrize(
+    ("weights", "value", "message"),
+    [
+        ("int8", float("nan"), "has a value that is not finite, which int8 cannot hold"),
+        ("float16", 1e5, "has 100000, float16 holds at"),
+    ],
+)
+def test_numbers_that_a_format_does_not_have(directory: Path, weights: Any, value: float, message: str) -> None:
+    rewrite(directory, lambda tensors: tensors["model.layers.1.self_attn.k_proj.weight"][3].fill_(value))
+    config = load_model_config(directory, "float32", weights=weights)
+    with pytest.raises(CheckpointError, match=f"tensor 'language.layers.1.self_attn.k_proj.weight' {message}"):
+        write_weights(directory, config, lambda n: memoryview(bytearray(n)))
+
+
+def test_matrices_in_int8_take_a_quarter(checkpoints: Callable[[str], Path]) -> None:
+    """Matrices have scales beside them; towers, norms and biases stay in the dtype."""
+    path = checkpoints("qwen2_5_vl")
+    config = load_model_config(path, weights="int8")
+    plain, small = (read_weights(path, c) for c in (load_model_config(path), config))
+    matrices = {name.removesuffix(".scales") for name in small.keys() - plain.keys()}
+    assert matrices == {"embed", "lm_head"} | {f"layers.{i}.{n}" for i in range(config.language.num_layers) for n in MATRICES}
+    assert all(small[name].dtype == torch.int8 for name in matrices)
+    assert all(torch.equal(small[name], plain[name]) for name in plain.keys() - matrices)
+    assert weight_bytes(config) == sum(tensor.nbytes for tensor in small.values()) < 0.6 * weight_bytes(load_model_config(path))
 
 
 def test_unused_tensors_of_any_dtype_are_ignored(directory: Path, load: Load) -> None:

@@ -78,6 +78,19 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[slo]\nttft_ms = 1", "unknown key 'slo.ttft_ms'"),
         ("[slo.image]\nttft = 1", "unknown key 'slo.image.ttft': did you mean 'ttft_ms'?"),
         ("[slo]\nimage = 3", "slo.image = 3: expected a table [slo.image]"),
+        (
+            '[model]\nweights = "int3"',
+            "model.weights = \"int3\": expected one of 'auto', 'float32', 'bfloat16', 'float16', 'int8'",
+        ),
+        (
+            '[model]\nweights = "int8"\ndevice = "cuda"',
+            'model.weights = "int8": on model.device = "cuda" weights are kept in model.dtype, expected \'auto\'',
+        ),
+        (
+            '[model]\nweights = "float16"\ndtype = "bfloat16"',
+            "model.weights = \"float16\": such weights are multiplied in float32, expected model.dtype 'auto' or 'float32'",
+        ),
+        ('[model]\nweights = "float32"\ndtype = "bfloat16"', 'model.weights = "float32": such weights are multiplied in float32'),
         ('[model]\ndtype = "fp8"', "model.dtype = \"fp8\": expected one of 'auto', 'float32', 'bfloat16'"),
         (
             '[actors]\nlayout = "PD"',

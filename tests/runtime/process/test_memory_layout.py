@@ -95,9 +95,9 @@ def test_status_says_what_the_model_is_computed_on(run: RunDirectory) -> None:
     assert compute_of(run) is None
     config = RuntimeConfig(model=ModelSection(device="cuda:1"), memory=MemorySection(kv_dtype="int8"))
     write_layout(run.path, plan_layout(RuntimeConfig(), FACTS, "float32"))
-    assert compute_of(run) == ComputeReport("cpu", "float32", "float32")
+    assert compute_of(run) == ComputeReport("cpu", "float32", "float32", weights="float32")
     write_layout(run.path, msgspec.structs.replace(plan_layout(config, FACTS, "bfloat16"), sharing="MPS"))
-    assert compute_of(run) == ComputeReport("cuda:1", "bfloat16", "int8", "MPS")
+    assert compute_of(run) == ComputeReport("cuda:1", "bfloat16", "int8", "MPS", weights="bfloat16")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "CUDA", "cpu:0", ""])

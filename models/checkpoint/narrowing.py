@@ -1,0 +1,48 @@
+"""A checkpoint's numbers in the format in which they are kept: float32, bfloat16, float16, or int8 with a scale for each row.
+
+Scales are bfloat16, so that no kernel has to round them.
+
+``weights`` calls it once for each tensor, while ``memory`` loads the model.
+"""
+
+import torch
+from torch import Tensor
+
+MOST = 127  # of int8: -128 has no counterpart
+_BLOCK_VALUES = 1 << 20  # converted at once: an embedding matrix in float32 would take gigabytes
+
+
+def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None:
+    """Write ``values`` [rows, ...] of any floating type to ``target`` of the same shape, rounded to the nearest; with ``scales``
+    bfloat16 [rows], ``target`` is int8 and a row's numbers are ``scales`` x ``target``.
+
+    Raises: ValueError for values that float16 or int8 does not have.
+    """
+    if target.dtype not in (torch.float16, torch.int8) or values.dtype == target.dtype:
+        target.copy_(values)
+        return
+    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()))
+    for first in range(0, values.shape[0], num_rows):
+        rows = slice(first, first + num_rows)
+        if scales is None:
+            _halve(values[rows], target[rows])
+        else:
+            _quantize(values[rows].float(), target[rows], scales[rows])
+
+
+def _halve(values: Tensor, target: Tensor) -> None:
+    target.copy_(values)
+    if not bool(target.isfinite().all()):
+        limit = torch.finfo(torch.float16).max
+        raise ValueError(f"has {float(values.abs().max()):g}, float16 holds at most {limit:g}: set model.weights to another format")
+
+
+def _quantize(values: Tensor, target: Tensor, scales: Tensor) -> None:
+    largest = values.abs().amax(1)
+    if not bool(largest.isfinite().all()):
+        raise ValueError("has a value that is not finite, which int8 cannot hold: set model.weights to another format")
+    scales.copy_(largest / MOST)  # rounded by 1/512 of itself at most: the largest is still 127 of them
+    used = scales.float()
+    # Rows of zeros, and of numbers too small to be divided by their scale, are zeros.
+    inverse = torch.where(used < torch.finfo(torch.float32).tiny, 0.0, used.reciprocal())
+    target.copy_((values * inverse.unsqueeze(1)).round_())

@@ -1,0 +1,110 @@
+"""A decoder's matrices, by the format in which they are kept (``ModelConfig.weights``): where they are multiplied and looked up.
+
+Nothing is packed: all formats lie in the memory that the run's processes share, so a restarted process has them at once, and
+prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..checkpoint.weight_specs import scales_of
+
+_BLOCK_BYTES = 1 << 21  # of a matrix's block in the dtype of the activations; with 256 KiB a step of one row took twice as long
+_BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
+_FEW_ROWS = 16  # of activations: up to so many, torch's kernel for int8 is faster than blocks
+_KERNEL_COLUMNS = 32  # that kernel takes so many at once, and does not check that there are as many
+
+
+class Matrix(Protocol):
+    """A matrix [N, K]."""
+
+    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x W^T + bias, [M, N], in the dtype of ``x``. A row of the result depends on that row of ``x`` alone, but for the order of
+        sums, which depends on M."""
+        ...
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the matrix, [..., K]."""
+        ...
+
+    def rows_from(self, first: int) -> "Matrix":
+        """The matrix of rows [first, N)."""
+        ...
+
+
+def matrix_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Matrix:
+    """The matrix of this name, to be multiplied with activations in ``dtype``."""
+    values = weights[name]
+    if values.dtype == torch.int8:
+        return Int8Matrix(values, weights[scales_of(name)])
+    return PlainMatrix(values) if values.dtype == dtype else HalfMatrix(values)
+
+
+class PlainMatrix:
+    """Kept in the dtype of the activations, on any device."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x_MK, self._values, bias)
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.embedding(ids, self._values)
+
+    def rows_from(self, first: int) -> Matrix:
+        return PlainMatrix(self._values[first:])
+
+
+class HalfMatrix:
+    """Kept in bfloat16 or float16, multiplied in float32."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = _product_by_blocks(x_MK, self._values)
+        return out if bias is None else out.add_(bias)
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.embedding(ids, self._values).to(dtype)
+
+    def rows_from(self, first: int) -> Matrix:
+        return HalfMatrix(self._values[first:])
+
+
+class Int8Matrix:
+    """Kept in int8 with a scale in bfloat16 for each row."""
+
+    def __init__(self, values: Tensor, scales: Tensor) -> None:
+        self._values, self._scales = values, scales
+
+    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x_MK.shape[0] <= _FEW_ROWS and x_MK.shape[1] % _KERNEL_COLUMNS == 0:
+            # In bfloat16, the one dtype of activations that the kernel has vector instructions for; it adds up in float32.
+            out = torch._weight_int8pack_mm(x_MK.bfloat16(), self._values, self._scales).to(x_MK.dtype)
+        else:
+            out = _product_by_blocks(x_MK, self._values).mul_(self._scales.to(x_MK.dtype))
+        return out if bias is None else out.add_(bias)
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.embedding(ids, self._values).to(dtype).mul_(F.embedding(ids, self._scales.unsqueeze(1)))
+
+    def rows_from(self, first: int) -> Matrix:
+        return Int8Matrix(self._values[first:], self._scales[first:])
+
+
+def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
+    """x W^T, where W is converted to the dtype of ``x`` a block of rows at a time, into memory that stays in cache."""
+    num_values, num_inputs = values.shape
+    num_rows = max(1, _BLOCK_BYTES // (num_inputs * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
+    out = x_MK.new_empty(x_MK.shape[0], num_values)
+    block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
+    for first in range(0, num_values, num_rows):
+        rows = slice(first, min(first + num_rows, num_values))
+        converted = block[: rows.stop - first].copy_(values[rows])
+        torch.mm(x_MK, converted.t(), out=out[:, rows])
+    return out
