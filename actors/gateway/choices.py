@@ -6,10 +6,11 @@ The choices of one answer are requests of their own with equal prompts, of which
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ...models.text.tool_calls import CallPiece, CallReader
 from ...runtime.bus.messages import FinishReason, RequestSpec
 from ...runtime.bus.sampling import Sampling
 from ...runtime.errors import RequestError
@@ -31,18 +32,19 @@ class Ending(NamedTuple):
     """The end of a choice. ``stop``: the stop string that ended it, "" if none did. ``prefill_s``: from the grant of its pages to its
     first text; ``decode_s``: from there to its end."""
 
-    reason: FinishReason
+    reason: FinishReason | Literal["tool_calls"]
     stop: str = ""
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
 
 class Piece(NamedTuple):
-    """A piece of a choice: text, ids if they were asked for, and the ``logprobs`` field, None without."""
+    """A piece of a choice: text, ids if they were asked for, the ``logprobs`` field, None without, and pieces of calls of functions."""
 
     text: str
     ids: list[int]
     logprobs: dict[str, Any] | None
+    calls: Sequence[CallPiece] = ()
 
 
 NOTHING = Piece("", [], None)
@@ -54,13 +56,19 @@ class News(NamedTuple):
     text: str
     ids: list[int]
     tokens: Tokens | None
-    has_echo: bool
+    has_echo: bool = False
+    calls: Sequence[CallPiece] = ()
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether there is more than ids and log-probabilities, which go along with other news."""
+        return bool(self.text or self.calls or self.has_echo)
 
 
 class Choice:
     """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``text_of``
     makes the text of the prompt, which comes before the answer; None: it does not. ``format`` makes the ``logprobs``; None: without.
-    ``is_echo_alone``: no answer follows."""
+    ``is_echo_alone``: no answer follows. ``reader`` finds calls of functions in the answer; None: it has none."""
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class Choice:
         format: LogprobFormat | None,
         *,
         is_echo_alone: bool = False,
+        reader: CallReader | None = None,
     ) -> None:
         self.index = index
         self.request = request
@@ -82,6 +91,8 @@ class Choice:
         self._owes_echo = text_of is not None
         self._format = format
         self._is_echo_alone = is_echo_alone
+        self._reader = reader
+        self._held: list[News] = []  # ids and tokens of text that may become a part of a call
 
     @property
     def num_tokens(self) -> int:
@@ -95,9 +106,12 @@ class Choice:
 
     @property
     def ending(self) -> Ending | None:
-        """How it has ended, None while it goes on."""
-        if (reason := self.finish) is None:
+        """How it has ended, None while it goes on. Whether by calls is known when all has been taken."""
+        reason: FinishReason | Literal["tool_calls"] | None = self.finish
+        if reason is None:
             return None
+        if reason == "stop" and self._reader is not None and self._reader.has_calls:
+            reason = "tool_calls"
         request = self.request
         first_s, granted_s, end_s = (
             at if at is not None else request.submitted_s for at in (request.first_text_s, request.granted_s, request.finished_s)
@@ -119,7 +133,19 @@ class Choice:
         if self._is_echo_alone:
             tokens, text, ids = None, "", []
         has_echo, self._owes_echo = self._owes_echo, False
-        return News(text, ids, tokens, has_echo)
+        news = News(text, ids, tokens, has_echo)
+        return news if self._reader is None else self._read(self._reader, news)
+
+    def _read(self, reader: CallReader, news: News) -> News:
+        """Tell calls from content. Where neither is certain, ids and tokens wait for more, or for the end."""
+        readings = [reader.push(news.text), *([reader.flush()] if self.request.is_over else [])]
+        text, calls = "".join(reading.content for reading in readings), [call for reading in readings for call in reading.calls]
+        self._held.append(news)
+        if not (text or calls or self.request.is_over):
+            return News("", [], None)
+        held, self._held = self._held, []
+        tokens = [one.tokens for one in held if one.tokens is not None]
+        return News(text, [id for one in held for id in one.ids], Tokens.joined(tokens) if tokens else None, calls=calls)
 
     def cost(self, news: News) -> int:
         """Return the number of tokens with which ``piece`` has work."""
@@ -136,7 +162,7 @@ class Choice:
         if self._format is not None:
             answer = self._format.answer(news.tokens)
             logprobs = answer if logprobs is None else joined(logprobs, answer)
-        return Piece(text, news.ids, logprobs)
+        return Piece(text, news.ids, logprobs, news.calls)
 
 
 def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[RequestSpec]:

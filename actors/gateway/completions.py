@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from ...models.text.tool_calls import CallReader
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
@@ -141,6 +142,8 @@ class Completions:
             try:
                 asked, prompt = await self._intake(http, partial(self._parse, read))
                 if (form := asked.generation.grammar) is not None:
+                    if form.part is not None:
+                        await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
             except RequestError as error:
                 self._metrics.on_rejected(error)
@@ -317,10 +320,12 @@ class Completions:
         text_of = self._prompts.text_of if output.echo else None
         make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
         is_alone = asked.generation.max_new_tokens == 0
-        return [
-            Choice(index, request, requests[0], output, text_of, make and make(self._prompts.tokenizer), is_echo_alone=is_alone)
-            for index, request in enumerate(requests, first_index)
-        ]
+        tools = asked.tools if isinstance(asked, ChatRequest) else None
+        choices = []
+        for index, request in enumerate(requests, first_index):
+            format, reader = make and make(self._prompts.tokenizer), tools and CallReader(tools.names)
+            choices.append(Choice(index, request, requests[0], output, text_of, format, is_echo_alone=is_alone, reader=reader))
+        return choices
 
     def _max_new_tokens(self, asked: _Asked, spec: RequestSpec) -> int | None:
         """The limit on new tokens; None for as many as fit."""

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from ...schema.media import MediaKind
 from .fields import Fields, kind_of, refuse, show
 from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
+from .tool_messages import Call, check_results, read_calls, read_id
 
 # OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MAX_NAME_CHARS = 64
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Replies that a client sends back verbatim carry these; empty ones say nothing.
@@ -25,11 +26,14 @@ class MediaPart(NamedTuple):
 
 class Message(NamedTuple):
     """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts. ``name``
-    tells speakers of the same role apart, where the template has a place for it."""
+    tells speakers of the same role apart, where the template has a place for it. ``calls``: those of an assistant; ``call_id``: of the
+    call whose result it is."""
 
     role: str
     content: str | tuple[str | MediaPart, ...]
     name: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
 
 
 class Conversation(NamedTuple):
@@ -47,6 +51,7 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
         RequestError: names the fault and its field.
     """
     messages = tuple(_read_message(entry, f"messages[{i}]", intake) for i, entry in enumerate(check_messages(value, max_context)))
+    check_results(messages)
     return Conversation(messages, tuple(intake.media))
 
 
@@ -67,6 +72,8 @@ def check_continues(conversation: Conversation) -> None:
     path, last = f"messages[{len(conversation.messages) - 1}]", conversation.messages[-1]
     if last.role != "assistant":
         raise refuse(f"{path}.role", f"is {show(last.role)}, with continue_final_message the last message is of role assistant")
+    if last.calls:
+        raise refuse(f"{path}.tool_calls", "cannot be combined with continue_final_message, which continues a text")
     if not (last.content if isinstance(last.content, str) else last.content[-1]):
         raise refuse(f"{path}.content", "is empty, with continue_final_message it is continued")
 
@@ -82,10 +89,14 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     role = ROLES[fields.take_choice("role", ROLES)]
     content = fields.take("content")
     name = fields.take_str("name", MAX_NAME_CHARS)
+    call_id = read_id(fields, "tool_call_id") if role == "tool" else ""
+    calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
     for empty in _EMPTY_OF_REPLIES:
         if fields.leftover.get(empty) in (None, [], {}, ""):
             fields.take(empty)
-    fields.refuse_leftover()  # before the check for content: a reply that calls tools has null
+    fields.refuse_leftover()
+    if content is None and calls:
+        content = ""
     if content is None:
         raise refuse(f"{path}.content", "is required")
     if isinstance(content, list):
@@ -95,7 +106,7 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
         content = tuple(parts)
     elif not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
-    return Message(role, content, name or "")
+    return Message(role, content, name or "", calls, call_id)
 
 
 def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:

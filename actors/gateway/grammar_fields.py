@@ -24,10 +24,12 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 
 
 class AskedGrammar(NamedTuple):
-    """The grammar asked for; ``field`` is its path in the request, for errors."""
+    """The grammar asked for; ``field`` is its path in the request, for errors. ``part``: another one that is a part of it, and is
+    checked first so that its errors name its own field."""
 
     source: GrammarSource
     field: str
+    part: "AskedGrammar | None" = None
 
 
 def read_grammar(fields: Fields, other: AskedGrammar | None = None) -> AskedGrammar | None:

@@ -24,7 +24,7 @@ from ...models.errors import GrammarError
 from ...models.grammar.json_schema import find_fault
 from ...models.grammar.matcher import Matcher, Matchers
 from ...models.grammar.source import GrammarSource
-from ...models.grammar.text import grammar_text, schema_text
+from ...models.grammar.text import grammar_text, schema_text, schemas_of
 from ...models.grammar.vocabulary import GrammarVocabulary, load_vocabulary, num_words
 from .grammar_checks import CPU_S, LENGTH, MEMORY_BYTES, READY, Verdict, frame
 
@@ -68,16 +68,20 @@ class Compiler:
             grammar = grammar_text(source)
             self._walk(self._begin(grammar))
         except GrammarError as error:
-            if source.kind != "json_schema" or error.pointer:
+            if error.pointer:
                 return Verdict(error=error.message, pointer=error.pointer)
-            pointer, message = self._find_fault(json.loads(source.text))
+            pointer, message = self._find_fault(source)
             return Verdict(error=message or error.message, pointer=pointer)
         return Verdict(grammar)
 
-    def _find_fault(self, schema: object) -> tuple[str, str]:
-        """Return where a schema is faulty and why, as far as this is known after ``MAX_SEARCH_S``."""
+    def _find_fault(self, source: GrammarSource) -> tuple[str, str]:
+        """Return where a schema of the source is faulty and why, as far as this is known after ``MAX_SEARCH_S``."""
         until_s = time.process_time() + MAX_SEARCH_S
-        return find_fault(schema, lambda part: self._error_of(part) if time.process_time() < until_s else "")
+        for place, schema in schemas_of(source):
+            pointer, message = find_fault(schema, lambda part: self._error_of(part) if time.process_time() < until_s else "")
+            if message:
+                return place + pointer, message
+        return "", ""
 
     def _begin(self, grammar: str) -> Matcher:
         began_s = time.process_time()

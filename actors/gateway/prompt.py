@@ -11,11 +11,13 @@ import msgspec
 from ...models.architecture import ModelConfig
 from ...models.text.chat_template import ChatTemplate, TemplateRefusal
 from ...models.text.tokenizer import PromptGuard, Tokenizer
+from ...models.text.tool_prompt import written_out
 from ...runtime.bus.sampling import Sampling
 from ...runtime.errors import RequestError
 from .content import Conversation, MediaPart, Message
 from .fields import show
 from .template_fields import OptionValue, TemplateUse, for_template
+from .tool_messages import Call
 from .validation import ChatRequest, TextRequest
 
 MAX_BAD_WORD_TOKENS = 2048
@@ -70,7 +72,7 @@ class PromptBuilder:
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling, more)
         use = request.template
         options = for_template(use.options, self._template.options)
-        ids = self._encode(request.conversation, use, options, "messages")
+        ids = self._encode(request.conversation, use, options, "messages", request.tools.shown if request.tools else ())
         companion_ids = None
         if is_guided:
             is_list = any(not isinstance(message.content, str) for message in request.conversation.messages)
@@ -96,17 +98,30 @@ class PromptBuilder:
         self._check_ids(ids, "tokens")
         return self._tokenizer.decode(ids, with_control_tokens=True)
 
-    def _encode(self, conversation: Conversation, use: TemplateUse, options: Mapping[str, OptionValue], field: str) -> list[int]:
+    def _encode(
+        self,
+        conversation: Conversation,
+        use: TemplateUse,
+        options: Mapping[str, OptionValue],
+        field: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         texts = [text for message in conversation.messages for text in _texts(message)]
-        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts))), field, "at least ")
+        more = [*tools, *(call.arguments for message in conversation.messages for call in message.calls)]
+        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts)) + _num_chars(more)), field, "at least ")
+        if not self._template.calls_are_known and (tools or any(message.calls for message in conversation.messages)):
+            raise RequestError("tools: the model's chat template writes calls in a form that mmrt does not read", param="tools")
         guard = PromptGuard(self._tokenizer)
         hidden = guard.hide(texts)
         if use.continues:
             hidden[-1] += guard.mark
         left = iter(hidden)
         messages = [self._for_template(message, left, guard) for message in conversation.messages]
+        shown = guard.hide_within(list(tools))
+        if not self._template.takes_tools:
+            messages, shown = written_out(messages, shown), []
         try:
-            rendered = self._template.render(messages, use.opens_answer, options)
+            rendered = self._template.render(messages, use.opens_answer, options, shown)
         except TemplateRefusal as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
@@ -172,14 +187,31 @@ class PromptBuilder:
         said: dict[str, Any] = {"role": message.role}
         if message.name:
             said["name"] = guard.hide_apart(message.name)
+        if message.calls:
+            said["tool_calls"] = [_for_template(call, guard) for call in message.calls]
+        if message.call_id:
+            said["tool_call_id"] = guard.hide_within(message.call_id)
         if isinstance(message.content, str):
             return {**said, "content": next(hidden)}
         parts: list[dict[str, str]] = [
             {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
         ]
-        if not self._template.takes_parts and all(part["type"] == "text" for part in parts):
+        is_text = all(part["type"] == "text" for part in parts)
+        if is_text and (message.role == "tool" or not self._template.takes_parts):
             return {**said, "content": "\n".join(part["text"] for part in parts)}
         return {**said, "content": parts}
+
+
+def _for_template(call: Call, guard: PromptGuard) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": guard.hide_within(call.arguments)}
+    return {"id": guard.hide_within(call.id), "type": "function", "function": function}
+
+
+def _num_chars(value: Any) -> int:
+    """Characters in the strings of a JSON value, which is not deep."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(map(_num_chars, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()))
 
 
 def _texts(message: Message) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
+from ...models.text.tool_calls import CallPiece
 from ...runtime.errors import RequestError
 from .choices import NOTHING, Ending, Piece, Usage
 from .validation import Generation
@@ -54,9 +55,12 @@ class Answer(NamedTuple):
     role: bytes
     nothing: bytes
 
-    def choice(self, text: str) -> dict[str, Any]:
+    def choice(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.role else {"text": text}
+        if not self.role:
+            return {"text": text}
+        content = None if calls and not text else text
+        return {"message": {"role": "assistant", "content": content, "refusal": None, **({"tool_calls": calls} if calls else {})}}
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Completion":
         """See ``AnswerFormat``."""
@@ -86,8 +90,19 @@ class Completion:
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         """A whole choice."""
-        choice = {"index": index, **self.answer.choice(piece.text), "logprobs": piece.logprobs, "finish_reason": ending.reason}
+        calls: list[dict[str, Any]] = []
+        for call in piece.calls:
+            if call.name is not None:
+                calls.append(self.call(index, call))
+            else:
+                calls[-1]["function"]["arguments"] += call.arguments
+        choice = {"index": index, **self.answer.choice(piece.text, calls), "logprobs": piece.logprobs, "finish_reason": ending.reason}
         return {**choice, "token_ids": piece.ids} if with_ids else choice
+
+    def call(self, choice: int, call: CallPiece) -> dict[str, Any]:
+        """The beginning of a call, with an id that no other has."""
+        id = f"call_{self.id.removeprefix(self.answer.id_prefix)}_{choice}_{call.number}"
+        return {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def chunks(self, generation: Generation) -> "ChunkEncoder":
         """The chunks of its stream."""
@@ -127,8 +142,17 @@ class ChunkEncoder:
         return self._choice(index) + self._answer.role + self._tail(b"null", NOTHING, usage) if self._answer.role else b""
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        text = self._answer.before + _encode(piece.text) + self._answer.after
-        return self._choice(index) + text + self._tail(b"null", piece, usage)
+        """Chunks of text, and of each piece of a call. Ids and ``logprobs`` are in the first one."""
+        deltas = [] if piece.calls and not piece.text else [self._answer.before + _encode(piece.text) + self._answer.after]
+        deltas += [self._call(index, call) for call in piece.calls]
+        pieces = [piece] + [NOTHING] * (len(deltas) - 1)
+        return b"".join(
+            self._choice(index) + delta + self._tail(b"null", one, usage) for delta, one in zip(deltas, pieces, strict=True)
+        )
+
+    def _call(self, index: int, call: CallPiece) -> bytes:
+        begun = {"function": {"arguments": call.arguments}} if call.name is None else self._completion.call(index, call)
+        return b'"delta":{"tool_calls":[' + _encode({"index": call.number, **begun}) + b"]}"
 
     def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
         """The last chunk of a choice. The text of ``piece`` is empty."""

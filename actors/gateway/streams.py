@@ -157,12 +157,11 @@ class Stream:
         choice = part.choice
         if not choice.has_news:
             return None
-        ending, news = choice.ending, choice.take()
-        has_text = bool(news.text or news.has_echo)
-        if not has_text and ending is None:
+        news, ending = choice.take(), choice.ending
+        if not news.is_shown and ending is None:
             return None
         is_first, part.has_begun = not part.has_begun, True
-        if has_text:
+        if news.is_shown:
             self._measure(part, now_s)
         if ending is not None:
             self._open.remove(part)
@@ -185,7 +184,7 @@ class Stream:
             piece = choice.piece(news)
             if is_first:
                 frames.append(self._chunks.role(choice.index, usage))
-            if piece.text or ending is None:
+            if piece.text or piece.calls or ending is None:
                 frames.append(self._chunks.text(choice.index, piece, usage))
                 piece = NOTHING
             if ending is not None:

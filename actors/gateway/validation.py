@@ -24,6 +24,7 @@ from .media_options import FOR_ALL, OptionReader
 from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
 from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from .template_fields import THINKING_NAMES, TemplateUse, read_template_use
+from .tool_fields import ToolUse, read_tools
 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 128
@@ -79,6 +80,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     conversation: Conversation
     template: TemplateUse = TemplateUse()
     messages_field: str = "messages"
+    tools: ToolUse | None = None
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -148,6 +150,9 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
 
 def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     generation = read_generation(fields, limits, read_chat_output)
+    tools, grammar = read_tools(fields, generation.grammar)
+    generation = msgspec.structs.replace(generation, grammar=grammar)
+    check_grammar(generation)
     messages = fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     template = read_template_use(fields)
@@ -156,7 +161,7 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     conversation = read_messages(messages, intake, limits.max_context)
     if template.continues:
         check_continues(conversation)
-    return ChatRequest(generation, conversation, template)
+    return ChatRequest(generation, conversation, template, tools=tools)
 
 
 def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
@@ -235,16 +240,13 @@ def read_generation(
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
-    grammar, ignore_eos = read_grammar(fields, grammar), fields.take_bool("ignore_eos")
-    if grammar is not None and ignore_eos:
-        raise refuse("ignore_eos", f"cannot be combined with {grammar.field}, which says where the answer ends")
-    return Generation(
+    generation = Generation(
         negative_prompt=fields.take_str("negative_prompt") or "",
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         max_tokens_field=max_tokens_field,
         stop=read_stop(fields, stop_field),
-        ignore_eos=ignore_eos,
+        ignore_eos=fields.take_bool("ignore_eos"),
         return_token_ids=fields.take_bool("return_token_ids"),
         stream=stream,
         include_usage=include_usage,
@@ -255,8 +257,16 @@ def read_generation(
         bad_words=read_bad_words(fields),
         priority=fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         output=output,
-        grammar=grammar,
+        grammar=read_grammar(fields, grammar),
     )
+    check_grammar(generation)
+    return generation
+
+
+def check_grammar(generation: Generation) -> None:
+    """Check that the grammar may say where the answer ends. Raises: RequestError."""
+    if generation.grammar is not None and generation.ignore_eos:
+        raise refuse("ignore_eos", f"cannot be combined with {generation.grammar.field}, which says where the answer ends")
 
 
 def _refuse_others(fields: Fields) -> None:

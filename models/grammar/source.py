@@ -11,9 +11,9 @@ MAX_DEPTH = 64
 
 
 class GrammarSource(NamedTuple):
-    """``text``: a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark."""
+    """``text``: a JSON schema, a regular expression, a grammar in llguidance's dialect of Lark, or a form of calls (``call_form``)."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
 
 
@@ -22,30 +22,31 @@ JSON_OBJECT = GrammarSource("json_schema", '{"type":"object"}')
 
 def source_of_schema(schema: Mapping[str, Any]) -> GrammarSource:
     """Return the source for JSON that a schema describes. Raises: GrammarError for a schema that is too deep or too long."""
-    _check_depth(schema)
+    check_depth(schema)
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as error:  # Python's limit on the digits of an integer, or a number that is none
         raise GrammarError(str(error)) from None
-    return GrammarSource("json_schema", _checked(text))
+    return GrammarSource("json_schema", checked(text))
 
 
 def source_of_regex(regex: str) -> GrammarSource:
     """Return the source for texts that a regular expression matches whole. Raises: GrammarError if it is empty or too long."""
-    return GrammarSource("regex", _checked(regex))
+    return GrammarSource("regex", checked(regex))
 
 
 def source_of_lark(grammar: str) -> GrammarSource:
     """Return the source for a Lark grammar. Raises: GrammarError if it is empty or too long."""
-    return GrammarSource("lark", _checked(grammar))
+    return GrammarSource("lark", checked(grammar))
 
 
 def source_of_choice(choices: Sequence[str]) -> GrammarSource:
     """Return the source for one of these texts. Raises: GrammarError if they are too long together."""
-    return GrammarSource("lark", _checked("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)))
+    return GrammarSource("lark", checked("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)))
 
 
-def _checked(text: str) -> str:
+def checked(text: str) -> str:
+    """Return the text of a source. Raises: GrammarError if it is empty or too long."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError as error:
@@ -55,8 +56,8 @@ def _checked(text: str) -> str:
     return text
 
 
-def _check_depth(value: object) -> None:
-    """Look level by level: recursion could overflow the stack."""
+def check_depth(value: object) -> None:
+    """Look level by level: recursion could overflow the stack. Raises: GrammarError for a JSON value that is nested too deeply."""
     level, depth = [value], 0
     while level := [child for one in level for child in _children(one)]:
         depth += 1

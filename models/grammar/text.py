@@ -1,14 +1,18 @@
 """llguidance's text for a client's wish. The gateway's grammar process makes it, and compiles it once; decode compiles it again."""
 
 import json
+from typing import Any
 
 from llguidance import LLMatcher
 
 from ..errors import GrammarError
+from ..text.tool_calls import CLOSING, OPENING
+from .call_form import CallForm, Function, form_of
 from .json_schema import check_schema
 from .source import GrammarSource
 
 MAX_TEXT_BYTES = 49_152  # of the 65,536 of a row's description
+_BETWEEN, _HEAD, _TAIL = "\n", '\n{"name": "', f"}}\n{CLOSING}"
 
 
 def grammar_text(source: GrammarSource) -> str:
@@ -27,8 +31,63 @@ def _text(source: GrammarSource) -> str:
         return LLMatcher.grammar_from_regex(source.text)
     if source.kind == "lark":
         return LLMatcher.grammar_from_lark(source.text)
+    if source.kind == "calls":
+        return _calls_text(form_of(source))
     check_schema(json.loads(source.text))
     return schema_text(source.text)
+
+
+def schemas_of(source: GrammarSource) -> list[tuple[str, Any]]:
+    """Return the JSON schemas in a source, with the pointers to them."""
+    if source.kind == "calls":
+        return [(function.pointer, function.schema) for function in form_of(source).functions]
+    return [("", json.loads(source.text))] if source.kind == "json_schema" else []
+
+
+def _calls_text(form: CallForm) -> str:
+    """Return llguidance's text for calls in the form that ``tool_calls`` reads: a grammar of all but the arguments, and those of these.
+
+    A lazy rule ends with the first opening that comes, so none stands in a text without a call behind it.
+    """
+    names = " | ".join(_literal(f'{function.name}", "arguments": ') + f" @f{at}" for at, function in enumerate(form.functions))
+    call = f"call: {_literal(_HEAD)} ({names}) {_literal(_TAIL)}"
+    text, first, more = "TEXT: /(.|\\n)*/", f"first: {_literal(OPENING)} call", f"more: {_literal(_BETWEEN + OPENING)} call"
+    head = f"head[lazy]: TEXT {_literal(OPENING)}"
+    calls = "first" if form.is_single else "first more*"
+    if form.is_required:
+        rules = [f"start: {calls}", first, more, call]
+    elif form.answer is not None:
+        rules = [f"start: @answer | {calls}", first, more, call]
+    elif form.is_single:
+        rules = ["start: TEXT | head call", text, head, call]
+    else:
+        rules = ["start: (head call)* TEXT", text, head, call]
+    grammars = [{"lark_grammar": "\n".join(rules)}]
+    grammars += [{**_grammar_in(_arguments_text(one)), "name": f"f{at}"} for at, one in enumerate(form.functions)]
+    if form.answer is not None and not form.is_required:
+        is_lark = form.answer.kind == "lark"
+        grammars.append({**({"lark_grammar": form.answer.text} if is_lark else _grammar_in(_text(form.answer))), "name": "answer"})
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _arguments_text(function: Function) -> str:
+    """Return the text for a function's arguments. Raises: GrammarError, which says where in the request."""
+    try:
+        check_schema(function.schema)
+        return schema_text(json.dumps(function.schema))
+    except GrammarError as error:
+        raise GrammarError(error.message, function.pointer + error.pointer) from None
+
+
+def _grammar_in(text: str) -> dict[str, Any]:
+    """Return the one grammar in a text of llguidance."""
+    (grammar,) = json.loads(text)["grammars"]
+    return dict(grammar)
+
+
+def _literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text)
 
 
 def schema_text(schema: str) -> str:

@@ -18,6 +18,7 @@ import jinja2.parser
 
 from ..errors import CheckpointError
 from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
+from .tool_calls import OPENING
 
 _PROBE = "a text that no template has"
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables with values from elsewhere
@@ -29,7 +30,8 @@ class TemplateRefusal(ValueError):
 
 class ChatTemplate:
     """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``. ``options``: names of variables that it
-    uses, and that clients may give values."""
+    uses, and that clients may give values. ``takes_tools``: it shows functions and calls of them by itself; ``calls_are_known``: in the
+    form that ``tool_calls`` reads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile. Raises CheckpointError for a template that is not Jinja, or does not end with a message of a few words."""
@@ -43,6 +45,8 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template cannot be compiled: {error or type(error).__name__}") from error
         self._variables = dict(special_tokens or {})
         self.options = frozenset(names - {*environment.globals, *self._variables, *_GIVEN, STEP})
+        self.takes_tools = "tools" in names
+        self.calls_are_known = not self.takes_tools or OPENING in source
         self.takes_parts = self._shows_parts()
 
     @classmethod
@@ -67,10 +71,14 @@ class ChatTemplate:
         raise CheckpointError(f"{path} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio.
-        ``options``: values of some of ``self.options``.
+        ``options``: values of some of ``self.options``. ``tools``: functions, in OpenAI's form, for a template that takes them.
 
         Raises:
             TemplateRefusal: the template raised, fails on these messages, or takes too much time or memory for them.
@@ -79,7 +87,7 @@ class ChatTemplate:
             return self._template.render(
                 **{name: value for name, value in (options or {}).items() if name in self.options},
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._variables, STEP: Deadline()},

@@ -125,6 +125,7 @@ class PromptGuard:
         self._nonce = secrets.token_hex(16)  # letters and digits: templates neither trim nor escape them
         self._border = f"{self._nonce}x"
         self._sentinel = re.compile(f"{self._nonce}(?:x|([0-9]+)y)")
+        self._beginnings = tuple({content[:end] for content in self._contents for end in range(1, len(content))})
 
     def hide(self, texts: Sequence[str]) -> list[str]:
         """The user's strings, in the order of the prompt, with sentinels for control tokens.
@@ -151,6 +152,18 @@ class PromptGuard:
     def hide_apart(self, text: str) -> str:
         """One more of the user's strings, which a template may put anywhere or leave out: nothing grows together with it."""
         return f"{self._border}{self.hide([text])[0]}{self._border}"
+
+    def hide_within(self, value: Any) -> Any:
+        """The user's JSON value with all its strings hidden, keys included. A template may put them anywhere: one that ends as a
+        control token begins is kept apart from what follows it. Others stay as they are, for a template that compares them."""
+        if isinstance(value, dict):
+            return {self.hide_within(name): self.hide_within(entry) for name, entry in value.items()}
+        if isinstance(value, list):
+            return [self.hide_within(entry) for entry in value]
+        if not isinstance(value, str):
+            return value
+        hidden = self._pattern.sub(self._replace, value)
+        return hidden + self._border if value.rstrip().endswith(self._beginnings) else hidden
 
     @property
     def mark(self) -> str:

@@ -221,3 +221,48 @@ def test_options_are_those_of_the_template(qwen: PromptBuilder, prompts: PromptB
         assert (caught.value.message, caught.value.param) == (says, f"chat_template_kwargs.{name}")
     with pytest.raises(RequestError, match="the model's chat template takes none"):
         build(prompts, ANSWERED, chat_template_kwargs={"x": 1})
+
+
+def weather(description: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", "description": description}}
+
+
+def test_functions_calls_and_results(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
+    """Whatever they are called, the prompt has the control tokens of its messages alone."""
+    call = {"id": "<|im_end|>", "type": "function", "function": {"name": "weather", "arguments": '{"<|im_end|>": "<|im_start|>"}'}}
+    messages = [
+        {"role": "user", "content": [IMAGE]},
+        {"role": "assistant", "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "<|im_end|>",
+            "content": [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}],
+        },
+    ]
+    prompt = build(prompts, messages, tools=[weather("<|image_pad|>")], guidance_scale=2)
+    text = tokenizer.decode(prompt.ids, with_control_tokens=True)
+    assert '{"name": "weather", "description": "<|image_pad|>"}' in text and "<tool_response>\n<|im_\nend|>\n</tool_response>" in text
+    assert '<tool_call>\n{"name": "weather", "arguments": {"<|im_end|>": "<|im_start|>"}}\n</tool_call><|im_end|>' in text
+    counts = {name: prompt.ids.count(id) for name, id in tokenizer.control_ids.items() if id in prompt.ids}
+    assert counts == {"<|im_start|>": 5, "<|im_end|>": 4, "<|image_pad|>": 1}
+    assert prompt.companion_ids is not None and "weather" not in tokenizer.decode(prompt.companion_ids)
+
+
+def test_functions_go_to_a_template_that_takes_them(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_call_id }}{% endfor %}{# <tool_call> #}"
+    prompts = PromptBuilder(tokenizer, ChatTemplate(source), model, 2048)
+    text = tokenizer.decode(build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x")]).ids)
+    assert text == f"{json.dumps([weather('x')])}userhi"
+    assert tokenizer.decode(build(prompts, [{"role": "user", "content": "hi"}]).ids) == "nulluserhi"
+
+
+def test_a_template_whose_calls_cannot_be_read(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    prompts = PromptBuilder(tokenizer, ChatTemplate("{{ tools }}[CALL]{{ messages[0].content }}"), model, 2048)
+    with pytest.raises(RequestError, match="tools: the model's chat template writes calls in a form that mmrt does not read"):
+        build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x")])
+    assert build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x")], tool_choice="none").ids
+
+
+def test_functions_count_for_the_length_of_the_prompt(prompts: PromptBuilder) -> None:
+    with pytest.raises(RequestError, match="messages: the prompt has at least"):
+        build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x" * 200_000)])

@@ -243,8 +243,6 @@ def test_harmless_values_are_taken() -> None:
 
 EFFECTS: list[tuple[str, Any]] = [
     ("best_of", 3),
-    ("tools", [{}]),
-    ("tool_choice", "required"),
     ("reasoning_effort", "utmost"),
     ("verbosity", 1),
     ("prediction", {}),
@@ -264,15 +262,14 @@ def test_tools_that_must_not_be_called_are_harmless() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     read(body(tools=tools, tool_choice="none"))
     read(body(functions=[{"name": "f"}], function_call="none"))
-    for others in ({"tool_choice": "auto"}, {"function_call": "none"}, {}):
-        assert refusal(body(tools=tools, **others)).param == "tools"
-    assert refusal(body(tools={"a": 1}, tool_choice="none")).param == "tools"
+    read_text(json.dumps({"model": "tiny", "prompt": "hi", "tools": tools, "tool_choice": "none"}).encode(), LIMITS)
+    assert refusal(body(functions=[{"name": "f"}])).param == "functions"
 
 
 def test_what_is_supported_instead_is_said() -> None:
     assert refusal(body(best_of=2)).message == "best_of: is 2, only 1 is supported"
-    assert refusal(body(tools=[{}])).message == "tools: is an array with 1 entry, only an empty one is supported"
-    assert refusal(body(tool_choice="required")).message.endswith('only "none" or "auto" is supported')
+    assert refusal(body(functions=[{}])).message == "functions: is an array with 1 entry, only an empty one is supported"
+    assert refusal(body(function_call="f")).message.endswith('only "none" or "auto" is supported')
 
 
 def test_a_grammar_says_where_an_answer_ends() -> None:
@@ -345,8 +342,8 @@ NESTED_BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "is empty"),
     ({"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages[0].name", "expected a string"),
     ({"messages": [{"role": "user", "content": "hi", "name": "B" * 65}]}, "messages[0].name", "65 characters, the limit is 64"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
-    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content", "is required"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "max_completion_tokens is 6"),
 ]
 

@@ -1,0 +1,83 @@
+"""Calls and their results in a conversation: ``tool_calls`` of an assistant's message, ``tool_call_id`` of a tool's. Pure."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ...models.errors import GrammarError
+from ...models.grammar.source import check_depth
+from .fields import Fields, kind_of, refuse, show
+from .tool_fields import read_name
+
+MAX_CALLS = 128  # of one message
+MAX_ID_CHARS = 256
+
+
+class Call(NamedTuple):
+    """A call that an earlier answer has made."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class _Message(Protocol):
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
+    @property
+    def call_id(self) -> str: ...
+
+
+def read_calls(value: Any, path: str) -> tuple[Call, ...]:
+    """Validate ``tool_calls``; empty and absent ones are the same. Raises: RequestError."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise refuse(path, f"expected an array, got {kind_of(value)}")
+    if len(value) > MAX_CALLS:
+        raise refuse(path, f"has {len(value)} entries, the limit is {MAX_CALLS}")
+    return tuple(_read_call(entry, f"{path}[{at}]") for at, entry in enumerate(value))
+
+
+def _read_call(value: Any, path: str) -> Call:
+    fields = Fields(value, path)
+    fields.take("index")  # of a stream's deltas, which some clients keep
+    fields.take_choice("type", ("function",))
+    id = read_id(fields, "id")
+    function = Fields(fields.take_required("function"), fields.path("function"))
+    fields.refuse_leftover()
+    name = read_name(function)
+    arguments = _read_arguments(function.take_str("arguments"), function.path("arguments"))
+    function.refuse_leftover()
+    return Call(id, name, arguments)
+
+
+def _read_arguments(text: str | None, path: str) -> dict[str, Any]:
+    if text is None:
+        raise refuse(path, "is required")
+    try:
+        value = json.loads(text)
+        check_depth(value)
+    except GrammarError as error:
+        raise refuse(path, error.message) from None
+    except (ValueError, RecursionError) as error:
+        raise refuse(path, f"is {show(text)}, which is not valid JSON: {str(error)[:100]}") from None
+    if not isinstance(value, dict):
+        raise refuse(path, f"is {show(text)}, expected the JSON of an object")
+    return value
+
+
+def read_id(fields: Fields, name: str) -> str:
+    """Take the id of a call. Raises: RequestError."""
+    if not (id := fields.take_str(name, MAX_ID_CHARS)):
+        raise refuse(fields.path(name), "is required" if id is None else "is empty")
+    return id
+
+
+def check_results(messages: Sequence[_Message]) -> None:
+    """Check that each result is of a call in an earlier message. Raises: RequestError."""
+    known = set[str]()
+    for at, message in enumerate(messages):
+        if message.call_id and message.call_id not in known:
+            raise refuse(f"messages[{at}].tool_call_id", f"is {show(message.call_id)}, no call before it has this id")
+        known.update(call.id for call in message.calls)
