@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until Ctrl-C.")] = False,
         run: RunName = None,
     ) -> None:
-        """Show actors, memory (PSS), processor use, queues and page pools. Exits with 1 if no run is up."""
+        """Show actors, memory (PSS), processors, queues and pools. Exits with 1 if no run is up."""
         path = run_path(run)
         if json:
             while True:
