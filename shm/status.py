@@ -1,6 +1,7 @@
 """Status words of every process, readable by ``mmrt status``, the watchdog and /metrics even after its death.
 
-``ActorTable``: a row of words per actor, whose only writer is the generation that holds the role lock.
+``ActorTable``: a row of words per actor, whose only writer is the generation that holds the role lock. Actors that come while the run
+lives get rows behind the others, and keep them.
 ``ControllerStats``: one snapshot, written by the controller.
 """
 
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -26,8 +27,18 @@ _STATS_KIND = "stats"
 _NAME_BYTES = 32
 _ROW_WORDS = 16
 _STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST = range(13)
+_MAX_ACTORS = 64
 _READ_ATTEMPTS = 100
 _MAX_SNAPSHOT_BYTES = 32768
+
+
+class Membership(enum.IntEnum):
+    """Whether an actor belongs to the run. Changed by whoever starts and stops actors: the supervisor."""
+
+    NEVER = 0
+    PRESENT = 1
+    LEAVING = 2  # it gets no more work, and goes once it has none
+    GONE = 3
 
 
 class ActorState(enum.IntEnum):
@@ -65,33 +76,32 @@ class ActorReading:
 
 
 class ActorTable:
-    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others."""
+    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others.
+
+    The place of an actor is its number in plans and records, for as long as the run lives.
+    """
 
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""
-        num_actors = segment.geometry[0]
-        names, rows, num_bytes = _actor_layout(num_actors)
-        segment.expect_bytes(num_bytes)
+        places = _actor_layout()
+        segment.expect_bytes(places.num_bytes)
         self._segment = segment
-        self._rows = rows // 8
-        stored = (bytes(segment.buf[names + i * _NAME_BYTES : names + (i + 1) * _NAME_BYTES]) for i in range(num_actors))
-        self.actors = tuple(name.rstrip(b"\0").decode() for name in stored)
+        self._names, self._rows = places.names, places.rows // 8
+        self._version, self._memberships = places.version // 8, places.memberships // 8
+        self._seen = -1
+        self._found: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, run: RunDirectory, actors: Sequence[str]) -> Self:
         """Make the table. Raises: SpaceError, FileExistsError, ValueError."""
-        names, _, num_bytes = _actor_layout(len(actors))
-        for name in actors:
-            if not name or len(name.encode()) > _NAME_BYTES:
-                raise ValueError(f"an actor's name has 1 to {_NAME_BYTES} bytes, not {name!r}")
         path = run.segment_path("actors")
-        segment = Segment.create(path, num_bytes, kind=_ACTORS_KIND, geometry=(len(actors),), publish=False)
+        segment = Segment.create(path, _actor_layout().num_bytes, kind=_ACTORS_KIND, publish=False)
         try:
-            for index, name in enumerate(actors):
-                start = names + index * _NAME_BYTES
-                segment.buf[start : start + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+            table = cls(segment)
+            for name in actors:
+                table.set_membership(name, Membership.PRESENT)
             segment.publish()
-            return cls(segment)
+            return table
         except BaseException:
             segment.close()
             raise
@@ -104,6 +114,54 @@ class ActorTable:
     def close(self) -> None:
         """Unmap."""
         self._segment.close()
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of who belongs to the run."""
+        return int(self._segment.words[self._version])
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        """All actors that belong to the run or did once, by number."""
+        if (version := self.version) != self._seen:
+            fence()
+            self._found = tuple(self._name(number) for number in range(_MAX_ACTORS) if self._membership(number))
+            self._seen = version
+        return self._found
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The actors that belong to the run now, by number."""
+        return tuple(actor for number, actor in enumerate(self.actors) if self._membership(number) != Membership.GONE)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Those of them that get no more work."""
+        return tuple(actor for number, actor in enumerate(self.actors) if self._membership(number) == Membership.LEAVING)
+
+    def set_membership(self, actor: str, membership: Membership) -> None:
+        """Let an actor join or leave; one that is new gets the next number. One writer only. Raises: ValueError for a bad name, or if
+        the table is full."""
+        if not actor or len(actor.encode()) > _NAME_BYTES:
+            raise ValueError(f"an actor's name has 1 to {_NAME_BYTES} bytes, not {actor!r}")
+        known = self.actors
+        number = known.index(actor) if actor in known else len(known)
+        if number == _MAX_ACTORS:
+            raise ValueError(f"a run has at most {_MAX_ACTORS} actors")
+        if number == len(known):
+            start = self._names + number * _NAME_BYTES
+            self._segment.buf[start : start + _NAME_BYTES] = actor.encode().ljust(_NAME_BYTES, b"\0")
+            fence()
+        self._segment.words[self._memberships + number] = membership
+        fence()
+        self._segment.words[self._version] += 1
+
+    def _name(self, number: int) -> str:
+        start = self._names + number * _NAME_BYTES
+        return bytes(self._segment.buf[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
+
+    def _membership(self, number: int) -> int:
+        return int(self._segment.words[self._memberships + number])
 
     def writer(self, actor: str, generation: int) -> "ActorStatus":
         """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.
@@ -254,6 +312,8 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished_total: int = 0
     failed_total: int = 0
     preempted_total: int = 0
+    instances_version: int = 0  # ``ActorTable.version`` that the controller acts on
+    drained: list[str] = []  # leaving actors that hold nothing any more
     handed_over_total: int = 0  # rows from one decode actor to another
     evicted_total: int = 0
     quarantined_total: int = 0
@@ -316,12 +376,22 @@ class ControllerStats:
         return StatsSnapshot() if blob is None else _decode(blob)
 
 
-def _actor_layout(num_actors: int) -> tuple[int, int, int]:
-    """(offset of the names, offset of the rows, bytes of the segment)."""
+class _ActorLayout(NamedTuple):
+    """Offsets of the parts, and the bytes of the segment."""
+
+    names: int
+    rows: int
+    version: int
+    memberships: int
+    num_bytes: int
+
+
+def _actor_layout() -> _ActorLayout:
     layout = Layout()
-    names = layout.add((num_actors, _NAME_BYTES), np.uint8).offset
-    rows = layout.add((num_actors, _ROW_WORDS), np.uint64).offset
-    return names, rows, layout.num_bytes
+    names = layout.add((_MAX_ACTORS, _NAME_BYTES), np.uint8).offset
+    rows = layout.add((_MAX_ACTORS, _ROW_WORDS), np.uint64).offset
+    version, memberships = layout.add(1, np.uint64).offset, layout.add(_MAX_ACTORS, np.uint64).offset
+    return _ActorLayout(names, rows, version, memberships, layout.num_bytes)
 
 
 def _stats_layout() -> tuple[int, int, int]:

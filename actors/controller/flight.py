@@ -24,8 +24,8 @@ class ControllerFlight:
     """The controller's records, from messages, effects and ticks."""
 
     def __init__(self, flight: FlightWriter, state: ControllerState, actors: Sequence[InstanceId]) -> None:
-        """``actors``: those of the run, in the order of their numbers."""
-        self._actors = actors
+        """``actors``: those of the run, in the order of their numbers. More may come behind them."""
+        self.actors = actors
         self._flight = flight
         self._state = state
         self._counters: dict[tuple[int, int], tuple[int, int, int, int]] = {}
@@ -56,8 +56,8 @@ class ControllerFlight:
 
     def unsent(self, actor: InstanceId) -> None:
         """Record that a message to this actor was not sent. The command line is none, and may have left."""
-        if actor in self._actors:
-            self._flight.event(Kind.UNSENT, 0, self._actors.index(actor))
+        if actor in self.actors:
+            self._flight.event(Kind.UNSENT, 0, self.actors.index(actor))
 
     def tick(self, began_ns: int, num_effects: int) -> None:
         """Record the end of a tick, effects included."""
@@ -84,7 +84,7 @@ class ControllerFlight:
         if inflight is None:
             return
         plan = inflight.plan
-        self._flight.event(Kind.ISSUED, effect.plan_id, self._actors.index(effect.actor), plan.KIND, len(inflight.requests))
+        self._flight.event(Kind.ISSUED, effect.plan_id, self.actors.index(effect.actor), plan.KIND, len(inflight.requests))
         for request in inflight.requests:
             self._flight.event(Kind.PLAN_REQUEST, request.key, effect.plan_id, pack_pair(*plan.share(request.row)))
 

@@ -38,8 +38,8 @@ class ControllerIO:
     """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
 
     def __init__(self, run: RunDirectory, actors: Sequence[InstanceId]) -> None:
-        """``actors``: those of the run, in the order of their numbers."""
-        self._actors = actors
+        """``actors``: those of the run, in the order of their numbers. More may come behind them."""
+        self.actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
@@ -95,7 +95,7 @@ class ControllerIO:
             case SetOwner(row, decode):
                 table.set_owner(row, None if decode is None else number_of(decode))
             case WritePlan(slot, plan_id, actor, payload):
-                self.plans.write(slot, plan_id, self._actors.index(actor), payload)
+                self.plans.write(slot, plan_id, self.actors.index(actor), payload)
             case ClearPlan(slot):
                 self.plans.clear(slot)
             case _:
@@ -117,7 +117,7 @@ class ControllerIO:
             number = table.owner(row, generation)
             owner = None if number is None else instance_id("decode", number)
             rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids, owner))
-        plans = [PlanSnapshot(plan.slot, plan.plan_id, self._actors[plan.actor], plan.payload) for plan in self.plans.live()]
+        plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}
         return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys, self.secret)

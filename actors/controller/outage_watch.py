@@ -45,6 +45,10 @@ class OutageWatch:
         self._look_at_s = now_s + _LOOK_S
         return self._look(now_s)
 
+    def set_actors(self, actors: Iterable[InstanceId]) -> None:
+        """Set the actors that belong to the run from now on."""
+        self._seen_s = {actor: self._seen_s.get(actor, time.monotonic()) for actor in actors if stage_of(actor) in replaceable()}
+
     def gone(self, actors: Iterable[InstanceId], now_s: float) -> list[InstanceId]:
         """Return those of these actors that are dead: nobody holds the role, now and for some time."""
         free = [actor for actor in actors if not RoleLock.is_held(self._run, actor)]

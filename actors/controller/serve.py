@@ -22,6 +22,7 @@ from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToCont
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import ObjectiveSection, RuntimeConfig, is_policy_file
 from ...runtime.controller.effects import Effect
+from ...runtime.controller.instances import drained
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import recover
 from ...runtime.controller.scheduling.budgets import TBT_FACTOR
@@ -67,7 +68,7 @@ async def serve(actor: Actor) -> None:
     """Wait as a standby for the role lock, rebuild the state, and decide until told to end."""
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
-    io = ControllerIO(actor.run, actor.config.instances)
+    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)))
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model)
@@ -81,9 +82,9 @@ async def serve(actor: Actor) -> None:
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
     gc.freeze()
     ended = asyncio.Event()
-    flight = ControllerFlight(actor.flight, controller.state, actor.config.instances)
+    flight = ControllerFlight(actor.flight, controller.state, io.actors)
     policies.look(time.monotonic())
-    serving = Serving(controller, io, journal, socket, stats, outages, flight, policies, ended.set)
+    serving = Serving(controller, io, journal, socket, stats, outages, flight, policies, actors, ended.set)
     actor.watch_ending(asyncio.get_running_loop(), ended.set)
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
@@ -173,7 +174,7 @@ def _positions(model: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 def active_generations(actors: ActorTable) -> dict[InstanceId, int]:
     """Return the active generations at the time of the call; Hello corrects them."""
-    readings = [actors.read(actor) for actor in actors.actors]
+    readings = [actors.read(actor) for actor in actors.present]
     return {InstanceId(reading.actor): reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
 
 
@@ -193,6 +194,7 @@ class Serving:
         outages: OutageWatch,
         flight: ControllerFlight,
         policies: PolicySwitch,
+        actors: ActorTable,
         on_failure: Callable[[], None],
     ) -> None:
         self.failure: Exception | None = None
@@ -205,6 +207,8 @@ class Serving:
         self._outages = outages
         self._flight = flight
         self._policies = policies
+        self._actors = actors
+        self._instances_version = 0
         self._before = stats.read()
         self._stats_at_s = 0.0
         self._num_overruled = 0
@@ -234,6 +238,7 @@ class Serving:
     def _take(self, actor: InstanceId, generation: int, message: ToController) -> None:
         self._flight.message(message)
         now = time.monotonic()
+        self._look_for_instances()
         self._look_for_outages(now)
         if isinstance(message, PlanDone) and isinstance(message.result, ItemError) and message.result.status >= 500:
             self._log_failure(message)
@@ -261,6 +266,19 @@ class Serving:
             count, self._num_overruled = state.totals.overruled - self._num_overruled, state.totals.overruled
             log.warning("policy %s was overruled %d times, last because of %s", self._policies.name, count, state.overruled_because)
 
+    def _look_for_instances(self) -> None:
+        """Take note of actors that have come or leave."""
+        table = self._actors
+        if (version := table.version) == self._instances_version:
+            return
+        self._instances_version = version
+        self._io.actors = self._flight.actors = tuple(map(InstanceId, table.actors))
+        present, leaving = tuple(map(InstanceId, table.present)), tuple(map(InstanceId, table.leaving))
+        self._controller.set_instances(present, leaving)
+        self._outages.set_actors(present)
+        self._stats_at_s = 0.0
+        log.info("actors: %s%s", ", ".join(present), f"; leaving: {', '.join(leaving)}" if leaving else "")
+
     def _look_for_outages(self, now: float) -> None:
         outages = self._outages.changed(now)
         if outages is not None:
@@ -285,6 +303,7 @@ class Serving:
             self._timer.cancel()
         now, began_ns = time.monotonic(), time.monotonic_ns()
         try:
+            self._look_for_instances()
             self._look_for_outages(now)
             if self._policies.look(now):
                 self._stats_at_s = now
@@ -315,7 +334,13 @@ class Serving:
     def _publish(self) -> None:
         gaps = self._io.gaps
         stats = stats_of(self._controller.state, self._before, self._policies.report())
-        stats = msgspec.structs.replace(stats, gaps=gaps.read(), gaps_s=gaps.sum_s)
+        stats = msgspec.structs.replace(
+            stats,
+            gaps=gaps.read(),
+            gaps_s=gaps.sum_s,
+            instances_version=self._instances_version,
+            drained=drained(self._controller.state),
+        )
         self._flight.counters(stats)
         self._log_overruled()
         self._stats.publish(stats)

@@ -112,7 +112,7 @@ class GatewayServer:
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
         stats = ControllerStats.attach(actor.run, writable=False)
         metrics = Metrics(text.limits.model_name, stats.read, self._generations)
-        self._stages = StageWatch(actor.run, self._actors.actors, actor.generation, metrics)
+        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics)
         self._grammars = GrammarChecks(actor.model_path)
         self._completions = Completions(
             limits=text.limits,
@@ -241,10 +241,10 @@ class GatewayServer:
         self._registry.on_message(message, time.monotonic())
 
     def _generations(self) -> dict[str, int]:
-        return {name: self._actors.read(name).generation for name in self._actors.actors}
+        return {name: self._actors.read(name).generation for name in self._actors.present}
 
     def _readiness(self) -> dict[str, bool]:
-        return {name: _is_ready(self._actor, self._actors, name) for name in self._actors.actors}
+        return {name: _is_ready(self._actor, self._actors, name) for name in self._actors.present}
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:

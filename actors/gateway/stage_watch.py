@@ -5,7 +5,7 @@ Nothing of it runs in the event loop but a timer.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ...runtime.observe.request_follower import FollowedRequest, RequestFollower
@@ -21,9 +21,11 @@ LOOK_S = 0.5
 class StageWatch:
     """Belongs to the running event loop."""
 
-    def __init__(self, run: RunDirectory, actors: Sequence[str], generation: int, metrics: Metrics) -> None:
+    def __init__(self, run: RunDirectory, actors: Callable[[], Sequence[str]], generation: int, metrics: Metrics) -> None:
+        """``actors``: of the run, at the time of the call."""
         self._metrics = metrics
-        self._follower = RequestFollower(run, actors, generation, self._on_first_text, self._on_over)
+        self._actors = actors
+        self._follower = RequestFollower(run, actors(), generation, self._on_first_text, self._on_over)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stages")
         self._task = asyncio.create_task(self._watch())
 
@@ -41,6 +43,7 @@ class StageWatch:
 
     def _look(self) -> None:
         try:
+            self._follower.follow(self._actors())
             self._follower.look()
         except Exception:  # figures must not cost answers
             log.exception("the stages of some requests are lost")

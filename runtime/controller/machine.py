@@ -30,6 +30,7 @@ from ..bus.messages import (
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .cache_eras import clear_caches, note_code
 from .effects import Effect, Send
+from .instances import empty_leaving, set_instances
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
     IdSpan,
@@ -181,6 +182,10 @@ class Controller:
         """Set the broken actors. Requests that need them are refused from now on, and ended by the next ``tick``."""
         self.state.outages = {InstanceId(outage.actor): outage for outage in outages}
 
+    def set_instances(self, instances: Sequence[InstanceId], leaving: Collection[InstanceId] = ()) -> None:
+        """Set the actors that belong to the run from now on, and those of them that leave it: they get no more work."""
+        set_instances(self.state, instances, leaving)
+
     def watched(self) -> list[tuple[int, int]]:
         """Return the rows whose words ``tick`` needs, as (row, generation)."""
         return self.state.watched()
@@ -214,6 +219,7 @@ class Controller:
         expose_finished_rows(state)
         check_deadlines(state, now)
         fail_stranded(state)
+        empty_leaving(state)
         probe_silent_requests(state, now)
         prepare_analysed(state)
         grow(state)

@@ -107,7 +107,7 @@ def _outage_of(state: ControllerState, needed: Container[str]) -> Outage | None:
     """Return an outage that leaves a needed stage without an actor: of its actors', that of the earliest probe."""
     for stage in map(stage_of, state.outages):
         if stage in needed:
-            actors = [actor for actor in state.limits.actors if stage_of(actor) == stage]
+            actors = [actor for actor in state.staying if stage_of(actor) == stage]
             if all(actor in state.outages for actor in actors):
                 return min((state.outages[actor] for actor in actors), key=lambda outage: outage.next_probe_s or math.inf)
     return None

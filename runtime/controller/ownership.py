@@ -40,7 +40,7 @@ def hand_over(state: ControllerState, request: Request) -> None:
 
 def choose_decode(state: ControllerState) -> InstanceId:
     """Return the serving decode actor with the fewest sequences to step, then with the fewest tokens in the KV cache (TI7, MS2)."""
-    actors = [actor for actor in state.limits.actors if stage_of(actor) == "decode"]
+    actors = [actor for actor in state.staying if stage_of(actor) == "decode"]
     unbroken = [actor for actor in actors if actor not in state.outages] or actors
     serving = [actor for actor in unbroken if actor in state.actors] or unbroken
     if len(serving) == 1:

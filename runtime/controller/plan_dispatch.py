@@ -20,8 +20,9 @@ def credit(state: ControllerState, stage: str) -> int:
 
 
 def _loads(state: ControllerState, stage: str) -> dict[InstanceId, int]:
-    """Return the unacknowledged plans of each active actor of a stage."""
-    loads = {actor: 0 for actor in state.actors if stage_of(actor) == stage and actor not in state.outages}
+    """Return the unacknowledged plans of each active actor of a stage that gets work."""
+    active = (actor for actor in state.staying if stage_of(actor) == stage and actor in state.actors)
+    loads = {actor: 0 for actor in active if actor not in state.outages}
     for inflight in state.plans.values():
         if inflight.actor in loads:
             loads[inflight.actor] += 1

@@ -123,7 +123,9 @@ class ControllerState:
     codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
-    actors: dict[InstanceId, int] = field(default_factory=dict)
+    actors: dict[InstanceId, int] = field(default_factory=dict)  # their active generations
+    staying: tuple[InstanceId, ...] = field(init=False)  # the actors that get work
+    leaving: frozenset[InstanceId] = frozenset()  # those that belong to the run and get none: see ``instances``
     deadline_s: float = LONG_AGO_S  # the earliest deadline of a request that could miss it, or earlier
     heard_s: float = LONG_AGO_S  # for every request, the gateway's last message was then or later
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
@@ -154,6 +156,7 @@ class ControllerState:
     def __post_init__(self) -> None:
         limits = self.limits
         self.policy = self.ranking = POLICIES[limits.policy]
+        self.staying = limits.actors
         sizes: dict[PoolName, int] = {
             "media": limits.num_media_pages,
             "patch": limits.num_patch_pages,

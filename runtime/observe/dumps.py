@@ -179,9 +179,10 @@ class BlackBox:
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
-                self._actors = actors_of_run(self._run)
             except ShmError:
                 return None  # memory has not created it yet
+        if not self._actors or not generations.keys() <= {*self._actors}:
+            self._actors = actors_of_run(self._run)  # more may have come
         for actor, generation in generations.items():
             index = self._actors.index(actor) if actor in self._actors else len(self._actors)
             self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))

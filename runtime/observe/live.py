@@ -42,7 +42,7 @@ class RecordFollower:
     ) -> None:
         """``ignored``: kinds of records that are passed over. ``num_first``: records of an actor that the first look takes."""
         self._run = run
-        self._names = names
+        self.names = names
         self._ignored = ignored
         self._num_first = num_first
         self.num_gaps = 0
@@ -60,7 +60,7 @@ class RecordFollower:
         """Return the records that have come since the last call, in order of time."""
         until_ns = time.monotonic_ns() - SETTLE_NS
         found = {}
-        for name in self._names:
+        for name in self.names:
             if (recorder := self._attached(name)) is None:
                 continue
             written, before = recorder.num_written, self._positions.get(name)
@@ -133,6 +133,11 @@ class LiveRequests:
 
     def close(self) -> None:
         self._follower.close()
+
+    def follow(self, actors: Sequence[str]) -> None:
+        """Follow these actors from now on: those known, and maybe more behind them."""
+        self._actors = actors
+        self._follower.names = (*actors, SUPERVISOR)
 
     @property
     def num_tokens(self) -> int:

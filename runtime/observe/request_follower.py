@@ -53,6 +53,10 @@ class RequestFollower:
     def close(self) -> None:
         self._follower.close()
 
+    def follow(self, actors: Sequence[str]) -> None:
+        """Follow these actors from now on: those known, and maybe more."""
+        self._follower.names = actors
+
     def look(self) -> None:
         """Take in whatever is new. Call it from one thread at a time."""
         num_gaps = self._follower.num_gaps

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mmrt.shm.errors import MissingError
 from mmrt.shm.segment import HEADER_BYTES, Segment
-from mmrt.shm.status import ActorState, ActorStatus, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+from mmrt.shm.status import ActorState, ActorStatus, ActorTable, ControllerStats, Membership, PoolUse, StatsSnapshot
 from mmrt.shm.versioned import VersionedBlob
 
 MAX_BYTES = 100
@@ -177,6 +177,46 @@ def test_unknown_actors_are_named(run):
         ActorTable.create(run, ["x" * 33])
     with pytest.raises(MissingError):
         ActorTable.attach(run)
+
+
+def test_actors_join_and_leave_and_keep_their_numbers(run):
+    table = ActorTable.create(run, ["decode", "prefill"])
+    reader = ActorTable.attach(run, writable=False)
+    version = reader.version
+    table.set_membership("decode.1", Membership.PRESENT)
+    assert reader.actors == reader.present == ("decode", "prefill", "decode.1") and reader.version > version
+    table.writer("decode.1", 3).set_state(ActorState.ACTIVE)
+    table.set_membership("decode.1", Membership.LEAVING)
+    assert reader.present == reader.actors and reader.leaving == ("decode.1",)
+    table.set_membership("decode.1", Membership.GONE)
+    table.set_membership("encoder", Membership.PRESENT)
+    assert reader.actors == ("decode", "prefill", "decode.1", "encoder")
+    assert reader.present == ("decode", "prefill", "encoder") and reader.leaving == ()
+    assert reader.read("decode.1").generation == 3, "its words stay"
+    table.set_membership("decode.1", Membership.PRESENT)
+    assert reader.actors.index("decode.1") == 2
+    for number in range(60):
+        table.set_membership(f"video.{number}", Membership.PRESENT)
+    with pytest.raises(ValueError, match="at most 64 actors"):
+        table.set_membership("one more", Membership.PRESENT)
+    for thing in (table, reader):
+        thing.close()
+
+
+def test_a_supervisor_that_dies_as_an_actor_joins_leaves_a_whole_table(run, crashes):
+    ActorTable.create(run, ["decode"]).close()
+    for steps in itertools.count():
+        table = ActorTable.attach(run)
+        before = table.actors
+        with crashes.before_step(crashes.codes(ActorTable.set_membership), steps) as crashed:
+            table.set_membership(f"decode.{steps}", Membership.PRESENT)
+        table.close()
+        reader = ActorTable.attach(run, writable=False)
+        assert reader.actors in (before, (*before, f"decode.{steps}"))
+        reader.close()
+        if not crashed[0]:
+            break
+    assert steps > 10
 
 
 def test_a_new_generation_never_shows_the_old_ones_words(run, crashes):

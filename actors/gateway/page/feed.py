@@ -78,6 +78,7 @@ class Feed:
         now_s = time.monotonic()
         if now_s - self._looked_s >= SHARED_S:
             self._looked_s = now_s
+            self._live.follow(self._actors.actors)
             self._live.look()
             self._shared = self._state(self._live)
         return self._live
@@ -88,7 +89,7 @@ class Feed:
             "now": time.monotonic_ns() / 1e6,
             "epoch": f"{self._began_ns:x}.{live.num_gaps}",  # of revisions: in another one they count anew
             "commands": self._can_command(),
-            "actors": [self._actor(name, stats, live) for name in self._actors.actors],
+            "actors": [self._actor(name, stats, live) for name in self._actors.present],
             "pools": stats.pools,
             "counts": {"waiting": stats.waiting, "preparing": stats.preparing, "running": stats.running},
             "budgets": {"prefill_tokens": stats.prefill_budget, "encode_rows": stats.encode_budget, "tbt_ms": 1000 * stats.tbt_s},

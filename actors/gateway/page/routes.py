@@ -121,8 +121,8 @@ class Page:
     def _commanded(self, http: web.Request) -> str:
         check_command(http, self._has_key)
         actor = http.match_info["actor"]
-        if actor not in self._actors.actors:
-            names = ", ".join(self._actors.actors)
+        if actor not in self._actors.present:
+            names = ", ".join(self._actors.present)
             raise RequestError(f"no actor {actor[:100]!r}; there are {names}", status=404, type="not_found_error")
         return actor
 

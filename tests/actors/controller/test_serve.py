@@ -80,8 +80,9 @@ class Epoch:
         flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state, ACTORS)
         outages = OutageWatch(run, 30.0, ACTORS)
         policies = PolicySwitch(run.path, "unified", self.controller.state, PolicyGuard())
+        self.actors = ActorTable.attach(run, writable=False)
         self.serving = Serving(
-            self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, policies, self.failed.set
+            self.controller, self.io, self.journal, self.socket, self.stats, outages, flight, policies, self.actors, self.failed.set
         )
 
     def close(self) -> None:
@@ -89,6 +90,7 @@ class Epoch:
         self.socket.close()
         self.journal.close()
         self.io.close()
+        self.actors.close()
         self.stats.close()
 
 

@@ -7,6 +7,7 @@ decodes only over its own complete KV, every request ends as it would have ended
 up, and nothing is held at the end. ``test_recovery_world`` lives through it by random seeds, ``test_protocol_machine`` step by step.
 """
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.effects import SetPageGenerations
+from mmrt.runtime.controller.instances import drained
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.ownership import take_back
@@ -163,6 +165,9 @@ class World:
         self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
         self.has_been_broken = False
         self.notices: list[tuple[float, list[Outage]]] = [(0.0, [])]  # of the supervisor about broken actors, and when they arrive
+        self.leaving: set[InstanceId] = set()
+        self.gone: set[InstanceId] = set()  # they have left
+        self.num_left = 0
         self.controller_crash_rate = rng.choice((0.0, 0.003, 0.02)) if faults else 0.0  # per effect
         self.crash_at = -1  # the controller dies before this effect of those that it does next; -1: it does not
         self.num_handed_over = 0
@@ -302,6 +307,7 @@ class World:
                 return
         if self.now >= self.tick_s or self.random.random() < 0.5:
             self.controller.set_outages(self.said_broken())
+            self.scale()
             progress = self.io.progress(self.controller.watched())
             gone = [name for name in self.controller.unanswering() if not self.processes[name].generation]
             self.perform(self.controller.tick(self.now, progress, self.io.ids(self.controller.wanted_ids(progress)), (), gone))
@@ -316,6 +322,31 @@ class World:
                 assert self.limits.policy == "toy" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
                 self.kv.check_index(self.controller.state, self.pools["kv"], self.content["kv"])
+
+    def scale(self) -> None:
+        """Actors leave, go once the controller says that they hold nothing, and come back."""
+        for name in drained(self.controller.state):
+            if name in self.leaving and self.random.random() < 0.3:
+                self.leaving.discard(name)
+                self.gone.add(name)
+                self.num_left += 1
+                if (process := self.processes[name]).generation:
+                    self.crash(name, process)
+                process.up_s = math.inf
+        for name in list(self.gone if not self.storm or self.random.random() < 0.01 else ()):
+            self.gone.discard(name)
+            self.processes[name].up_s = self.now
+        if not self.storm:
+            self.leaving.clear()
+        elif self.random.random() < 0.06:
+            name = self.random.choice(self.limits.actors)
+            staying = [n for n in self.limits.actors if stage_of(n) == stage_of(name) and n not in self.leaving | self.gone | {name}]
+            if self.random.random() < 0.3:
+                self.leaving.discard(name)
+            elif staying and name not in self.gone:
+                self.leaving.add(name)
+        present = [name for name in self.limits.actors if name not in self.gone]
+        self.controller.set_instances(present, self.leaving)
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""
