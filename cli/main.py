@@ -18,6 +18,8 @@ COMMANDS = (
     "status",
     "top",
     "restart",
+    "scale",
+    "layout",
     "debug",
     "logs",
     "trace",

@@ -195,16 +195,57 @@ def check_layout(text: str) -> None:
             raise ConfigError(f"{text!r} has {count} of {stage}, a run has at most {limit}")
 
 
+def format_layout(processes: Iterable[ProcessSpec]) -> str:
+    """Return the text of a layout; equal processes in a row are counted together."""
+    parts: list[ProcessSpec] = []
+    for process in processes:
+        if parts and (parts[-1].stages, parts[-1].device) == (process.stages, process.device):
+            process = ProcessSpec(process.stages, parts.pop().count + process.count, process.device)
+        parts.append(process)
+    letters = ["".join(STAGES[stage].letter for stage in part.stages) + (part.device and f"@{part.device}") for part in parts]
+    return "+".join(f"{part.count if part.count > 1 else ''}{text}" for part, text in zip(parts, letters, strict=True))
+
+
+def scale_layout(layout: str, stage: str, count: int) -> str:
+    """Return the layout with so many actors of a stage: more or fewer processes of that stage alone, the last ones. The names of all
+    others stay. Raises ConfigError if there is no such layout."""
+    scalable = [name for name, record in STAGES.items() if record.letter]
+    if stage not in scalable:
+        raise ConfigError(f"{stage}={count}: no stage {stage!r} to scale, there are {', '.join(scalable)}")
+    if not 1 <= count <= STAGES[stage].max_count:
+        raise ConfigError(f"{stage}={count}: a run has 1 to {STAGES[stage].max_count} of {stage}")
+    processes = [process for _, process in _numbered(layout)]
+    while len(having := [place for place, process in enumerate(processes) if stage in process.stages]) != count:
+        if len(having) < count:
+            processes.insert(having[-1] + 1, ProcessSpec((stage,)))
+            continue
+        last = processes.pop(having[-1])
+        if len(last.stages) > 1:
+            name, others = instance_id(stage, len(having) - 1), [other for other in last.stages if other != stage]
+            raise ConfigError(f"{stage}={count}: {name} shares its process with {' and '.join(others)}, which would go as well")
+    return format_layout(processes)
+
+
+def join_layouts(first: str, second: str) -> str:
+    """Return the layout with the processes of both. The names of those of the first stay."""
+    return format_layout(dict([*_numbered(first), *_numbered(second)]).values())
+
+
+def _numbered(layout: str) -> list[tuple[tuple[InstanceId, ...], ProcessSpec]]:
+    """Return each process of a layout, in its order, with the names of its actors."""
+    numbers, found = dict.fromkeys(STAGES, 0), []
+    for part in parse_layout(layout):
+        for _ in range(part.count):
+            found.append((tuple(instance_id(stage, numbers[stage]) for stage in part.stages), ProcessSpec(part.stages, 1, part.device)))
+            for stage in part.stages:
+                numbers[stage] += 1
+    return found
+
+
 def processes_of(layout: str) -> dict[InstanceId, tuple[InstanceId, ...]]:
     """Return the actors of each process of a run, by the name of the process: that of the last of them."""
     found: dict[InstanceId, tuple[InstanceId, ...]] = {actor: (actor,) for actor in ACTORS if not STAGES[stage_of(actor)].letter}
-    numbers = dict.fromkeys(STAGES, 0)
-    for process in parse_layout(layout):
-        for _ in range(process.count):
-            together = tuple(instance_id(stage, numbers[stage]) for stage in process.stages)
-            found[together[-1]] = together
-            for stage in process.stages:
-                numbers[stage] += 1
+    found |= {together[-1]: together for together, _ in _numbered(layout)}
     order = list(STAGES)
     return dict(sorted(found.items(), key=lambda item: (order.index(stage_of(item[1][0])), item[1][0])))
 

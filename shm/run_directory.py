@@ -171,6 +171,13 @@ class RunDirectory:
             os.close(fd)
             raise
 
+    def rewrite(self, run_json: dict[str, Any]) -> None:
+        """Replace the creator's part of ``run.json``, for processes that attach from now on. Raises OSError."""
+        own = {name: self.info[name] for name in ("run_id", "created_s", "creator_pid")}
+        info = {**run_json, **own}
+        _write_whole(self.path / _INFO, json.dumps(info, indent=1).encode())
+        self.info = info
+
     @staticmethod
     def check_place(path: Path) -> None:
         """Check that a directory of this absolute path could be made. Raises: ShmError if its name is too long; MissingError if

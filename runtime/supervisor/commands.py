@@ -14,9 +14,12 @@ from .control import (
     ErrorReply,
     KillReply,
     KillRequest,
+    LayoutReply,
+    LayoutRequest,
     Reply,
     Request,
     RestartRequest,
+    ScaleRequest,
     StatusReply,
 )
 from .control_server import WithDescriptors
@@ -24,6 +27,7 @@ from .handover import expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
 from .processes import ForeignProcess, descends_from_us
 from .run_report import RunReport
+from .scaling import Scaling
 from .starter import Starter
 
 
@@ -37,6 +41,8 @@ class Commanded(Protocol):
     def say(self, text: str) -> None: ...
     def on_started(self, actor: SupervisedActor, instance: Instance) -> None: ...
     async def end(self, drain_s: float | None) -> None: ...
+    @property
+    def scaling(self) -> Scaling: ...
 
 
 class Commands:
@@ -63,6 +69,10 @@ class Commands:
             return await self._restart(request)
         if isinstance(request, KillRequest):
             return self._kill(request)
+        if isinstance(request, ScaleRequest):
+            return LayoutReply(*await self._run.scaling.scale(request.stage, request.count))
+        if isinstance(request, LayoutRequest):
+            return LayoutReply(*await self._run.scaling.change(request.layout))
         if isinstance(request, DebugRequest):
             return self._debug(request, pid)
         if isinstance(request, DownRequest):

@@ -34,6 +34,19 @@ class KillRequest(msgspec.Struct, frozen=True, tag="kill"):
     actor: str
 
 
+class ScaleRequest(msgspec.Struct, frozen=True, tag="scale"):
+    """Another number of actors of a stage; answered with a LayoutReply when they serve, or the leaving ones have ended."""
+
+    stage: str
+    count: int
+
+
+class LayoutRequest(msgspec.Struct, frozen=True, tag="layout"):
+    """Another layout, of the same processes, more of them or fewer; answered as a ScaleRequest."""
+
+    layout: str
+
+
 class DebugRequest(msgspec.Struct, frozen=True, tag="debug"):
     """The asking process wants to be this actor; answered with a DebugReply. The connection then stays open for as long as it is."""
 
@@ -46,7 +59,7 @@ class DownRequest(msgspec.Struct, frozen=True, tag="down"):
     drain_s: float | None = None
 
 
-Request = StatusRequest | RestartRequest | KillRequest | DebugRequest | DownRequest
+Request = StatusRequest | RestartRequest | KillRequest | ScaleRequest | LayoutRequest | DebugRequest | DownRequest
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
@@ -67,6 +80,13 @@ class KillReply(msgspec.Struct, frozen=True, tag="kill"):
     pid: int
 
 
+class LayoutReply(msgspec.Struct, frozen=True, tag="layout"):
+    """The layout now, and how it came about, for users."""
+
+    layout: str
+    messages: list[str]
+
+
 class DebugReply(msgspec.Struct, frozen=True, tag="debug"):
     """Be ``actor`` in ``environment``, with the descriptors of sockets that clients connect to.
 
@@ -84,7 +104,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-Reply = StatusReply | RestartReply | KillReply | DebugReply | DownReply | ErrorReply
+Reply = StatusReply | RestartReply | KillReply | LayoutReply | DebugReply | DownReply | ErrorReply
 
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode

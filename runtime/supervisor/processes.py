@@ -196,6 +196,15 @@ def pss_bytes(pid: int) -> int | None:
     return None
 
 
+def private_bytes(pid: int) -> int | None:
+    """Return the memory that a process shares with no other, and that ends with it; None if it is gone."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
 def cpu_seconds(pid: int) -> float | None:
     """Return the processor time used so far, user and system; None if the process is gone."""
     try:

@@ -100,6 +100,7 @@ class Reloader:
             self._say(f"reload: {names}: restarting {', '.join(name for name in self._actors if name in affected)}")
         self._outdated |= affected | self._failed
         self._failed.clear()
+        self._outdated &= self._actors.keys()  # some may have left the run
         for name in self._outdated:
             if name not in self._tasks or self._tasks[name].done():
                 self._tasks[name] = asyncio.create_task(self._renew(self._actors[name]))

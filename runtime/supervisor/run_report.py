@@ -56,6 +56,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     state: str  # starting, ready, degraded, stopping; "unsupervised" when no supervisor answers
     path: str
     run_id: str
+    layout: str = ""
     endpoint: str
     model: str
     supervisor_pid: int | None

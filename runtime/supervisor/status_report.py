@@ -87,6 +87,13 @@ class StatusTables:
         """Return the actors that the controller does without, and why; call it after ``pools_and_requests``."""
         return {} if self._stats is None else self._stats.read().broken
 
+    def drained(self, version: int) -> list[str]:
+        """Return the leaving actors that hold nothing, as the controller sees it once it knows ``version`` of the actor table."""
+        if self._stats is None:
+            self.pools_and_requests()
+        stats = None if self._stats is None else self._stats.read()
+        return stats.drained if stats is not None and stats.instances_version >= version else []
+
     def policy(self) -> PolicyReport:
         """Return the controller's report on its policy; call it after ``pools_and_requests``."""
         return NO_POLICY_YET if self._stats is None else self._stats.read().policy
@@ -199,6 +206,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
         state=state,
         path=str(facts.run.path),
         run_id=facts.run.run_id,
+        layout=info.config.actors.layout,
         endpoint=info.endpoint,
         model=info.model_path,
         supervisor_pid=os.getpid(),
@@ -238,6 +246,7 @@ def report_without_supervisor(run: RunDirectory) -> RunReport:
         state="unsupervised",
         path=str(run.path),
         run_id=run.run_id,
+        layout=info.config.actors.layout,
         endpoint=info.endpoint,
         model=info.model_path,
         supervisor_pid=None,

@@ -18,10 +18,12 @@ from ...schema.outage import Outage
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
+from ..config import RuntimeConfig
 from ..errors import RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.notify import Notifier, NotifyListener
 from ..process.run import RunInfo, create_run
+from .actor_tasks import ActorTasks
 from .commands import Commands
 from .control import SOCKET_NAME
 from .control_server import ControlServer
@@ -34,6 +36,7 @@ from .reload import Reloader
 from .restart_policy import RestartPolicy
 from .roster import Roster
 from .run_report import RunReport
+from .scaling import Scaling
 from .specs import HURRY_GRACE_S, stop_order
 from .stand_in import StandIn
 from .starter import NOTIFY_NAME, Starter
@@ -95,6 +98,7 @@ class Supervisor:
         self._logs = LogFiles(setup.log_directory, reporter.message)
         self._meter = CpuMeter()
         self._roster = Roster()
+        self.tasks = ActorTasks(self._end.set)
 
     # ------------------------------------------------------------------------------------------------------ the run
 
@@ -113,6 +117,7 @@ class Supervisor:
         become_subreaper()
         self._starter = Starter(self, self._run.path, self._setup.environment, self._setup.zygote_stages, self._setup.listeners)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
+        self.scaling = Scaling(self._run, self._tables, self)
         commands = Commands(self, self._starter, self._config.server.page)
         control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
         try:
@@ -160,7 +165,6 @@ class Supervisor:
 
     async def _run_actors(self) -> None:
         background: set[asyncio.Task[Any]] = set()
-        actors: set[asyncio.Task[None]] = set()
         ending = asyncio.create_task(self._end.wait())
         try:
             if self._setup.zygote_stages:
@@ -169,18 +173,17 @@ class Supervisor:
             background.add(asyncio.create_task(self._tick()))
             if self._setup.watched_source is not None:
                 background.add(asyncio.create_task(Reloader(self._setup.watched_source, self.actors, self.say).watch()))
-            actors = {asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors.values()}
-            # An exception in one of these is a bug in mmrt: it must end the run, not hang it.
-            watched: set[asyncio.Task[Any]] = {ending, *background, *actors}
-            while not ending.done():
-                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+            for actor in self.actors.values():
+                self.tasks.begin(actor)
+            for task in background:
+                self.tasks.watch(task)
+            await ending
+            self.tasks.raise_bugs(background)
         finally:
             ending.cancel()
             await self._stop_actors()
             self._starter.end()
-            await asyncio.gather(*actors, return_exceptions=True)
+            await self.tasks.all_ended()
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -255,6 +258,24 @@ class Supervisor:
     async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
         """Host: start the process of an actor."""
         return await self._starter.start(spec, output_fd)
+
+    # ------------------------------------------------------------------------------------------------- another layout
+
+    @property
+    def config(self) -> RuntimeConfig:
+        """Scaled: the configuration, with the layout of now."""
+        return self._config
+
+    @property
+    def can_scale(self) -> bool:
+        """Scaled: return whether the run serves, and goes on."""
+        return self._was_ready and not self._end.is_set()
+
+    def set_config(self, config: RuntimeConfig) -> None:
+        """Scaled: let processes that start from now on have another configuration."""
+        self._config = config
+        self._run.rewrite(msgspec.to_builtins(msgspec.structs.replace(self._setup.info, config=config)))
+        self._logs.begin(config.actors.layout)
 
     # ------------------------------------------------------------------------------------------ what actors tell
 

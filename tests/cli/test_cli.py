@@ -56,7 +56,7 @@ def test_help_names_every_command_and_the_exit_statuses(capsys: Captured) -> Non
     assert "Exit status: 0" in text and "--version" in text
 
 
-@pytest.mark.parametrize("group", [[], ["model"], ["config"], ["bench"]])
+@pytest.mark.parametrize("group", [[], ["layout"], ["model"], ["config"], ["bench"]])
 def test_no_line_of_a_list_of_commands_is_cut_at_80_columns(
     group: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -134,6 +134,12 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["status"], 1, "error: no run is up in"),
         (["restart", "decode"], 1, "error: no supervisor answers in"),
         (["restart"], 2, "name actors, or say --all"),
+        (["scale"], 2, "Missing argument 'STAGE=N"),
+        (["scale", "decode"], 2, "'decode' is not STAGE=N, such as encoder=2"),
+        (["scale", "decode=-1"], 2, "'decode=-1' is not STAGE=N"),
+        (["scale", "decode=2"], 1, "error: no supervisor answers in"),
+        (["layout", "show"], 1, "error: no run is up in"),
+        (["layout", "set", "E+P+2D"], 1, "error: no supervisor answers in"),
         (["debug"], 2, "Missing argument 'ACTOR'"),
         (["logs"], 1, "error: no logs in"),
         (["logs", "decoed"], 2, "no actor 'decoed'; did you mean decode? There are memory"),

@@ -24,7 +24,9 @@ from mmrt.runtime.stage_table import (
     actors_of,
     check_layout,
     device_pools,
+    format_layout,
     instance_id,
+    join_layouts,
     number_of,
     parse_instance,
     parse_layout,
@@ -32,6 +34,7 @@ from mmrt.runtime.stage_table import (
     processes_of,
     replaceable,
     restart_order,
+    scale_layout,
     stage_of,
     starts_after,
     torch_actors,
@@ -146,6 +149,53 @@ def test_several_of_a_stage(layout: str, processes: dict[str, tuple[str, ...]]) 
     assert {name: together for name, together in found.items() if STAGES[stage_of(together[0])].letter} == processes
     assert [*dict.fromkeys(stage_of(actor) for actor in actors_of(layout))] == list(STAGES)
     assert sorted(actors_of(layout)) == sorted(actor for together in found.values() for actor in together)
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "count", "scaled"),
+    [
+        ("E+P+D", "decode", 2, "E+P+2D"),
+        ("E+P+D", "encoder", 3, "3E+P+D"),
+        ("3E+P+D", "encoder", 1, "E+P+D"),
+        ("EP+D", "encoder", 2, "EP+E+D"),
+        ("EP+E+D", "encoder", 1, "EP+D"),
+        ("EPD", "decode", 3, "EPD+2D"),
+        ("D+2PE", "decode", 2, "2D+2EP"),
+        ("2E+P+D", "encoder", 2, "2E+P+D"),
+    ],
+)
+def test_a_stage_is_scaled_by_processes_of_its_own(layout: str, stage: str, count: int, scaled: str) -> None:
+    assert scale_layout(layout, stage, count) == scaled
+    before, after = processes_of(layout), processes_of(scaled)
+    assert all(before[name] == after[name] for name in before.keys() & after.keys()), "the others keep their names"
+    assert sum(stage_of(actor) == stage for actor in actors_of(scaled)) == count
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "count", "message"),
+    [
+        ("E+P+2D", "decode", 0, "decode=0: a run has 1 to 8 of decode"),
+        ("E+P+D", "encoder", 9, "encoder=9: a run has 1 to 8 of encoder"),
+        ("E+P+D", "talker", 2, "talker=2: no stage 'talker' to scale, there are encoder, prefill, decode"),
+        ("E+P+D", "gateway", 2, "gateway=2: no stage 'gateway' to scale"),
+        ("2EP+D", "encoder", 1, "encoder=1: encoder.1 shares its process with prefill, which would go as well"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(layout: str, stage: str, count: int, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        scale_layout(layout, stage, count)
+    assert message in str(refusal.value)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.sampled_from(["E", "P", "D", "EP", "ED", "PD", "EPD"])), min_size=1, max_size=4))
+def test_a_layout_and_its_text(parts: list[tuple[int, str]]) -> None:
+    text = "+".join(f"{count}{letters}" for count, letters in parts)
+    assert processes_of(format_layout(parse_layout(text))) == processes_of(text)
+    assert processes_of(join_layouts(text, text)) == processes_of(text)
+
+
+def test_two_layouts_are_joined() -> None:
+    assert join_layouts("2E+P+D", "E+P+3D") == "2E+P+3D" and join_layouts("EP+D", "EP+E+2D") == "EP+D+E+D"
 
 
 def test_a_layout_is_processes() -> None:

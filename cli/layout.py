@@ -1,0 +1,48 @@
+"""``mmrt layout``: the processes of encoder, prefill and decode of a run, and others of them while it serves."""
+
+from typing import Annotated
+
+import typer
+
+from ..runtime.config import RuntimeConfig
+from ..runtime.errors import RunError
+from ..runtime.process.run import read_run_info
+from ..runtime.stage_table import STAGES, processes_of, stage_of
+from ..runtime.supervisor.control import LayoutRequest, call
+from ..shm.errors import MissingError
+from ..shm.run_directory import RunDirectory
+from .options import RunName, run_path
+from .scale import tell
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Show or change the processes of encoder, prefill and decode.")
+    app.add_typer(group, name="layout")
+
+    @group.command()
+    def show(run: RunName = None) -> None:
+        """Print the layout, and the actors of each process."""
+        layout = _config(run).actors.layout
+        print(layout)
+        for name, together in processes_of(layout).items():
+            if STAGES[stage_of(name)].letter:
+                print(f"  {' and '.join(together)}")
+
+    @group.command("set")
+    def set_(
+        layout: Annotated[str, typer.Argument(metavar="LAYOUT", help="As actors.layout, such as 2E+P+2D.")], run: RunName = None
+    ) -> None:
+        """Have more or fewer of the processes in a live run.
+
+        No request is lost. The names and stages of the others must stay: another division into processes needs another start.
+        """
+        tell(call(run_path(run), LayoutRequest(layout), timeout_s=None))
+
+
+def _config(run: str | None) -> RuntimeConfig:
+    path = run_path(run)
+    try:
+        with RunDirectory.attach(path, timeout_s=0.0) as directory:
+            return read_run_info(directory).config
+    except MissingError:
+        raise RunError(f"no run is up in {path} (mmrt up)") from None

@@ -1,0 +1,111 @@
+"""``mmrt scale`` and ``mmrt layout`` on a live run: processes come and go under load, and no token changes."""
+
+import json
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_decodes import check, handed_over, owners, under_way
+from mmrt.tests.end_to_end.test_instances import at_once
+from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+
+SETTINGS = "[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n"
+
+
+@pytest.fixture(scope="module")
+def live(launch: Callable[..., Server], source: Path) -> Server:
+    """A run of a copy of the package, so that its code can be broken."""
+    return launch(settings=SETTINGS, source=source)
+
+
+def scale(server: Server, *orders: str) -> str:
+    done = server.mmrt("scale", *orders)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refused(server: Server, *arguments: str) -> str:
+    before = processes(server), server.mmrt("layout", "show").stdout
+    done = server.mmrt(*arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (processes(server), server.mmrt("layout", "show").stdout) == before, "nothing has changed"
+    return done.stderr
+
+
+def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
+    expected, before = live.chat(PROMPT, **LONG)[1], handed_over(live)
+    with Streams(live, 2) as streams:
+        assert scale(live, "decode=2") == "decode.1: in the run, and serving\nlayout E+P+2D\n"
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    stories = under_way(live, 4)
+    with ThreadPoolExecutor() as pool:
+        leaving = pool.submit(scale, live, "decode=1")
+        live.wait(lambda _: "decode.1" not in owners(live), "its rows are taken from it")
+        live.kill("decode.1", signal.SIGCONT)
+        assert leaving.result() == "decode.1: left the run, without work\nlayout E+P+D\n"
+    check(stories, expected)
+    assert handed_over(live) == before + 2 and "decode.1" not in processes(live)
+    live.wait_until_empty()
+
+
+def test_encoders_and_prefills_come_and_leave_under_load(live: Server) -> None:
+    expected, pictures = live.chat(PROMPT, **LONG)[1], at_once(live, 6)
+    with Streams(live, 2) as streams:
+        assert scale(live, "encoder=2", "prefill=2").endswith("layout 2E+2P+D\n")
+        assert at_once(live, 6) == pictures
+        assert {"encoder.1", "prefill.1"} < {*processes(live)}
+        live.kill("prefill.1")
+        assert live.mmrt("layout", "set", "E+P+D").stdout.startswith("encoder.1, prefill.1: left the run")
+        assert at_once(live, 6) == pictures
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    assert json.loads(urlopen(f"{live.url}/ready").read()) == {"status": "ready"}
+    live.wait_until_empty()
+
+
+def test_those_that_came_are_known_everywhere(live: Server) -> None:
+    scale(live, "decode=2")
+    assert live.mmrt("layout", "show").stdout.splitlines() == ["E+P+2D", "  encoder", "  prefill", "  decode", "  decode.1"]
+    assert 'mmrt_actor_broken{actor="decode.1"} 0.0' in urlopen(f"{live.url}/metrics").read().decode()
+    done = live.mmrt("restart", "decode.1")
+    assert done.returncode == 0 and "decode.1: generation" in done.stdout
+    live.kill("decode.1")
+    live.wait(lambda status: bool(status["ready"]) and len(status["actors"]) == 9, "ready")
+    assert '"decode.1"' in live.mmrt("trace", "-o", "-").stdout and live.mmrt("logs", "decode.1").returncode == 0
+    scale(live, "decode=1")
+    assert "decode.1" not in urlopen(f"{live.url}/metrics").read().decode()
+    assert "no actor 'decode.1'" in live.mmrt("restart", "decode.1").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scale", "decode=0"), "decode=0: a run has 1 to 8 of decode"),
+        (("scale", "prefill=9"), "prefill=9: a run has 1 to 8 of prefill"),
+        (("scale", "memory=2"), "no stage 'memory' to scale, there are encoder, prefill, decode"),
+        (("layout", "set", "E+P"), "'E+P' has no decode (D)"),
+        (("layout", "set", "E+P+X"), "'X': no stage 'X'"),
+        (("layout", "set", "EP+D"), "in 'EP+D' the process prefill is encoder and prefill, now it is prefill"),
+    ],
+)
+def test_what_is_impossible_is_refused_before_anything_changes(live: Server, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(live, *arguments)
+
+
+def test_one_that_does_not_come_up_changes_nothing(live: Server, source: Path) -> None:
+    file = source / "actors" / "decode" / "loop.py"
+    before = file.read_text()
+    file.write_text("raise RuntimeError('edited badly')\n")
+    try:
+        error = refused(live, "scale", "decode=2")
+    finally:
+        file.write_text(before)
+    assert "decode.1 does not come up, and nothing has changed" in error and "edited badly" in error
+    assert live.chat("Hello")[1]
+    scale(live, "decode=2")
+    scale(live, "decode=1")
+    live.wait_until_empty()

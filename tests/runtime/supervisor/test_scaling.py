@@ -1,0 +1,90 @@
+"""Changes of a layout that cannot be done: what is refused, and what is taken back. ``end_to_end/test_scale`` has those that can."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.errors import RunError
+from mmrt.runtime.process.host_room import HostRoom
+from mmrt.runtime.supervisor import scaling
+from mmrt.runtime.supervisor.managed_actor import SupervisedActor
+from mmrt.runtime.supervisor.scaling import Scaling
+from mmrt.runtime.supervisor.specs import actor_specs
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorTable
+
+MEBI = 1 << 20
+
+
+class Host:
+    """A supervisor whose processes are all this one."""
+
+    def __init__(self, settings: str) -> None:
+        self.config: RuntimeConfig = parse_config(settings)
+        self.can_scale = True
+        self.actors = {spec.name: SupervisedActor(spec, self) for spec in actor_specs(self.config)}  # type: ignore[arg-type]
+        for actor in self.actors.values():
+            actor.current = SimpleNamespace(process=SimpleNamespace(pid=os.getpid()), is_debugger=False)  # type: ignore[assignment]
+
+
+class Holding:
+    """The controller's word: these actors hold work for ever."""
+
+    def drained(self, version: int) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        yield run
+
+
+def scaling_of(run: RunDirectory, settings: str) -> tuple[Scaling, Host]:
+    host = Host(settings)
+    ActorTable.create(run, host.config.instances).close()
+    return Scaling(run, Holding(), host), host  # type: ignore[arg-type]
+
+
+def refused(change: Any) -> str:
+    with pytest.raises(RunError) as refusal:
+        asyncio.run(change)
+    return str(refusal.value)
+
+
+def test_more_than_there_is_memory_for_is_refused(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    changer, host = scaling_of(place, "")
+    monkeypatch.setattr(scaling, "read_host_room", lambda _: HostRoom(3 * MEBI, 9 * MEBI))
+    message = refused(changer.scale("decode", 3))
+    assert message.startswith("decode.1, decode.2 need ") and message.endswith(" MiB, as those of their stage do; 3 MiB are free")
+    assert ActorTable.attach(place).actors == host.config.instances
+
+
+def test_one_that_keeps_work_stays(place: RunDirectory) -> None:
+    changer, host = scaling_of(place, '[actors]\nlayout = "E+P+2D"\n[supervisor]\ndrain_s = 0.05\n')
+    assert refused(changer.scale("decode", 1)) == "decode.1 still had work after 0.05 s (supervisor.drain_s), and stays"
+    table = ActorTable.attach(place)
+    assert table.leaving == () and table.present == host.config.instances and host.config.actors.layout == "E+P+2D"
+
+
+def test_nobody_leaves_a_run_that_ends(place: RunDirectory) -> None:
+    changer, host = scaling_of(place, '[actors]\nlayout = "E+P+2D"\n')
+    host.can_scale = False
+    assert "the run is starting or ending" in refused(changer.scale("decode", 1))
+
+
+def test_one_that_is_being_replaced_does_not_leave(place: RunDirectory) -> None:
+    changer, host = scaling_of(place, '[actors]\nlayout = "E+P+2D"\n')
+    host.actors["decode.1"].state = "restarting"
+    assert refused(changer.scale("decode", 1)) == "decode.1 is being restarted already"
+
+
+def test_a_layout_on_a_device_is_fixed(place: RunDirectory) -> None:
+    changer, _ = scaling_of(place, '[model]\ndevice = "cuda"\n')
+    assert refused(changer.scale("decode", 2)).startswith("on cuda pools take the memory that processes leave")
