@@ -49,7 +49,12 @@ def _calls_text(form: CallForm) -> str:
 
     A lazy rule ends with the first opening that comes, so none stands in a text without a call behind it.
     """
-    names = " | ".join(_literal(f'{function.name}", "arguments": ') + f" @f{at}" for at, function in enumerate(form.functions))
+    texts = [_arguments_text(function) for function in form.functions]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # equal schemas share a grammar
+    names = " | ".join(
+        _literal(f'{function.name}", "arguments": ') + f" @f{numbers[text]}"
+        for function, text in zip(form.functions, texts, strict=True)
+    )
     call = f"call: {_literal(_HEAD)} ({names}) {_literal(_TAIL)}"
     text, first, more = "TEXT: /(.|\\n)*/", f"first: {_literal(OPENING)} call", f"more: {_literal(_BETWEEN + OPENING)} call"
     head = f"head[lazy]: TEXT {_literal(OPENING)}"
@@ -63,7 +68,7 @@ def _calls_text(form: CallForm) -> str:
     else:
         rules = ["start: (head call)* TEXT", text, head, call]
     grammars = [{"lark_grammar": "\n".join(rules)}]
-    grammars += [{**_grammar_in(_arguments_text(one)), "name": f"f{at}"} for at, one in enumerate(form.functions)]
+    grammars += [{**_grammar_in(text), "name": f"f{number}"} for text, number in numbers.items()]
     if form.answer is not None and not form.is_required:
         is_lark = form.answer.kind == "lark"
         grammars.append({**({"lark_grammar": form.answer.text} if is_lark else _grammar_in(_text(form.answer))), "name": "answer"})

@@ -113,6 +113,16 @@ def test_errors_say_where() -> None:
     assert schemas_of(SUM) == [("", json.loads(SUM.text))] and schemas_of(GrammarSource("regex", "a")) == []
 
 
+def test_functions_with_equal_schemas_share_a_grammar(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    """128 functions fit where a few of them are strict."""
+    many = [Function(f"/{at}/function/parameters", f"f{at}", FREE if at else CITY) for at in range(128)]
+    grammar = grammar_text(source_of_calls(form(functions=many)))
+    assert len(json.loads(grammar)["grammars"]) == 3
+    for text, is_allowed in ((call("f0"), True), (call("f127", "{}"), True), (call("f0", "{}"), False)):
+        matcher = matchers.begin(grammar)
+        assert all(matcher.take(id) for id in tokenizer.encode(text)) == is_allowed
+
+
 def test_functions_are_limited_together() -> None:
     large = [Function("", f"f{i}", {"type": "object", "description": "x" * 12_000}) for i in range(3)]
     with pytest.raises(GrammarError, match=f"bytes in UTF-8, allowed are 1 to {MAX_SOURCE_BYTES}"):
