@@ -212,6 +212,32 @@ def test_a_schema_that_cannot_be_compiled(server: Server) -> None:
         assert "tools: cannot be compiled at /1/function/parameters/properties/on: Invalid type: bool" in caught.value.message
 
 
+def test_decode_is_killed_in_mid_call(server: Server) -> None:
+    """As the client's own helper for streams sees it: the call goes on where it was, and stays valid."""
+    lines = {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{20}$"}, "minItems": 8, "maxItems": 8}
+    schema = {"type": "object", "properties": {"lines": lines}, "required": ["lines"], "additionalProperties": False}
+    tool: Any = {"type": "function", "function": {"name": "write", "parameters": schema, "strict": True}}
+    num_kills = 0
+    with server.client.chat.completions.stream(
+        model=server.checkpoint.name,
+        messages=[USER],  # type: ignore[list-item]
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=900,
+        seed=3,
+    ) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta" and len(event.arguments) > 60 and num_kills == 0:
+                server.kill("decode")
+                num_kills = 1
+        (choice,) = stream.get_final_completion().choices
+    assert num_kills == 1 and choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    jsonschema.validate(call.function.parsed_arguments, schema)
+    server.wait_until_empty()
+
+
 def test_a_client_that_goes_in_mid_call(server: Server) -> None:
     stream = create(server, tools=[WRITE], tool_choice="required", n=2, stream=True, max_tokens=3000)
     seen = 0

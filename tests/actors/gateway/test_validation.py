@@ -557,6 +557,7 @@ NAMES = [
     "max_tokens",
     "n",
     "tools",
+    "tool_choice",
     "user",
     "mm_processor_kwargs",
 ]
@@ -571,8 +572,21 @@ PARTS = st.fixed_dictionaries(
         "max_pixels": JSON,
     },
 )
+CALLS = st.fixed_dictionaries(
+    {"type": st.just("function"), "id": st.sampled_from(["c1", "c2"])},
+    optional={"function": st.fixed_dictionaries({"name": JSON, "arguments": JSON.map(json.dumps) | JSON}) | JSON},
+)
 MESSAGES = st.lists(
-    st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PARTS) | JSON}) | JSON,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "system", "assistant", "tool"]) | JSON,
+            "content": st.lists(PARTS) | JSON,
+            "tool_calls": st.lists(CALLS) | JSON,
+            "tool_call_id": JSON,
+        },
+    )
+    | JSON,
     max_size=3,
 )
 

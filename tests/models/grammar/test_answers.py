@@ -6,6 +6,7 @@ import torch
 
 from mmrt.actors.decode.grammar_rows import GrammarRows
 from mmrt.models.errors import GrammarError
+from mmrt.models.grammar.call_form import CallForm, Function, source_of_calls
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.source import source_of_regex, source_of_schema
 from mmrt.models.grammar.text import grammar_text
@@ -13,6 +14,7 @@ from mmrt.models.grammar.vocabulary import GrammarVocabulary
 from mmrt.models.sampling.interface import Pairs, SamplingRows
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.models.text.tool_calls import CallReader
 from mmrt.schema.rows import EndCode
 from mmrt.tests.models.grammar.random_schemas import Schema, check_answer, random_schema
 
@@ -81,6 +83,44 @@ def test_no_answer_is_invalid(matchers: Matchers, vocabulary: GrammarVocabulary,
                 assert text == tokenizer.decode(ids[:-1], with_control_tokens=True) + tokenizer.decode(ids[-1:])
                 check_answer(schema, text)
     assert num_whole >= 0.8 * NUM_SCHEMAS
+
+
+def compiles(schema: Schema, matchers: Matchers) -> bool:
+    try:
+        matchers.begin(grammar_text(source_of_schema(schema)))
+    except GrammarError:
+        return False
+    return True
+
+
+def test_no_call_is_invalid(matchers: Matchers, vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    """Required ones, with guidance and everything else that draws tokens: each has arguments of its function's schema."""
+    schemas, seed = list[Schema](), 0
+    while len(schemas) < 3 * BATCH:
+        schema, seed = random_schema(seed), seed + 1
+        if schema.get("type") == "object" and compiles(schema, matchers):
+            schemas.append(schema)
+    names = [f"f{number}" for number in range(3)]
+    texts = [
+        grammar_text(
+            source_of_calls(
+                CallForm(functions=[*map(Function, names, names, schemas[at : at + 3])], is_required=True, is_single=bool(at % 2))
+            )
+        )
+        for at in range(0, len(schemas), 3)
+    ]
+    num_calls = 0
+    for at, ids in enumerate(answers(texts, matchers, endings(vocabulary, tokenizer), seed=9)):
+        if ids is None:
+            continue
+        reader = CallReader(names)
+        content, pieces = reader.push(tokenizer.decode(ids))
+        assert reader.has_calls and reader.flush() == ("", []) and not content
+        for number in range(pieces[-1].number + 1):
+            name, *arguments = [piece.name or piece.arguments for piece in pieces if piece.number == number]
+            check_answer(schemas[3 * at + names.index(name)], "".join(arguments))
+            num_calls += 1
+    assert num_calls >= BATCH / 2
 
 
 @pytest.mark.parametrize("logit", [torch.nan, -torch.inf])
