@@ -60,7 +60,10 @@ def build_app(
         (app.router.add_get, "/ready", endpoints.ready),
         (app.router.add_get, "/version", endpoints.version),
         (app.router.add_get, "/metrics", endpoints.metrics),
-        *((_adder(app, method), path, handler) for method, path, handler in apis.routes(endpoints.completions)),
+        *(
+            (_adder(app, method), path, handler)
+            for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s)
+        ),
     ):
         add(path, handler)
         add(f"{path}/", handler)

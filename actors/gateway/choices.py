@@ -5,7 +5,7 @@ The choices of one answer are requests of their own with equal prompts, of which
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -29,11 +29,12 @@ class Usage(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The end of a choice. ``stop``: the stop string that ended it, "" if none did. ``prefill_s``: from the grant of its pages to its
-    first text; ``decode_s``: from there to its end."""
+    """The end of a choice. ``stop``: the stop string that ended it, "" if none did. ``queue_s``: until pages were granted;
+    ``prefill_s``: from there to its first text; ``decode_s``: from there to its end."""
 
     reason: FinishReason | Literal["tool_calls"]
     stop: str = ""
+    queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
@@ -113,10 +114,10 @@ class Choice:
         if reason == "stop" and self._reader is not None and self._reader.has_calls:
             reason = "tool_calls"
         request = self.request
-        first_s, granted_s, end_s = (
-            at if at is not None else request.submitted_s for at in (request.first_text_s, request.granted_s, request.finished_s)
-        )
-        return Ending(reason, request.stop, max(0.0, first_s - granted_s), max(0.0, end_s - first_s))
+        known = [request.submitted_s]
+        for at in (request.granted_s, request.first_text_s, request.finished_s):
+            known.append(known[-1] if at is None else max(known[-1], at))  # a step unseen takes no time
+        return Ending(reason, request.stop, *[after - before for before, after in pairwise(known)])
 
     @property
     def has_news(self) -> bool:

@@ -109,14 +109,14 @@ class Completions:
     async def tokenize(self, http: web.Request) -> web.Response:
         """Answer with the token ids of a prompt. A medium is one token, its placeholder. Raises: as ``chat``."""
         self._check_open()
-        _, prompt = await self._intake(http, partial(self._parse, read_tokenize))
+        _, prompt = await self.intake(http, partial(self._parse, read_tokenize))
         return json_response({"count": len(prompt.ids), "max_model_len": self._limits.max_context, "tokens": prompt.ids})
 
     async def detokenize(self, http: web.Request) -> web.Response:
         """Answer with the text of token ids, control tokens included. Raises: as ``chat``."""
         self._check_open()
         return json_response(
-            {"prompt": await self._intake(http, lambda body: self._prompts.text_of(read_detokenize(body, self._limits)))}
+            {"prompt": await self.intake(http, lambda body: self._prompts.text_of(read_detokenize(body, self._limits)))}
         )
 
     def _check_open(self) -> None:
@@ -129,7 +129,7 @@ class Completions:
         self._check_open()
         self.num_open += 1
         try:
-            asked, prompt = await self._intake(http, partial(self._parse, read))
+            asked, prompt = await self.intake(http, partial(self._parse, read))
             return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
         finally:
             self.num_open -= 1
@@ -140,7 +140,7 @@ class Completions:
         self.num_open += 1
         try:
             try:
-                asked, prompt = await self._intake(http, partial(self._parse, read))
+                asked, prompt = await self.intake(http, partial(self._parse, read))
                 if (form := asked.generation.grammar) is not None:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
@@ -164,8 +164,8 @@ class Completions:
 
     # --------------------------------------------------------------------------------------------------------- intake
 
-    async def _intake(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
-        """Receive a body and parse it, in a thread where it is long. Raises: RequestError."""
+    async def intake(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
+        """Receive a body and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1

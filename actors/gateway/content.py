@@ -3,6 +3,7 @@
 Pure. Called by validation.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...schema.media import MediaKind
@@ -76,6 +77,17 @@ def check_continues(conversation: Conversation) -> None:
         raise refuse(f"{path}.tool_calls", "cannot be combined with continue_final_message, which continues a text")
     if not (last.content if isinstance(last.content, str) else last.content[-1]):
         raise refuse(f"{path}.content", "is empty, with continue_final_message it is continued")
+
+
+def is_continued(messages: Sequence[Message]) -> bool:
+    """Return whether the last message is the model's: in other APIs than OpenAI's the answer then continues it. Raises: RequestError if
+    it is empty."""
+    last = messages[-1]
+    if last.role != "assistant":
+        return False
+    if not (last.content and last.content[-1]):
+        raise refuse(f"messages[{len(messages) - 1}].content", "is empty; a last message of the assistant is continued")
+    return True
 
 
 def _num_parts(message: Any) -> int:

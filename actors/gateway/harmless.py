@@ -1,6 +1,7 @@
 """Values of fields that mmrt does not implement with which they change nothing. Pure; used by the readers of requests."""
 
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ def one_of(*expected: object) -> Harmless:
     return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words)
 
 
-def of_type(kind: type, words: str) -> Harmless:
+def of_type(kind: type | UnionType, words: str) -> Harmless:
     return Harmless(lambda value: isinstance(value, kind), words)
 
 

@@ -84,6 +84,7 @@ def load_text_stack(actor: Actor) -> TextStack:
     template = ChatTemplate.load(actor.model_path, tokenizer.special_tokens)
     limits = Limits(
         model_name=actor.config.model.name or actor.model_path.name,
+        family=model.family,
         kinds=model.media_kinds,
         max_context=layout.max_context,
         max_choices=min(MAX_CHOICES, layout.num_rows),

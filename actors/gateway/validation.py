@@ -39,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``)."""
 
     model_name: str
+    family: str = ""
     kinds: tuple[MediaKind, ...]
     max_context: int
     max_choices: int = MAX_CHOICES

@@ -1,8 +1,10 @@
 """Clients of other APIs on a real run: what they get is what OpenAI's client gets for the same prompt."""
 
+import base64
 from typing import Any
 
 import anthropic
+import ollama
 import pytest
 
 from mmrt.tests.end_to_end.conftest import Server
@@ -56,4 +58,23 @@ def test_anthropics_client(server: Server, expected: Any) -> None:
     assert count.input_tokens == expected.usage.prompt_tokens, "with all tokens of the picture"
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == words[: words.index(stop)]
+    server.wait_until_empty()
+
+
+def test_ollamas_client(server: Server, expected: Any) -> None:
+    model, options, picture = server.checkpoint.name, {"temperature": 0, "num_predict": 24}, base64.b64decode(BASE64)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?", "images": [picture]}]
+    with ollama.Client(server.url, timeout=60) as client:
+        whole = client.chat(model, messages, options=options)
+        lines: list[Any] = list(client.chat(model, messages, options=options, stream=True))
+        generated = client.generate(model, "What is it?", system="Be brief.", images=[picture], options=options)
+        (found,) = client.list().models
+        shown = client.show(model)
+    texts = [whole.message.content, "".join(line.message.content for line in lines), generated.response]
+    assert texts == [expected.choices[0].message.content] * 3
+    for end in (whole, lines[-1], generated):
+        counts = (end.prompt_eval_count, end.eval_count, end.done_reason)
+        assert counts == (expected.usage.prompt_tokens, expected.usage.completion_tokens, expected.choices[0].finish_reason)
+        assert end.total_duration >= end.prompt_eval_duration + end.eval_duration > 0
+    assert found.model == model and shown.capabilities == ["completion", "vision", "audio"]
     server.wait_until_empty()

@@ -8,7 +8,7 @@ import msgspec
 from ....runtime.errors import RequestError
 from ....schema.media import MediaKind
 from ..choices import Ending, Piece, Usage
-from ..content import Conversation, MediaPart, Message, check_messages
+from ..content import Conversation, MediaPart, Message, check_messages, is_continued
 from ..fields import Fields, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_schema
 from ..harmless import NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
@@ -70,9 +70,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     refuse_others(fields, _IGNORED_FIELDS)
     intake = MediaIntake(limits.kinds, limits.media, options)
     messages = [_read_turn(turn, f"messages[{at}]", intake) for at, turn in enumerate(check_messages(turns, limits.max_context))]
-    continues = messages[-1].role == "assistant"
-    if continues and not (messages[-1].content and messages[-1].content[-1]):
-        raise refuse(f"messages[{len(messages) - 1}].content", "is empty; a last message of the assistant is continued")
+    continues = is_continued(messages)
     if system is not None:
         messages.insert(0, Message("system", _read_content(system, "system", "system", intake)))
     conversation = Conversation(tuple(messages), tuple(intake.media))

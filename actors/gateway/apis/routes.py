@@ -6,24 +6,42 @@ from functools import partial
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from .... import __version__
 from ....runtime.errors import RequestError
 from ..completions import Completions
 from ..responses import error_body, json_response
-from . import anthropic
+from ..validation import Limits
+from . import anthropic, ollama
 
 _MESSAGES = "/v1/messages"
+_OLLAMA = "/api/"
 _ANTHROPIC = anthropic.MessageFormat()
 
 
-def routes(completions: Completions) -> list[tuple[str, str, Handler]]:
-    """Return method, path and handler of each."""
+def routes(completions: Completions, limits: Limits, created: int) -> list[tuple[str, str, Handler]]:
+    """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
 
     async def count_tokens(http: web.Request) -> web.Response:
         return json_response({"input_tokens": await completions.count(http, anthropic.read_count)})
 
+    async def tags(_: web.Request) -> web.Response:
+        return json_response({"models": [ollama.model_entry(limits, created)]})
+
+    async def show(http: web.Request) -> web.Response:
+        await completions.intake(http, lambda body: ollama.read_show(body, limits))
+        return json_response(ollama.model_details(limits, created))
+
+    async def version(_: web.Request) -> web.Response:
+        return json_response({"version": __version__})
+
     return [
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
         ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
+        ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama.CHAT)),
+        ("POST", "/api/generate", partial(completions.answer, read=ollama.read_generate, format=ollama.GENERATE)),
+        ("GET", "/api/tags", tags),
+        ("POST", "/api/show", show),
+        ("GET", "/api/version", version),
     ]
 
 
@@ -31,4 +49,6 @@ def error_body_of(path: str) -> Callable[[RequestError], bytes]:
     """Return the function that shapes an error of this path as its API does."""
     if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
         return anthropic.error_body
+    if path.startswith(_OLLAMA):
+        return ollama.error_body
     return error_body

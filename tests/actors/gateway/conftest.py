@@ -125,7 +125,9 @@ def prompts(tokenizer: Tokenizer, model: ModelConfig) -> PromptBuilder:
 
 @pytest.fixture
 def limits() -> Limits:
-    return Limits(model_name=MODEL, kinds=("image", "video", "audio"), max_context=MAX_CONTEXT, media=MediaSection())
+    return Limits(
+        model_name=MODEL, family="qwen2_5_omni", kinds=("image", "video", "audio"), max_context=MAX_CONTEXT, media=MediaSection()
+    )
 
 
 class Play:

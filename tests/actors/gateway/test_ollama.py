@@ -1,0 +1,237 @@
+"""Ollama's API as its own client sees it: bodies, answers, lines, the model, errors."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import msgspec
+import ollama
+import pytest
+
+from mmrt.actors.gateway.apis.ollama import read_chat, read_generate
+from mmrt.actors.gateway.content import MediaPart, Message
+from mmrt.actors.gateway.prompt import PromptBuilder
+from mmrt.actors.gateway.template_fields import TemplateUse
+from mmrt.actors.gateway.validation import ChatRequest, Limits
+from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
+from mmrt.runtime.errors import RequestError
+
+TEXT = "Hello, größer 😀 world"
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(30)
+IMAGE = base64.b64encode(PNG).decode()
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(limits: Limits, **fields: Any) -> ChatRequest:
+    return read_chat(json.dumps({"model": "tiny", "messages": [USER], **fields}).encode(), limits)
+
+
+def generate(limits: Limits, **fields: Any) -> ChatRequest:
+    return read_generate(json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode(), limits)
+
+
+def client_of(scene: Any, **more: Any) -> Any:
+    return ollama.AsyncClient(scene.url, timeout=20, **more)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare(num_prompt_tokens=20)
+            await asyncio.sleep(0.02)
+            play.text("Hello, größer")
+            await asyncio.sleep(0.02)
+            play.text(" 😀 world", "length")
+
+        scene.controller.script = script
+        options = {"temperature": 0.5, "num_predict": 9, "stop": ["END"], "seed": 3, "num_ctx": 4096}
+        async with client_of(scene) as client:
+            if is_chat:
+                answer = await client.chat("tiny:latest", [USER], stream=stream, options=options, keep_alive="5m")
+            else:
+                answer = await client.generate("tiny", "hi", system="Be brief.", stream=stream, options=options)
+            lines = [line async for line in answer] if stream else [answer]
+        texts = [line.message.content if is_chat else line.response for line in lines]
+        assert "".join(texts) == TEXT and len(lines) > stream
+        assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+        end = lines[-1]
+        assert (end.model, end.done_reason, end.prompt_eval_count, end.eval_count) == ("tiny", "length", 20, 4)
+        assert end.created_at.endswith("Z") and end.load_duration == 0 < end.prompt_eval_duration
+        assert end.eval_duration > 0 and end.total_duration >= end.prompt_eval_duration + end.eval_duration
+        spec = scene.controller.play.spec
+        assert (spec.max_new_tokens, spec.sampling.temperature, spec.sampling.seed, spec.stop) == (9, 0.5, 3, ["END"])
+
+    stage.run(test)
+
+
+def test_lines_stream_unless_the_body_says_no(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        answer = await scene.http.post("/api/chat", json={"messages": [USER]})
+        assert answer.headers["Content-Type"] == "application/x-ndjson" and answer.text.count("\n") > 1
+        answer = await scene.http.post("/api/chat", json={"messages": [USER], "stream": False})
+        assert answer.headers["Content-Type"] == "application/json" and answer.json()["message"]["content"] == TEXT
+
+    stage.run(test)
+
+
+def test_a_stream_that_waits_and_fails(stage: Any) -> None:
+    stage.configure("server", keep_alive_s=0.1)
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            await asyncio.sleep(0.3)
+            play.fail(500, "a stage died", error_type="internal_error")
+
+        scene.controller.script = script
+        async with client_of(scene) as client:
+            with pytest.raises(ollama.ResponseError, match="a stage died"):
+                async for _ in await client.chat("tiny", [USER], stream=True):
+                    pass
+        answer = await scene.http.post("/api/generate", json={"prompt": "hi"})
+        waiting = json.loads(answer.text.split("\n")[0])
+        assert (waiting["response"], waiting["done"]) == ("", False), "a line that any client takes"
+
+    stage.run(test)
+
+
+def test_pictures_reach_the_pool(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        media = []
+
+        async def script(play: Any) -> None:
+            media.append(await play.grant())
+            play.prepare()
+            play.text("Red.", "stop")
+
+        scene.controller.script = script
+        async with client_of(scene) as client:
+            assert (await client.chat("tiny", [{**USER, "images": [PNG, IMAGE]}])).message.content == "Red."
+            assert (await client.generate("tiny", "What?", images=[PNG])).response == "Red."
+        assert media == [[PNG, PNG], [PNG]]
+
+    stage.run(test)
+
+
+def test_the_model(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async with client_of(scene) as client:
+            (model,) = (await client.list()).models
+            assert model.model == "tiny" and model.details.format == "safetensors" and model.modified_at is not None
+            shown = await client.show("tiny:latest")
+        assert shown.capabilities == ["completion", "vision", "audio"]
+        architecture = shown.modelinfo["general.architecture"]
+        assert architecture == model.details.family == "qwen2_5_omni"
+        assert shown.modelinfo[f"{architecture}.context_length"] == 2048
+        assert (await scene.http.get("/api/version")).json() == (await scene.http.get("/version")).json()
+
+    stage.run(test)
+
+
+def test_errors_have_the_shape_of_the_api(stage: Any) -> None:
+    stage.configure("server", api_key="secret")
+
+    async def test(scene: Any) -> None:
+        async with client_of(scene) as client:
+            with pytest.raises(ollama.ResponseError, match="API key is missing") as caught:
+                await client.list()
+        assert caught.value.status_code == 401
+        client = client_of(scene, headers={"Authorization": "Bearer secret"})
+        for asked, status, says in (
+            (client.chat("llava", [USER]), 404, 'model: "llava" does not exist, this server has "tiny"'),
+            (client.show("llava"), 404, 'model: "llava" does not exist'),
+            (client.generate("tiny", ""), 400, "prompt: is required, and not empty"),
+            (client.generate("tiny", "a " * 3000), 400, "prompt: the prompt has"),
+            (client.embed("tiny", "a"), 404, "POST /api/embed: Not Found"),
+        ):
+            with pytest.raises(ollama.ResponseError) as caught:
+                await asked
+            assert caught.value.status_code == status and says in caught.value.error
+        await client.close()
+
+    stage.run(test)
+
+
+def test_what_a_body_becomes(limits: Limits, prompts: PromptBuilder) -> None:
+    system = {"role": "system", "content": "S"}
+    asked = chat(limits, messages=[system, {**USER, "images": [IMAGE]}])
+    assert asked.conversation.messages == (Message("system", "S"), Message("user", (MediaPart("image"), "hi")))
+    assert asked.conversation.media[0].path == "messages[1].images[0]"
+    asked = generate(limits, system="S", images=[IMAGE])
+    assert asked.conversation.messages == (Message("system", "S"), Message("user", (MediaPart("image"), "hi")))
+    asked = chat(limits, messages=[USER, {"role": "assistant", "content": "The fox"}])
+    assert asked.template == TemplateUse(opens_answer=False, continues=True)
+    assert prompts.text_of(prompts.build(asked).ids).endswith("<|im_start|>assistant\nThe fox")
+
+
+def test_options(limits: Limits) -> None:
+    generation = chat(limits, options={"repeat_penalty": 1.1, "top_k": 3, "top_p": 0.5, "num_predict": -1, "stop": "a"}).generation
+    sampling = generation.sampling
+    assert (sampling.repetition_penalty, sampling.top_k, sampling.top_p) == (1.1, 3, 0.5)
+    assert (generation.max_new_tokens, generation.stop, generation.stream) == (None, ["a"], True)
+    plain = chat(limits, options={"seed": 1})
+    assert chat(limits, options={"seed": 1, "num_ctx": 8, "num_gpu": 1, "mirostat": 0, "repeat_last_n": -1}, think=False) == plain
+
+
+def test_the_form_of_the_answer(limits: Limits) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    forms = [chat(limits, format=form).generation.grammar for form in ("", "json", schema)]
+    assert [form and form.source for form in forms] == [None, JSON_OBJECT, source_of_schema(schema)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"stream": 1}, "stream", "expected true or false, got 1"),
+        ({"options": 5}, "options", "expected an object, got an integer"),
+        ({"options": {"temperature": 3}}, "options.temperature", "is 3, allowed are 0 to 2"),
+        ({"options": {"num_predict": 0}}, "options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 to 2048"),
+        ({"options": {"num_predict": 4096}}, "options.num_predict", "is 4096, allowed are -2 to 2048"),
+        ({"options": {"repeat_penalty": 11}}, "options.repeat_penalty", "is 11, allowed are 0.01 to 10"),
+        ({"options": {"stop": ["a", ""]}}, "options.stop[1]", "has 0 characters, allowed are 1 to 256"),
+        ({"options": {"mirostat": 2}}, "options.mirostat", "is 2, only 0 is supported"),
+        ({"options": {"draft": 2}}, "options.draft", "is not supported"),
+        ({"temperature": 1}, "temperature", "is not supported"),
+        ({"format": "yaml"}, "format", 'is "yaml", allowed are "json" and a JSON schema'),
+        ({"think": True}, "think", "is true, only false is supported"),
+        ({"tools": [{}]}, "tools", "is an array with 1 entry, only an empty one is supported"),
+        ({"messages": None}, "messages", "is required"),
+        ({"messages": []}, "messages", "is empty, at least one message is needed"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", 'is "tool", allowed are system, user, assistant'),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content", "is empty; a last message of the assistant"),
+        ({"messages": [{**USER, "images": IMAGE}]}, "messages[0].images", "expected an array of base64 texts, got a string"),
+        ({"messages": [{**USER, "images": ["?"]}]}, "messages[0].images[0]", "is not valid base64"),
+        ({"messages": [{**USER, "images": [5]}]}, "messages[0].images[0]", "expected base64 text, got 5"),
+        ({"messages": [{**USER, "role": "system", "images": [IMAGE]}]}, "messages[0].images[0]", "only user messages can hold media"),
+    ],
+)
+def test_what_chat_refuses(limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(limits, **fields)
+    assert (caught.value.param, caught.value.status) == (param, 400) and says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": None}, "prompt", "is required"),
+        ({"prompt": 5}, "prompt", "expected a string, got an integer"),
+        ({"raw": True}, "raw", "is true, only false is supported"),
+        ({"suffix": "a"}, "suffix", 'is "a", only "" is supported'),
+        ({"template": "a"}, "template", 'is "a", only "" is supported'),
+        ({"context": [1]}, "context", "is an array with 1 entry, only an empty one is supported"),
+        ({"images": ["?"]}, "images[0]", "is not valid base64"),
+    ],
+)
+def test_what_generate_refuses(limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        generate(limits, **fields)
+    assert (caught.value.param, caught.value.status) == (param, 400) and says in caught.value.message
+
+
+def test_a_model_without_eyes_takes_no_pictures(limits: Limits) -> None:
+    with pytest.raises(RequestError, match=r"images\[0\]: the model does not take image: it takes text only"):
+        generate(msgspec.structs.replace(limits, kinds=()), images=[IMAGE])
