@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .answer_format import AnswerFormat, WrittenAnswer
+from .bodies import BodyReader
 from .cache_keys import tenant_salt
 from .choices import Choice, best_of, error_of, specs_of, usage_of
 from .grammar_checks import GrammarChecks
@@ -37,22 +38,8 @@ from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat
 
 log = logging.getLogger(__name__)
 
-# A body has so long, and longer by what has arrived at this rate, but never longer without a byte: a slow link is served, a trickle
-# is not.
-BODY_TIMEOUT_S = 60.0
-LEAST_BYTES_S = 128 * 1024
-OVERLOAD_RETRY_S = 1
 DRAIN_RETRY_S = 5
-# Bodies and media in memory at once, in bodies of the largest size.
-_INTAKE_BODIES = 4
-# Larger bodies are validated and tokenized in a thread, so that running streams need not wait.
-_THREAD_BYTES = 4 * 1024
-# Even larger ones are refused where memory is short, and use a few threads of their own, since each takes memory.
-_LARGE_BYTES = 32 * 1024
-_NUM_THREADS = 2
 
-
-T = TypeVar("T")
 _Asked = ChatRequest | TextRequest
 Read = Callable[[bytearray, Limits], _Asked]
 
@@ -83,14 +70,10 @@ class Completions:
         self._server = server
         self._fingerprint = fingerprint
         self._grammars = grammars
-        self._max_body_bytes = server.max_body_mib << 20
-        self._num_reading_bytes = 0
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
-        self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
+        self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
         self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
         self.num_open = 0
-        self.num_reading = 0  # of them, those whose body has not come whole
         self.is_draining = False
         self.is_closed = False  # running requests have been failed, and none begins
 
@@ -109,14 +92,14 @@ class Completions:
     async def tokenize(self, http: web.Request) -> web.Response:
         """Answer with the token ids of a prompt. A medium is one token, its placeholder. Raises: as ``chat``."""
         self._check_open()
-        _, prompt = await self.intake(http, partial(self._parse, read_tokenize))
+        _, prompt = await self.bodies.read(http, partial(self._parse, read_tokenize))
         return json_response({"count": len(prompt.ids), "max_model_len": self._limits.max_context, "tokens": prompt.ids})
 
     async def detokenize(self, http: web.Request) -> web.Response:
         """Answer with the text of token ids, control tokens included. Raises: as ``chat``."""
         self._check_open()
         return json_response(
-            {"prompt": await self.intake(http, lambda body: self._prompts.text_of(read_detokenize(body, self._limits)))}
+            {"prompt": await self.bodies.read(http, lambda body: self._prompts.text_of(read_detokenize(body, self._limits)))}
         )
 
     def _check_open(self) -> None:
@@ -129,7 +112,7 @@ class Completions:
         self._check_open()
         self.num_open += 1
         try:
-            asked, prompt = await self.intake(http, partial(self._parse, read))
+            asked, prompt = await self.bodies.read(http, partial(self._parse, read))
             return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
         finally:
             self.num_open -= 1
@@ -140,7 +123,7 @@ class Completions:
         self.num_open += 1
         try:
             try:
-                asked, prompt = await self.intake(http, partial(self._parse, read))
+                asked, prompt = await self.bodies.read(http, partial(self._parse, read))
                 if (form := asked.generation.grammar) is not None:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
@@ -161,74 +144,6 @@ class Completions:
         """Drop the streams that are still open: their clients did not even read the error."""
         for stream in list(self._streams):
             reset(stream.transport)
-
-    # --------------------------------------------------------------------------------------------------------- intake
-
-    async def intake(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
-        """Receive a body and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
-        self._check_headers(http)
-        body = bytearray()
-        self.num_reading += 1
-        try:
-            await self._read_body(http, body)
-            if len(body) <= _THREAD_BYTES:
-                return parse(body)
-            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, body)
-        finally:
-            self.num_reading -= 1
-            self._num_reading_bytes -= len(body)
-        # The body takes memory until its thread is done, even if no handler waits for it any more.
-        loop, num_bytes = asyncio.get_running_loop(), len(body)
-        self._num_reading_bytes += num_bytes
-        parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
-        return await asyncio.shield(asyncio.wrap_future(parsing))  # cancelled, it would stay in the queue with its body all the same
-
-    def _forget(self, num_bytes: int) -> None:
-        self._num_reading_bytes -= num_bytes
-
-    def _check_headers(self, http: web.Request) -> None:
-        content_type = http.headers.get("Content-Type")
-        if content_type is not None and http.content_type != "application/json":
-            raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
-        packing = http.headers.get("Content-Encoding", "identity")
-        if packing.lower() != "identity":
-            raise RequestError(f"Content-Encoding is {packing[:100]!r}, compressed request bodies are not supported", status=415)
-        length = http.content_length
-        if length is not None and length > self._max_body_bytes:
-            raise self._too_large(length)
-
-    def _too_large(self, length: int) -> RequestError:
-        return RequestError(f"the body has {length} bytes, the limit is {self._max_body_bytes} (server.max_body_mib)", status=413)
-
-    async def _read_body(self, http: web.Request, body: bytearray) -> None:
-        """Fill ``body``. Memory counts as it arrives: an announced length alone keeps no other request out, and a small body is
-        never kept out: media of others may wait for minutes."""
-        limit = _INTAKE_BODIES * self._max_body_bytes
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        due_s = began_s + BODY_TIMEOUT_S
-        try:
-            async with asyncio.timeout_at(due_s) as timeout:
-                async for chunk in http.content.iter_any():
-                    body += chunk
-                    self._num_reading_bytes += len(chunk)
-                    timeout.reschedule(min(due_s + len(body) / LEAST_BYTES_S, loop.time() + BODY_TIMEOUT_S))
-                    if len(body) > self._max_body_bytes:
-                        raise self._too_large(len(body))
-                    if len(body) > _LARGE_BYTES and self._num_reading_bytes + self._registry.num_media_bytes > limit:
-                        raise RequestError(
-                            "too many large requests are being received",
-                            status=503,
-                            type="overloaded_error",
-                            retry_after_s=OVERLOAD_RETRY_S,
-                        )
-        except RequestError:
-            raise
-        except TimeoutError:
-            message = f"the body did not arrive in time: {len(body)} bytes in {loop.time() - began_s:.0f} s"
-            raise RequestError(message, status=408) from None
-        except (web.RequestPayloadError, ValueError) as error:
-            raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 
     def _parse(self, read: Read, body: bytearray) -> tuple[_Asked, Prompt]:
         asked = read(body, self._limits)

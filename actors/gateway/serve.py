@@ -191,7 +191,7 @@ class GatewayServer:
         for site in self._runner.sites:
             await site.stop()
         end_s = time.monotonic() + LAST_REQUESTS_S
-        while time.monotonic() < end_s or (self._completions.num_reading and not self._is_late()):
+        while time.monotonic() < end_s or (self._completions.bodies.num_reading and not self._is_late()):
             await self._tick(TICK_S / 10)
         assert self._runner.server is not None
         self._runner.server.pre_shutdown()

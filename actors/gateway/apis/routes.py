@@ -28,7 +28,7 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         return json_response({"models": [ollama.model_entry(limits, created)]})
 
     async def show(http: web.Request) -> web.Response:
-        await completions.intake(http, lambda body: ollama.read_show(body, limits))
+        await completions.bodies.read(http, lambda body: ollama.read_show(body, limits))
         return json_response(ollama.model_details(limits, created))
 
     async def version(_: web.Request) -> web.Response:

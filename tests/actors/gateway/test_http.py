@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from aiohttp.http_parser import DeflateBuffer
 
+from mmrt.actors.gateway import bodies
 from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import serve as serve_module
 from mmrt.actors.gateway.client_request import CLIENT_GONE, ClientRequest, Link
@@ -253,7 +254,7 @@ def test_an_old_client_streams_until_the_connection_ends(stage: Any) -> None:
 
 
 def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.05)
 
     async def test(scene: Any) -> None:
         response = await exchange(scene, POST + b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
@@ -264,8 +265,8 @@ def test_a_body_that_never_arrives(stage: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a body may take that does not come, but never so long without a byte."""
-    monkeypatch.setattr(completions_module, "BODY_TIMEOUT_S", 1.5)
-    monkeypatch.setattr(completions_module, "LEAST_BYTES_S", 100)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(bodies, "LEAST_BYTES_S", 100)
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
@@ -283,7 +284,7 @@ def test_a_body_that_comes_slowly_but_comes(stage: Any, monkeypatch: pytest.Monk
 
 
 def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(bodies, "_INTAKE_BODIES", 1)
 
     async def test(scene: Any) -> None:
         reader, writer = await scene.connect()
@@ -298,7 +299,7 @@ def test_large_requests_at_once_are_bounded(stage: Any, monkeypatch: pytest.Monk
 
 
 def test_who_only_says_that_much_is_coming_keeps_nobody_out(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(bodies, "_INTAKE_BODIES", 1)
 
     async def test(scene: Any) -> None:
         _, writer = await scene.connect()
@@ -359,7 +360,7 @@ def test_whoever_leaves_a_large_prompt_behind_still_counts(stage: Any, monkeypat
         assert go.wait(10)
         return parse(self, read, body)
 
-    monkeypatch.setattr(completions_module, "_INTAKE_BODIES", 1)
+    monkeypatch.setattr(bodies, "_INTAKE_BODIES", 1)
     monkeypatch.setattr(completions_module.Completions, "_parse", slow)
 
     async def test(scene: Any) -> None:

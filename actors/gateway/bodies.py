@@ -1,0 +1,104 @@
+"""Bodies of requests, received within bounds of time and memory and parsed, long ones in a thread. Runs in the gateway's loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from aiohttp import web
+
+from ...runtime.errors import RequestError
+
+# A body has so long, and longer by what has arrived at this rate, but never longer without a byte: a slow link is served, a trickle
+# is not.
+BODY_TIMEOUT_S = 60.0
+LEAST_BYTES_S = 128 * 1024
+OVERLOAD_RETRY_S = 1
+# Bodies and media in memory at once, in bodies of the largest size.
+_INTAKE_BODIES = 4
+# Larger bodies are validated and tokenized in a thread, so that running streams need not wait.
+_THREAD_BYTES = 4 * 1024
+# Even larger ones are refused where memory is short, and use a few threads of their own, since each takes memory.
+_LARGE_BYTES = 32 * 1024
+_NUM_THREADS = 2
+
+T = TypeVar("T")
+
+
+class BodyReader:
+    """Reads the bodies of all requests."""
+
+    def __init__(self, max_bytes: int, num_media_bytes: Callable[[], int]) -> None:
+        """``max_bytes``: of one body. ``num_media_bytes``: how many of media are held beside the bodies."""
+        self._max_bytes = max_bytes
+        self._num_media_bytes = num_media_bytes
+        self._num_bytes = 0
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="intake")
+        self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
+        self.num_reading = 0  # requests whose body has not come whole
+
+    async def read(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
+        """Receive a body and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
+        self._check_headers(http)
+        body = bytearray()
+        self.num_reading += 1
+        try:
+            await self._receive(http, body)
+            if len(body) <= _THREAD_BYTES:
+                return parse(body)
+            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, body)
+        finally:
+            self.num_reading -= 1
+            self._num_bytes -= len(body)
+        # The body takes memory until its thread is done, even if no handler waits for it any more.
+        loop, num_bytes = asyncio.get_running_loop(), len(body)
+        self._num_bytes += num_bytes
+        parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
+        return await asyncio.shield(asyncio.wrap_future(parsing))  # cancelled, it would stay in the queue with its body all the same
+
+    def _forget(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
+    def _check_headers(self, http: web.Request) -> None:
+        content_type = http.headers.get("Content-Type")
+        if content_type is not None and http.content_type != "application/json":
+            raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
+        packing = http.headers.get("Content-Encoding", "identity")
+        if packing.lower() != "identity":
+            raise RequestError(f"Content-Encoding is {packing[:100]!r}, compressed request bodies are not supported", status=415)
+        length = http.content_length
+        if length is not None and length > self._max_bytes:
+            raise self._too_large(length)
+
+    def _too_large(self, length: int) -> RequestError:
+        return RequestError(f"the body has {length} bytes, the limit is {self._max_bytes} (server.max_body_mib)", status=413)
+
+    async def _receive(self, http: web.Request, body: bytearray) -> None:
+        """Fill ``body``. Memory counts as it arrives: an announced length alone keeps no other request out, and a small body is
+        never kept out: media of others may wait for minutes."""
+        limit = _INTAKE_BODIES * self._max_bytes
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        due_s = began_s + BODY_TIMEOUT_S
+        try:
+            async with asyncio.timeout_at(due_s) as timeout:
+                async for chunk in http.content.iter_any():
+                    body += chunk
+                    self._num_bytes += len(chunk)
+                    timeout.reschedule(min(due_s + len(body) / LEAST_BYTES_S, loop.time() + BODY_TIMEOUT_S))
+                    if len(body) > self._max_bytes:
+                        raise self._too_large(len(body))
+                    if len(body) > _LARGE_BYTES and self._num_bytes + self._num_media_bytes() > limit:
+                        raise RequestError(
+                            "too many large requests are being received",
+                            status=503,
+                            type="overloaded_error",
+                            retry_after_s=OVERLOAD_RETRY_S,
+                        )
+        except RequestError:
+            raise
+        except TimeoutError:
+            message = f"the body did not arrive in time: {len(body)} bytes in {loop.time() - began_s:.0f} s"
+            raise RequestError(message, status=408) from None
+        except (web.RequestPayloadError, ValueError) as error:
+            raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
