@@ -7,7 +7,7 @@ import typer
 
 from ..runtime.config import load_config, to_toml
 from ..runtime.environment import read_environment
-from .options import ConfigFile, configuration
+from .options import ConfigFile, check_files, configuration
 
 
 def register(app: typer.Typer) -> None:
@@ -25,5 +25,5 @@ def register(app: typer.Typer) -> None:
 
         The exit status is 0 if it is; else 2, with the reason.
         """
-        load_config(file)
+        check_files(load_config(file))
         print(f"{file}: ok")

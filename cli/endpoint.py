@@ -21,7 +21,7 @@ from ..shm.run_directory import RunDirectory
 from .options import run_path
 
 Url = Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")]
-ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Default: the running server's; with --url $OPENAI_API_KEY.")]
+ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Default: the running server's server.api_key, else $OPENAI_API_KEY.")]
 ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="Default: the first that the server lists.")]
 
 _TIMEOUT_S = 600.0
@@ -38,7 +38,7 @@ def find_endpoint(url: str | None, api_key: str | None, run: str | None) -> "End
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
         return Endpoint(url.rstrip("/").removesuffix("/v1"), api_key or read_environment().api_key)
     info = running(run_path(run), ", or name a server with --url")
-    return Endpoint(info.endpoint, api_key or info.config.server.api_key)
+    return Endpoint(info.endpoint, api_key or info.config.server.api_key or read_environment().api_key)
 
 
 def running(path: Path, otherwise: str = "") -> RunInfo:

@@ -70,7 +70,7 @@ def script(server: Server, topics: Sequence[str]) -> str:
     """Return the commands of these topics as a shell script (pure)."""
     head = [f"# {server.model} at {server.url}/v1"]
     if server.has_key:
-        head.append("# The server wants its key (server.api_key): export OPENAI_API_KEY=…")
+        head.append("# The server wants its key (server.api_key, or one of server.api_keys_file): export OPENAI_API_KEY=…")
     return "\n\n".join(["\n".join(head), *(TOPICS[topic](server) for topic in topics)])
 
 
@@ -78,7 +78,7 @@ def _server(info: RunInfo, run: str | None) -> Server:
     return Server(
         url=info.endpoint,
         model=info.config.model.name or Path(info.model_path).name,
-        has_key=bool(info.config.server.api_key),
+        has_key=info.config.server.needs_key,
         policy=info.config.scheduling.policy,
         mmrt=_this_program(),
         python=shlex.quote(sys.executable),

@@ -49,6 +49,14 @@ def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:
     return load_config(file or environment.config_file)
 
 
+def check_files(config: RuntimeConfig) -> None:
+    """Check the files that the gateway reads besides the checkpoint. Raises: ConfigError."""
+    if config.server.api_keys_file:
+        from ..actors.gateway.key_file import read_keys
+
+        read_keys(Path(config.server.api_keys_file))
+
+
 def log_directory(run: Path, environment: Environment) -> Path:
     """The directory of the run's logs; they outlive it."""
     return environment.state_home / run.name

@@ -26,7 +26,7 @@ from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
 from .daemon import detach
-from .options import ConfigFile, RunName, configuration, log_directory, run_path
+from .options import ConfigFile, RunName, check_files, configuration, log_directory, run_path
 from .terminal import TerminalReporter
 
 PACKAGE_DIRECTORY = Path(__file__).parents[1]
@@ -106,6 +106,7 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
     model = model_path(config)
+    check_files(config)
     config, dtype_reason = fit_to_machine(config, model, path, environment)
     return Plan(path, config, model, free_port(config), environment, dtype_reason)
 
@@ -133,9 +134,9 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     os.umask(0o077)  # files written by this run are its user's alone
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
-    if not plan.config.server.api_key and _is_reachable(plan.config.server.host):
+    if not plan.config.server.needs_key and _is_reachable(plan.config.server.host):
         reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
-    if "*" in plan.config.server.allow_origins and not plan.config.server.api_key:
+    if "*" in plan.config.server.allow_origins and not plan.config.server.needs_key:
         reporter.message("every web page that is open in a browser can use this server: it has no API key (server.api_key)")
     if (foreign := foreign_parent()) is not None and plan.environment.run_dir is None:
         reporter.message(f"{foreign} is not a directory of this user, so the run directory is {plan.path}")

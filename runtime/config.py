@@ -5,7 +5,6 @@ supervisor and every actor; imports only the standard library and msgspec.
 """
 
 import difflib
-import json
 import math
 import re
 import tomllib
@@ -30,12 +29,15 @@ from .stage_table import (
     stage_of,
     torch_actors,
 )
+from .toml_text import show, toml_table
 
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 # Of the registry in controller/scheduling/policy.py.
 POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")
 FLOAT32_WEIGHTS = ("float32", "float16")  # formats of weights that are multiplied in float32 alone
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
+
+SERVER_FILES = ("api_keys_file",)  # of [server]; relative to the configuration's
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
@@ -68,6 +70,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 8000  # 0 picks a free one
     api_key: str = ""
+    api_keys_file: str = ""  # keys with names and limits, read again when it changes; relative to the configuration's
     allow_origins: tuple[Origin, ...] = ()  # of web pages that may use the server (CORS); "*" allows any
     allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
     page: bool = True  # a page for people at /: a playground, the live run, and buttons that kill and restart its processes
@@ -75,6 +78,11 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: Seconds = 10.0
     request_timeout_s: Seconds = 600.0
     max_waiting: NotNegative = 256  # requests queued before 503
+
+    @property
+    def needs_key(self) -> bool:
+        """True if clients need an API key."""
+        return bool(self.api_key or self.api_keys_file)
 
 
 class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,7 +243,7 @@ def load_config(path: Path | None = None) -> RuntimeConfig:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
-        return _with_policy_file(parse_config(text), path)
+        return _with_files(parse_config(text), path.absolute().parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -245,14 +253,16 @@ def is_policy_file(policy: str) -> bool:
     return policy.endswith(".py")
 
 
-def _with_policy_file(config: RuntimeConfig, path: Path) -> RuntimeConfig:
-    """Make the path of a policy's file absolute. Raises ConfigError if there is none."""
+def _with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
+    """Make the paths of files absolute, from the configuration's directory. Raises ConfigError if a policy has no file."""
+    paths = {name: str(directory / path) for name in SERVER_FILES if (path := getattr(config.server, name))}
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **paths))
     policy = config.scheduling.policy
     if not is_policy_file(policy):
         return config
-    file = Path(path.absolute().parent, Path(policy))
+    file = directory / policy
     if not file.is_file():
-        raise ConfigError(f"scheduling.policy = {_show(policy)}: there is no file {file}")
+        raise ConfigError(f"scheduling.policy = {show(policy)}: there is no file {file}")
     return msgspec.structs.replace(config, scheduling=msgspec.structs.replace(config.scheduling, policy=str(file)))
 
 
@@ -276,17 +286,17 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
     try:
         check_layout(config.actors.layout)
     except ConfigError as error:
-        raise ConfigError(f"actors.layout = {_show(config.actors.layout)}: {error}") from None
+        raise ConfigError(f"actors.layout = {show(config.actors.layout)}: {error}") from None
     policy = config.scheduling.policy
     if policy not in POLICY_NAMES and not is_policy_file(policy):
         near = difflib.get_close_matches(policy, POLICY_NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"scheduling.policy = {_show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
+        raise ConfigError(f"scheduling.policy = {show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
     if config.actors.turns and all(len(together) == 1 for together in config.processes.values()):
-        raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {_show(config.actors.layout)}")
+        raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {show(config.actors.layout)}")
     _check_weights(config.model)
     if config.cache.dir and config.model.on_cuda:
-        raise ConfigError(f"cache.dir = {_show(config.cache.dir)}: pages on a CUDA device cannot be stored")
+        raise ConfigError(f"cache.dir = {show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
         raise ConfigError(
             f"supervisor.backoff_max_s = {config.supervisor.backoff_max_s} is less than"
@@ -297,9 +307,9 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
 
 def _check_weights(model: ModelSection) -> None:
     """Raise ConfigError for weights that the device or the dtype does not allow."""
-    given = f"model.weights = {_show(model.weights)}"
+    given = f"model.weights = {show(model.weights)}"
     if model.weights != "auto" and model.on_cuda:
-        raise ConfigError(f"{given}: on model.device = {_show(model.device)} weights are kept in model.dtype, expected 'auto'")
+        raise ConfigError(f"{given}: on model.device = {show(model.device)} weights are kept in model.dtype, expected 'auto'")
     if model.weights in FLOAT32_WEIGHTS and model.dtype == "bfloat16":
         raise ConfigError(f"{given}: such weights are multiplied in float32, expected model.dtype 'auto' or 'float32'")
 
@@ -314,7 +324,7 @@ def _with_preset(config: RuntimeConfig) -> RuntimeConfig:
         if data[section][field] == defaults[section][field]:
             data[section][field] = value
         elif key in PRESETS[name].fixed and data[section][field] != value:
-            raise ConfigError(f"{key} = {_show(data[section][field])}: scheduling.preset = {_show(name)} needs {_show(value)}")
+            raise ConfigError(f"{key} = {show(data[section][field])}: scheduling.preset = {show(name)} needs {show(value)}")
     return msgspec.convert(data, RuntimeConfig)
 
 
@@ -326,25 +336,7 @@ def to_data(config: RuntimeConfig) -> dict[str, Any]:
 
 def to_toml(config: RuntimeConfig) -> str:
     """Return the whole configuration, with defaults, as TOML that ``parse_config`` reads back to an equal one."""
-    return "\n".join(_toml_table(to_data(config), "")).lstrip("\n") + "\n"
-
-
-def _toml_table(table: dict[str, Any], path: str) -> list[str]:
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    if lines and path:
-        lines = ["", f"[{path}]", *lines]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += _toml_table(value, f"{path}.{key}" if path else key)
-    return lines
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return repr(value).lower() if isinstance(value, bool) else repr(value)
+    return "\n".join(toml_table(to_data(config), "")).lstrip("\n") + "\n"
 
 
 def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: str) -> None:
@@ -360,7 +352,7 @@ def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: s
         kind = fields[key]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if not isinstance(value, dict):
-                raise ConfigError(f"{dotted} = {_show(value)}: expected a table [{dotted}]")
+                raise ConfigError(f"{dotted} = {show(value)}: expected a table [{dotted}]")
             _refuse_unknown(value, kind, dotted)
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{dotted} = {value}: expected a finite number")
@@ -389,7 +381,7 @@ def _explain(message: str, data: dict[str, Any]) -> str:
             value = value.get(key) if isinstance(value, dict) else None
     if reason.startswith("Invalid enum value"):
         reason = f"expected one of {', '.join(map(repr, _choices(path)))}"
-    return f"{path} = {_show(value)}: {reason[:1].lower()}{reason[1:]}"
+    return f"{path} = {show(value)}: {reason[:1].lower()}{reason[1:]}"
 
 
 def _choices(path: str) -> tuple[str, ...]:
@@ -399,8 +391,3 @@ def _choices(path: str) -> tuple[str, ...]:
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
     choices: tuple[str, ...] = kind.__args__
     return choices
-
-
-def _show(value: object) -> str:
-    text = _toml_value(value)
-    return text if len(text) <= 80 else text[:77] + "..."

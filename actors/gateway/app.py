@@ -1,8 +1,6 @@
 """The HTTP application: routes, authentication, errors in OpenAI's shape, and the small endpoints beside chat."""
 
 import asyncio
-import hmac
-import ipaddress
 import logging
 import secrets
 import time
@@ -17,7 +15,9 @@ from ...runtime.config import ServerSection
 from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
+from .api_keys import CLIENT, ApiKeys
 from .apis import routes as apis
+from .authentication import authenticate, check_host, limit, mark_limits
 from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME
@@ -44,9 +44,9 @@ def build_app(
     names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     origins = AllowedOrigins(server.allow_origins)
     open_routes = frozenset() if page is None else page.open_routes
-    authenticate = _authenticate(server.api_key, names, origins, open_routes)
+    opened = authenticate(endpoints.keys, names, origins, lambda request: _is_probe(request) or request.path in open_routes)
     app = web.Application(
-        middlewares=[_measure(endpoints.counts), _shape_errors, _check_host(names), origins.preflight, authenticate],
+        middlewares=[_measure(endpoints.counts), _shape_errors, check_host(names), origins.preflight, opened, limit],
         client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
@@ -73,6 +73,7 @@ def build_app(
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
         origins.mark(request, response)
+        mark_limits(request, response)
         if is_ending():
             response.headers["Connection"] = "close"
             response.force_close()
@@ -87,12 +88,13 @@ def _adder(app: web.Application, method: str) -> Callable[[str, Handler], object
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The handlers of the routes. ``readiness``: of each actor of the run, whether it serves. ``broken``: actors that the run does
-    without for now, and why."""
+    """The handlers of the routes. ``keys`` open them. ``readiness``: of each actor of the run, whether it serves. ``broken``: actors
+    that the run does without for now, and why."""
 
     completions: Completions
     limits: Limits
     counts: Metrics
+    keys: ApiKeys
     readiness: Callable[[], Mapping[str, bool]]
     broken: Callable[[], Mapping[str, str]]
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -169,6 +171,8 @@ def _measure(metrics: Metrics) -> Middleware:
             raise
         resource = request.match_info.route.resource
         metrics.on_http(resource.canonical.rstrip("/") if resource is not None else "none", request.method, response.status)
+        if CLIENT in request:
+            request[CLIENT].quota.answers[response.status // 100] += 1
         if request.method == "POST" or response.status >= 400:
             level = logging.DEBUG if _is_probe(request) and response.status == 503 else logging.INFO  # waiting clients ask often
             if not response.prepared:
@@ -209,64 +213,6 @@ def _routes(app: web.Application) -> list[str]:
     return [f"{method} {path}" for method, path in routes if method != "HEAD" and not path.endswith("/")]
 
 
-def _check_host(names: frozenset[str]) -> Middleware:
-    """Refuse requests to a name that is not the server's: otherwise a web page whose own name is made to point here would have the
-    same origin for its browser, and could read everything. Addresses cannot be forged so, and programs may leave ``Host`` out."""
-
-    @web.middleware
-    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        host = request.headers.get("Host", "")
-        if host and "*" not in names and not _is_ours(host.lower(), names):
-            message = f"Host is {host[:100]!r}, which is none of this server's names (server.allowed_hosts)"
-            raise RequestError(message, status=421, type="permission_error")
-        return await handler(request)
-
-    return check_host
-
-
 def _is_probe(request: web.Request) -> bool:
     """Return whether the route is for probes, which ask often."""
     return request.path.removesuffix("/") in OPEN_ROUTES
-
-
-def _authenticate(api_key: str, names: frozenset[str], origins: AllowedOrigins, open_routes: frozenset[str]) -> Middleware:
-    """Demand ``Authorization: Bearer <server.api_key>``, or the key as ``X-Api-Key``, on every route, known or not, except /health,
-    /ready and the page's files.
-
-    Without a key clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
-    POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.) Origins that are
-    allowed may.
-    """
-    expected = f"bearer {api_key}".encode()
-
-    @web.middleware
-    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if api_key and not (_is_probe(request) or request.path in open_routes):
-            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            given = (f"{scheme.lower()} {key}", f"bearer {request.headers.get('X-Api-Key', '')}")
-            if not any([hmac.compare_digest(one.encode("utf-8", "surrogateescape"), expected) for one in given]):
-                raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
-        origin = request.headers.get("Origin")
-        is_foreign = origin is not None and not _is_own(origin.lower(), request.host.lower(), names) and not origins.allow(origin)
-        if origin is not None and is_foreign and not api_key:
-            message = f"web pages of another origin ({origin[:100]!r}) may not use this server: it has no API key (server.api_key)"
-            message += ", and server.allow_origins does not name it"
-            raise RequestError(message, status=403, type="permission_error")
-        return await handler(request)
-
-    return authenticate
-
-
-def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
-    """Return whether this origin is the server's: same host and port, by an address or one of the server's names."""
-    return _is_ours(host, names) and origin.partition("://")[2] == host
-
-
-def _is_ours(host: str, names: frozenset[str]) -> bool:
-    """Return whether a ``Host``, with or without its port, is an address or one of the names."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return name in names
-    return True

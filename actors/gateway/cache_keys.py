@@ -19,12 +19,16 @@ def content_key(kind: MediaKind, options: MediaOptions, data: bytes) -> bytes:
     return digest.digest()
 
 
-def tenant_salt(cache_salt: str | None, api_key: str) -> bytes:
-    """Return a digest of the request's ``cache_salt``, else of the API key; empty without either. The journal keeps the digest only."""
-    if cache_salt is not None:
-        return _digest(b"cache_salt", cache_salt)
-    return _digest(b"api_key", api_key) if api_key else b""
+def key_salt(digest: bytes, own: str | None = None) -> bytes:
+    """Return the salt of an API key with this sha-256: of its own salt (``cache_salt`` in the file of keys), else of the key."""
+    return _digest(b"api_key", digest) if own is None else _digest(b"key_salt", own.encode())
 
 
-def _digest(person: bytes, text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=_NUM_SALT_BYTES, person=person).digest()
+def tenant_salt(cache_salt: str | None, of_key: bytes) -> bytes:
+    """Return a digest of the request's ``cache_salt`` among those of its API key's salt, else that; empty without either. The journal
+    keeps the digest only."""
+    return of_key if cache_salt is None else _digest(b"cache_salt", cache_salt.encode(), of_key)
+
+
+def _digest(person: bytes, data: bytes, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(data, digest_size=_NUM_SALT_BYTES, person=person, key=key).digest()

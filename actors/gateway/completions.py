@@ -22,8 +22,8 @@ from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .answer_format import AnswerFormat, WrittenAnswer
+from .api_keys import salt_of, spend_tokens
 from .bodies import BodyReader
-from .cache_keys import tenant_salt
 from .choices import Choice, best_of, error_of, specs_of, usage_of
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
@@ -160,8 +160,8 @@ class Completions:
         if self.is_closed:
             raise shutting_down()
         now_s, event = time.monotonic(), asyncio.Event()
-        id = http[REQUEST_ID] = f"count-{secrets.token_hex(12)}"
-        spec = msgspec.structs.replace(self._spec(id, asked, prompt, now_s), max_new_tokens=1)
+        http[REQUEST_ID] = f"count-{secrets.token_hex(12)}"
+        spec = msgspec.structs.replace(self._spec(http, asked, prompt, now_s), max_new_tokens=1)
         request = self._registry.submit(spec, [medium.data for medium in _media_of(asked)], event.set, now_s)
         try:
             while request.num_prompt_tokens is None and not request.is_over:
@@ -174,10 +174,10 @@ class Completions:
         finally:
             request.cancel(time.monotonic())
 
-    def _spec(self, id: str, asked: _Asked, prompt: Prompt, now_s: float) -> RequestSpec:
+    def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, now_s: float) -> RequestSpec:
         generation = asked.generation
         return RequestSpec(
-            request_id=id,
+            request_id=http[REQUEST_ID],
             prompt_ids=prompt.ids,
             items=[
                 MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in _media_of(asked)
@@ -192,7 +192,7 @@ class Completions:
             stop_token_ids=generation.stop_token_ids,
             include_stop=generation.include_stop,
             priority=generation.priority,
-            salt=tenant_salt(generation.cache_salt, self._server.api_key),
+            salt=salt_of(http, generation.cache_salt),
         )
 
     async def _answer(self, http: web.Request, asked: _Asked, prompt: Prompt, format: AnswerFormat) -> web.StreamResponse:
@@ -200,7 +200,7 @@ class Completions:
             raise shutting_down()
         now_s = time.monotonic()
         id = http[REQUEST_ID] = f"{format.id_prefix}{secrets.token_hex(12)}"
-        spec = self._spec(id, asked, prompt, now_s)
+        spec = self._spec(http, asked, prompt, now_s)
         answer = format.begin(id, int(time.time()), self._limits.model_name, self._fingerprint)
         self._metrics.on_media(spec.items)
         event = asyncio.Event()
@@ -222,6 +222,7 @@ class Completions:
             for choice in choices:
                 choice.request.cancel(now_s)
             self._metrics.on_over([choice.request for choice in choices], usage_of(choices).prompt_tokens, now_s)
+            spend_tokens(http, choices)
 
     def _submit(
         self, asked: _Asked, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float

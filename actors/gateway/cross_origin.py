@@ -7,7 +7,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 _MAX_AGE_S = 600  # for which a browser need not ask again
 _MAX_HEADERS_CHARS = 1000
-_EXPOSED = "X-Request-Id, Retry-After"
+_LIMITS = [f"X-RateLimit-{fact}-{what}" for what in ("Requests", "Tokens") for fact in ("Limit", "Remaining", "Reset")]
+_EXPOSED = ", ".join(("X-Request-Id", "Retry-After", *_LIMITS))
 
 
 class AllowedOrigins:

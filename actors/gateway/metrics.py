@@ -58,7 +58,7 @@ class Metrics:
 
     def __init__(self, model_name: str, stats: Callable[[], StatsSnapshot], generations: Callable[[], Mapping[str, int]]) -> None:
         """``generations``: of each actor of the run."""
-        own = CollectorRegistry()
+        own = self._own = CollectorRegistry()
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"mmrt_{name}", help, labels, registry=own)
@@ -89,6 +89,10 @@ class Metrics:
         own.register(_StatsCollector(stats, generations))
         self._registry = CollectorRegistry()
         self._registry.register(_Renamer(own, model_name))
+
+    def add(self, collector: Collector) -> None:
+        """Render these metrics as well."""
+        self._own.register(collector)
 
     def on_http(self, handler: str, method: str, status: int) -> None:
         """Count an answered HTTP request; ``handler`` is its route, not its path."""

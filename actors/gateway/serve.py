@@ -33,6 +33,7 @@ from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable, ControllerStats
 from ..host.actor import Actor
 from ..host.media_rules import for_run
+from .api_keys import ApiKeys, KeyMetrics
 from .app import Endpoints, build_app
 from .client_request import Link
 from .completions import Completions, shutting_down
@@ -114,6 +115,8 @@ class GatewayServer:
         stats = ControllerStats.attach(actor.run, writable=False)
         metrics = Metrics(text.limits.model_name, stats.read, self._generations)
         self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics)
+        self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
+        metrics.add(KeyMetrics(self._keys))
         self._grammars = GrammarChecks(actor.model_path)
         self._completions = Completions(
             limits=text.limits,
@@ -127,7 +130,7 @@ class GatewayServer:
         self._page: Page | None = None
         if actor.config.server.page:
             self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name)
-        endpoints = Endpoints(self._completions, text.limits, metrics, self._readiness, lambda: stats.read().broken)
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken)
         self._runner = Runner(
             build_app(endpoints, actor.config.server, lambda: actor.ending, self._page),
             handler_cancellation=True,
@@ -137,6 +140,7 @@ class GatewayServer:
             keepalive_timeout=IDLE_CONNECTION_S,
             auto_decompress=False,  # it would unpack in this loop, without a pause, even bodies no longer read
         )
+        self._following: asyncio.Task[None] | None = None  # files of the configuration
         self._num_orders = 0  # to end
         self._is_handing_over = False
         self._end_s = math.inf  # until when running requests may finish
@@ -158,6 +162,8 @@ class GatewayServer:
             _publish_endpoint(self._actor, url)
             self._actor.serving()
             log.info("listening on %s", url)
+            self._report_faults()
+            self._following = self._loop.create_task(self._keys.follow())
             while not self._actor.ending:
                 await self._tick(TICK_S)
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
@@ -165,6 +171,8 @@ class GatewayServer:
                 await self._stop_accepting()
             await self._drain()
         finally:
+            if self._following is not None:
+                self._following.cancel()
             await self._runner.cleanup()
             await self._grammars.close()
             await self._stages.close()
@@ -213,6 +221,10 @@ class GatewayServer:
     def _is_late(self) -> bool:
         """Return whether the time to drain is over, the order came twice, or no request is left to drain."""
         return time.monotonic() > self._end_s or self._num_orders > 1 or self._actor.lifeline.is_gone()
+
+    def _report_faults(self) -> None:
+        """Say in ``mmrt status`` what is wrong with the files of the configuration."""
+        self._actor.notifier.status(self._keys.fault or "active")
 
     def _on_ending(self) -> None:
         self._num_orders += 1

@@ -213,6 +213,19 @@ def test_up_refuses_what_cannot_run_before_it_starts_anything(
     assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("arguments", [["up", "--port", "0", "--config"], ["config", "check"]])
+def test_a_bad_file_of_keys_is_refused_before_anything_starts(tmp_path: Path, capsys: Captured, arguments: list[str]) -> None:
+    file, keys = tmp_path / "c.toml", tmp_path / "keys.toml"
+    file.write_text('[server]\napi_keys_file = "keys.toml"\n')
+    status, error = refused(capsys, *arguments, str(file))
+    assert status == 2 and error == f"error: server.api_keys_file = '{keys}' cannot be read: No such file or directory\n"
+    keys.touch(0o600)
+    keys.write_text("[[key]]\nname = 'a'\nkey = 'short'\n")
+    status, error = refused(capsys, *arguments, str(file))
+    assert status == 2 and error.startswith(f"error: {keys}: line 3: key = a text of 5 characters: expected 16 to 512")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
+
+
 def test_presets_by_option(tmp_path: Path, capsys: Captured) -> None:
     assert run(["up", "--dry-run", "--port", "0", "--preset", "monolithic"]) == 0
     assert len(re.findall("in the process of decode", capsys.readouterr().out)) == 2

@@ -173,7 +173,7 @@ def test_the_key_is_compared_in_constant_time() -> None:
             if isinstance(node, ast.Compare):
                 names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
                 names |= {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
-                secret = {"api_key", "Authorization"} | ({"expected", "given"} if path.name == "app.py" else set())
+                secret = {"api_key", "Authorization", "digest"}
                 assert not secret & names, f"{path.name}: {source}"
             elif isinstance(node, ast.Call) and source.startswith("hmac.compare_digest("):
                 compared += 1

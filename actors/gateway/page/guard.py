@@ -10,6 +10,7 @@ import ipaddress
 from aiohttp import web
 
 from ....runtime.errors import RequestError
+from ..api_keys import CLIENT
 
 _PROXIED = ("forwarded", "x-real-ip", "via", "cf-connecting-ip")  # and x-forwarded-…
 
@@ -28,8 +29,11 @@ def check_reader(http: web.Request, has_key: bool) -> None:
 
 
 def check_command(http: web.Request, has_key: bool) -> None:
-    """Check that a process may be commanded: as ``check_reader``, and the request is no form of a web page. Raises: RequestError."""
+    """Check that a process may be commanded: as ``check_reader``, the key allows it, and the request is no form of a web page.
+    Raises: RequestError."""
     check_reader(http, has_key)
+    if CLIENT in http and not http[CLIENT].key.may_command:
+        raise _refusal(f"the API key {http[CLIENT].key.name!r} may neither kill nor restart processes (may_command)")
     if http.content_type != "application/json" or "Content-Type" not in http.headers:
         raise RequestError(f"Content-Type is {http.headers.get('Content-Type', '')[:100]!r}, expected application/json", status=415)
 

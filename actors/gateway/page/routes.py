@@ -51,7 +51,7 @@ class Page:
         self._config = config
         self._actors = actors
         self._model = model
-        self._has_key = bool(config.server.api_key)
+        self._has_key = config.server.needs_key
         self._files = read_files()
         self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket)
         self._tracing: asyncio.Task[bytes] | None = None

@@ -361,6 +361,7 @@ class Stage:
     def __init__(self, run: RunDirectory, text: serving.TextStack) -> None:
         self._run = run
         self._text = text
+        self.statuses: list[str] = []  # what the gateway says in `mmrt status`
         self.config = RuntimeConfig(
             server=ServerSection(port=0, keep_alive_s=5.0, max_body_mib=1), supervisor=SupervisorSection(drain_s=5.0)
         )
@@ -392,6 +393,7 @@ class Stage:
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
             status=None,
             listen_fds=(),
+            notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
             serving=serves.set,
             watch_ending=lambda loop, on_ending: None,

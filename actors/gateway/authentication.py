@@ -1,0 +1,97 @@
+"""Who may send a request: holders of an API key, within its limits; without keys, programs and web pages of allowed origins."""
+
+import ipaddress
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from ...runtime.errors import RequestError
+from .api_keys import CLIENT, ApiKeys
+from .cross_origin import AllowedOrigins
+
+
+def check_host(names: frozenset[str]) -> Middleware:
+    """Refuse requests to a name that is not the server's: otherwise a web page whose own name is made to point here would have the
+    same origin for its browser, and could read everything. Addresses cannot be forged so, and programs may leave ``Host`` out."""
+
+    @web.middleware
+    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get("Host", "")
+        if host and "*" not in names and not _is_ours(host.lower(), names):
+            message = f"Host is {host[:100]!r}, which is none of this server's names (server.allowed_hosts)"
+            raise RequestError(message, status=421, type="permission_error")
+        return await handler(request)
+
+    return check_host
+
+
+def authenticate(keys: ApiKeys, names: frozenset[str], origins: AllowedOrigins, is_open: Callable[[web.Request], bool]) -> Middleware:
+    """Demand an API key, as ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``, on every route, known or not, that is not open.
+
+    Without keys clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
+    POST names is another one, or a name that is made to point here. (Its GET names none: see docs/security.md.) Origins that are
+    allowed may.
+    """
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if keys.is_needed and not is_open(request):
+            client = keys.find(*_keys_of(request))
+            if client is None:
+                raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
+            request[CLIENT] = client
+        origin = request.headers.get("Origin")
+        is_foreign = origin is not None and not _is_own(origin.lower(), request.host.lower(), names) and not origins.allow(origin)
+        if origin is not None and is_foreign and not keys.is_needed:
+            message = f"web pages of another origin ({origin[:100]!r}) may not use this server: it has no API key (server.api_key)"
+            message += ", and server.allow_origins does not name it"
+            raise RequestError(message, status=403, type="permission_error")
+        return await handler(request)
+
+    return authenticate
+
+
+@web.middleware
+async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Hold each key to its limits, with requests for work: POST, but for the page's."""
+    if not _is_limited(request):
+        return await handler(request)
+    quota = request[CLIENT].quota
+    quota.begin(time.monotonic())
+    try:
+        return await handler(request)
+    finally:
+        quota.end()
+
+
+def mark_limits(request: web.Request, response: web.StreamResponse) -> None:
+    """Tell a client what is left of its limits, in OpenAI's headers, before the response's headers leave."""
+    if _is_limited(request):
+        response.headers.update(request[CLIENT].quota.headers(time.monotonic()))
+
+
+def _is_limited(request: web.Request) -> bool:
+    return CLIENT in request and request.method == "POST" and not request.path.startswith("/page/")
+
+
+def _keys_of(request: web.Request) -> tuple[str, str]:
+    """Return the keys that the request gives, in OpenAI's header and in Anthropic's; empty where it has none."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if scheme.lower() == "bearer" else "", request.headers.get("X-Api-Key", "")
+
+
+def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
+    """Return whether this origin is the server's: same host and port, by an address or one of the server's names."""
+    return _is_ours(host, names) and origin.partition("://")[2] == host
+
+
+def _is_ours(host: str, names: frozenset[str]) -> bool:
+    """Return whether a ``Host``, with or without its port, is an address or one of the names."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name in names
+    return True

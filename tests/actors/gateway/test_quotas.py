@@ -1,0 +1,92 @@
+"""The limits of one key, by a clock of the test's own."""
+
+import pytest
+
+from mmrt.actors.gateway.key_file import ApiKey
+from mmrt.actors.gateway.quotas import Quota, duration
+from mmrt.runtime.errors import RequestError
+
+
+def key(**limits: int) -> ApiKey:
+    return ApiKey(name="alice", digest=b"", salt=b"", **limits)
+
+
+def refusal(quota: Quota, now_s: float) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        quota.begin(now_s)
+    assert caught.value.status == 429 and caught.value.type == "rate_limit_error" and "'alice'" in caught.value.message
+    return caught.value
+
+
+def test_requests_come_back_evenly() -> None:
+    quota = Quota(key(requests_per_minute=6), 100.0)
+    for _ in range(6):
+        quota.begin(100.0)
+    error = refusal(quota, 101.0)
+    assert "may use 6 requests per minute (requests_per_minute)" in error.message and error.retry_after_s == 9
+    assert quota.headers(101.0) == {
+        "X-RateLimit-Limit-Requests": "6",
+        "X-RateLimit-Remaining-Requests": "0",
+        "X-RateLimit-Reset-Requests": "59s",
+    }
+    quota.begin(110.0)
+    assert refusal(quota, 110.0).retry_after_s == 10 and quota.refused == {"requests_per_minute": 2}
+    for _ in range(6):
+        quota.begin(1000.0)
+    refusal(quota, 1000.0)
+
+
+def test_tokens_are_owed_and_paid_back() -> None:
+    quota = Quota(key(tokens_per_minute=600), 0.0)
+    quota.begin(0.0)
+    quota.spend(500, 400, 0.0)
+    quota.end()
+    error = refusal(quota, 0.0)
+    assert "may use 600 tokens per minute (tokens_per_minute)" in error.message and error.retry_after_s == 31
+    assert quota.headers(0.0)["X-RateLimit-Remaining-Tokens"] == "0"
+    assert quota.headers(0.0)["X-RateLimit-Reset-Tokens"] == "1m30s"
+    quota.begin(31.0)
+    assert (quota.prompt_tokens, quota.completion_tokens) == (500, 400)
+
+
+def test_requests_at_a_time() -> None:
+    quota = Quota(key(max_requests=2), 0.0)
+    quota.begin(0.0)
+    quota.begin(0.0)
+    error = refusal(quota, 0.0)
+    assert "2 requests at a time (max_requests)" in error.message and error.retry_after_s == 1
+    quota.end()
+    quota.begin(0.0)
+    assert quota.headers(0.0) == {}
+
+
+def test_a_refused_request_costs_nothing() -> None:
+    quota = Quota(key(requests_per_minute=1, max_requests=1), 0.0)
+    quota.begin(0.0)
+    for _ in range(5):
+        refusal(quota, 30.0)
+    quota.end()
+    assert refusal(quota, 30.0).retry_after_s == 30
+    quota.begin(60.0)
+
+
+def test_new_limits_hold_at_once_and_old_ones_are_not_forgotten() -> None:
+    quota = Quota(key(requests_per_minute=2, max_requests=9), 0.0)
+    quota.begin(0.0)
+    quota.begin(0.0)
+    quota.limit(key(requests_per_minute=2, max_requests=2), 0.0)
+    assert "max_requests" in refusal(quota, 0.0).message
+    quota.limit(key(requests_per_minute=2), 0.0)
+    assert "requests_per_minute" in refusal(quota, 0.0).message
+    quota.limit(key(requests_per_minute=3), 0.0)
+    quota.begin(0.0)
+    quota.limit(key(), 0.0)
+    for _ in range(100):
+        quota.begin(0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (0.0004, "1ms"), (0.25, "250ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (123.4, "2m3s")]
+)
+def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
