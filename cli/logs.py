@@ -8,6 +8,7 @@ import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
+from ..runtime.process.json_log import readable
 from ..runtime.stage_table import ACTORS, SUPERVISOR, process_in
 from ..runtime.supervisor.logs import LogReader, read_layout_of_logs
 from ..shm.run_directory import RunDirectory
@@ -46,13 +47,15 @@ def register(app: typer.Typer) -> None:
         palette = Palette(sys.stdout, environment)
         found = reader.last(lines)
         for name, line in found:
-            print(palette.line(name, line))
+            for text in readable(line):
+                print(palette.line(name, text))
         if not found and lines:
             print(f"{actor or 'nobody'} has logged nothing in {directory}", file=sys.stderr)
         while follow:
             alive = RunDirectory.is_alive(path)
             for name, line in reader.new():
-                print(palette.line(name, line), flush=True)
+                for text in readable(line):
+                    print(palette.line(name, text), flush=True)
             if not alive:
                 break
             time.sleep(_FOLLOW_POLL_S)

@@ -3,13 +3,15 @@
 Runs in the supervisor too, so neither rich nor threads here.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from ..runtime.environment import Environment
-from ..runtime.stage_table import STAGES, stage_of
+from ..runtime.process.json_log import as_object
+from ..runtime.stage_table import STAGES, SUPERVISOR, stage_of
 
 _COLOURS = dict(zip(STAGES, (36, 33, 32, 35, 34, 96, 92, 95), strict=False))
 _SHOWN = {code: chr(0x2400 + code) for code in range(32)} | {0x7F: "\u2421"} | {code: "\ufffd" for code in range(0x80, 0xA0)}
@@ -101,3 +103,30 @@ class TerminalReporter:
         if self._transient:
             self._stream.write("\r\x1b[2K")
             self._transient = False
+
+
+class JsonReporter:
+    """The supervisor's Reporter in the foreground where logs are JSON: objects, without progress."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def lines(self, actor: str, lines: Sequence[str]) -> None:
+        """Print lines that are objects."""
+        try:
+            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._stream.flush()
+        except OSError:
+            return  # the reader is gone; the run and its log files are not
+
+    def progress(self, actor: str, state: str, status: str) -> None:
+        pass
+
+    def message(self, text: str, level: str = "INFO") -> None:
+        self.lines(SUPERVISOR, [as_object(text, time_s=time.time(), actor=SUPERVISOR, pid=os.getpid(), level=level)])
+
+    def ready(self, endpoint: str, seconds: float) -> None:
+        self.message(f"ready after {seconds:.1f} s: {endpoint}/v1")
+
+    def failed(self, reason: str, tail: Sequence[str]) -> None:
+        self.message(reason, "ERROR")

@@ -27,7 +27,7 @@ from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
 from .daemon import detach
 from .options import ConfigFile, RunName, check_files, configuration, log_directory, run_path
-from .terminal import TerminalReporter
+from .terminal import JsonReporter, TerminalReporter
 
 PACKAGE_DIRECTORY = Path(__file__).parents[1]
 
@@ -78,7 +78,7 @@ def register(app: typer.Typer) -> None:
         if detached:
             status = detach(lambda pipe: supervise(plan, pipe, hang_up_ends=False), plan.logs / "supervisor.log", reporter)
         else:
-            status = supervise(plan, reporter)
+            status = supervise(plan, JsonReporter(sys.stdout) if plan.config.logging.is_json else reporter)
         raise typer.Exit(status)
 
 

@@ -194,6 +194,14 @@ class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     watchdog_s: Seconds = 30.0
 
 
+class LoggingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["text", "json"] = "text"  # json: one object a line
+
+    @property
+    def is_json(self) -> bool:
+        return self.format == "json"
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a run needs to know. ``config show`` prints it, ``config check`` validates it."""
 
@@ -206,6 +214,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slo: SloSection = SloSection()
     actors: ActorsSection = ActorsSection()
     supervisor: SupervisorSection = SupervisorSection()
+    logging: LoggingSection = LoggingSection()
 
     def step_limit_s(self, actor: str) -> float:
         """Return the seconds that one step of an actor may take before its watchdog kills it; 0 for actors without long steps."""

@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...models.errors import CheckpointError
 from ...runtime.bus.faults import exit_when_told
 from ...runtime.environment import read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
+from ...runtime.process.json_log import log_as_json
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.run import join_run
 from ...runtime.stage_table import STAGES, InstanceId, parse_instance, stage_of
@@ -64,6 +65,8 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         others = [Actor(other, join_run(other, environment), Lifeline(lifeline.fd), None) for other in together if other != name]
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)
+    if actor.config.logging.is_json and session is None:
+        log_as_json(name, Generations([*others, actor]))
     if others:
         sys.breakpointhook = _passing_by(_ALONE)
         for one in together:
@@ -74,6 +77,22 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         return status
     actor.catch_signals()
     return _live(actor, session)
+
+
+class Generations(Mapping[str, int]):
+    """The generations of a process's actors, as they are now: a standby may get another one."""
+
+    def __init__(self, actors: Sequence[Actor]) -> None:
+        self._actors = {actor.name: actor for actor in actors}
+
+    def __getitem__(self, name: str) -> int:
+        return self._actors[InstanceId(name)].generation
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._actors)
+
+    def __len__(self) -> int:
+        return len(self._actors)
 
 
 def _live(actor: Actor, session: "DebugSession | None" = None) -> int:

@@ -100,7 +100,7 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
         from ...triton_kernels.loading import load_one_at_a_time  # nothing of Triton is loaded on the CPU
 
         load_one_at_a_time()
-    for handler in logging.getLogger().handlers:
+    for handler in () if actors[-1].config.logging.is_json else logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(levelname)s %(threadName)s: %(name)s: %(message)s"))
     process_notifier = ProcessNotifier(actors[-1].notifier, [actor.name for actor in actors])
     signalled, signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

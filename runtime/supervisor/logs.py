@@ -1,14 +1,15 @@
 """Logs: the output of actors, from their pipes to the terminal and to size-rotated files, and back for ``mmrt logs``.
 
 ``LogPump`` (one per process) and ``LogFile`` (one per name of a process) run in the supervisor; ``LogReader`` in the command line. A
-log file is ``<state>/mmrt/<run>/<process>.log``; each line is a UTC timestamp, a space and what the actor printed.
+log file is ``<state>/mmrt/<run>/<process>.log``; each line is a UTC timestamp, a space and what the actor printed, or an object of JSON
+(``json_log``).
 """
 
 import asyncio
 import contextlib
-import datetime
 import heapq
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from io import FileIO
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ConfigError
+from ..process.json_log import time_of, timestamp, wrapped
 from ..stage_table import DEFAULT_LAYOUT, check_layout
 
 MAX_FILE_BYTES = 8 << 20
@@ -26,19 +28,18 @@ _READ_BYTES = 1 << 16
 _LAYOUT = "layout"
 
 
-def timestamp() -> str:
-    """Return UTC to the microsecond, of constant width: lines of several files sort as text."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 class LogFile:
     """Appends lines to a file, which becomes ``.1``, ``.2`` … when it is full.
 
     Failing to write is reported once and ends the file, not the run.
     """
 
-    def __init__(self, path: Path, on_error: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self, path: Path, on_error: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES, *, has_times: bool = False
+    ) -> None:
+        """``has_times``: the lines are objects of JSON, which hold their times."""
         self.path = path
+        self._has_times = has_times
         self._max_bytes = max_bytes
         self._on_error = on_error
         self._file: FileIO | None = None
@@ -51,8 +52,8 @@ class LogFile:
     def write(self, lines: Sequence[str]) -> None:
         if self._file is None or not lines:
             return
-        stamp = timestamp()
-        data = "".join(f"{stamp} {line}\n" for line in lines).encode(errors="replace")
+        stamp = "" if self._has_times else f"{timestamp(time.time())} "
+        data = "".join(f"{stamp}{line}\n" for line in lines).encode(errors="replace")
         try:
             if self._file.tell() + len(data) > self._max_bytes and self._file.tell():
                 self._rotate()
@@ -82,11 +83,12 @@ def _open_private(path: Path) -> FileIO:
 
 
 class LogFiles:
-    """The log files of one run by name, each opened at its first line."""
+    """The log files of one run by name, each opened at its first line. ``is_json``: each line is an object."""
 
-    def __init__(self, directory: Path, on_error: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, on_error: Callable[[str], None], *, is_json: bool = False) -> None:
         self._directory = directory
         self._on_error = on_error
+        self._is_json = is_json
         self._files: dict[str, LogFile] = {}
 
     def begin(self, layout: str) -> None:
@@ -95,10 +97,14 @@ class LogFiles:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self._directory / _LAYOUT).write_text(layout)
 
-    def write(self, name: str, lines: Sequence[str]) -> None:
+    def write(self, name: str, lines: Sequence[str], pid: int | None = None) -> Sequence[str]:
+        """Write what a process has printed; return the lines, as objects if they are written so."""
+        if self._is_json:
+            lines = [wrapped(line, time.time(), name, pid) for line in lines]
         if name not in self._files:
-            self._files[name] = LogFile(self._directory / f"{name}.log", self._on_error)
+            self._files[name] = LogFile(self._directory / f"{name}.log", self._on_error, has_times=self._is_json)
         self._files[name].write(lines)
+        return lines
 
     def close(self) -> None:
         for file in self._files.values():
@@ -238,4 +244,4 @@ def _whole_lines(file: BinaryIO) -> list[str]:
 
 def _stamp(entry: tuple[str, str]) -> str:
     """Return the sort key, the time alone: simultaneous lines keep their order."""
-    return entry[1].partition(" ")[0]
+    return time_of(entry[1])

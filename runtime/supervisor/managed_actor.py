@@ -18,6 +18,7 @@ import msgspec
 from ..errors import RunError
 from ..process.crash_cause import oom_kills
 from ..process.exit_status import describe_exit
+from ..process.json_log import readable
 from ..process.notify import Notification
 from .launcher import pipe_to_logs
 from .logs import LogPump
@@ -78,7 +79,7 @@ class SupervisorApi(Protocol):
     def is_ready(self, names: frozenset[str]) -> bool: ...
     def on_started(self, actor: "SupervisedActor", instance: "Instance") -> None: ...
     def on_ended(self, actor: "SupervisedActor", instance: "Instance", unexpected: bool) -> None: ...
-    def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
+    def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None: ...
     def on_state(self, actor: "SupervisedActor") -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
     def can_do_without(self, actor: "SupervisedActor", is_misconfigured: bool) -> bool: ...
@@ -126,8 +127,8 @@ class Instance:
 
     @property
     def tail(self) -> list[str]:
-        """Return the last lines that it printed."""
-        return [] if self.pump is None else list(self.pump.tail)
+        """Return the last lines that it printed, as people read them."""
+        return [] if self.pump is None else [one for line in self.pump.tail for one in readable(line)]
 
     def describe_exit(self) -> str:
         text = describe_exit(self.process.exit_status)
@@ -263,7 +264,7 @@ class SupervisedActor:
         finally:
             os.close(write_end)
         self.num_starts += 1
-        pump = LogPump(read_end, lambda lines: self._host.on_lines(self.name, lines))
+        pump = LogPump(read_end, lambda lines: self._host.on_lines(self.name, lines, process.pid))
         instance = Instance(process, pump)
         self._host.on_started(self, instance)
         if self.stopping.is_set():

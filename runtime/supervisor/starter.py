@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class StarterHost(Protocol):
 
     policy: RestartPolicy
 
-    def on_lines(self, actor: str, lines: Sequence[str]) -> None: ...
+    def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
 
 
@@ -85,7 +86,7 @@ class Starter:
                     await asyncio.Event().wait()
                 finally:
                     os.close(write_end)
-                pump = LogPump(read_end, lambda lines: self._host.on_lines("zygote", lines))
+                pump = LogPump(read_end, partial(self._on_lines, zygote.process.pid))
                 self._zygote, kills = zygote, oom_kills()
                 self._children = [child for child in self._children if child.alive]
                 for child in self._children:
@@ -110,6 +111,9 @@ class Starter:
             if self._zygote is not None:
                 self._zygote.close()
                 await self._zygote.process.wait()
+
+    def _on_lines(self, pid: int, lines: Sequence[str]) -> None:
+        self._host.on_lines("zygote", lines, pid)
 
     def environment(self, spec: ActorSpec) -> dict[str, str]:
         """Return the environment of a process of this actor."""

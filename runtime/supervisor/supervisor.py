@@ -5,6 +5,7 @@ is a ``SupervisedActor``. Dependencies gate readiness, not spawning: every actor
 """
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -95,7 +96,7 @@ class Supervisor:
         self._gone = asyncio.Event()
         self._drain_s = settings.drain_s
         self._forced = False
-        self._logs = LogFiles(setup.log_directory, reporter.message)
+        self._logs = LogFiles(setup.log_directory, reporter.message, is_json=self._config.logging.is_json)
         self._meter = CpuMeter()
         self._roster = Roster()
         self.tasks = ActorTasks(self._end.set)
@@ -303,16 +304,15 @@ class Supervisor:
             self.say(f"cannot save the flight recorders in {self._setup.log_directory}: {error.strerror}")
             return
         if saved is not None:
-            self._logs.write("supervisor", [f"flight recorders saved: {saved}"])
+            self._logs.write("supervisor", [f"flight recorders saved: {saved}"], os.getpid())
 
     def is_ready(self, names: frozenset[str]) -> bool:
         """Host: return whether all of these actors serve."""
         return all(self.actors[name].ready for name in names if name in self.actors)
 
-    def on_lines(self, actor: str, lines: Sequence[str]) -> None:
-        """Host: an actor has printed lines."""
-        self._logs.write(actor, lines)
-        self._reporter.lines(actor, lines)
+    def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None:
+        """Host: a process of an actor has printed lines."""
+        self._reporter.lines(actor, self._logs.write(actor, lines, pid))
 
     def on_message(self, actor: str, text: str) -> None:
         """Host: report a message of the supervisor itself about an actor."""
@@ -327,7 +327,7 @@ class Supervisor:
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
             endpoint = self._setup.info.endpoint
-            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"])
+            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"], os.getpid())
             self._reporter.ready(endpoint, seconds)
             self._notifier.active(f"serving at {endpoint}")
 
@@ -359,13 +359,13 @@ class Supervisor:
             return
         self._failure = f"{actor.name} failed: {reason}"
         self._drain_s = 0.0
-        self._logs.write("supervisor", [self._failure])
+        self._logs.write("supervisor", [self._failure], os.getpid())
         self._reporter.failed(self._failure, actor.last_tail)
         self._end.set()
 
     def say(self, text: str) -> None:
         """Report to users and write to the log."""
-        self._logs.write("supervisor", text.splitlines())
+        self._logs.write("supervisor", text.splitlines(), os.getpid())
         self._reporter.message(text)
 
     # ------------------------------------------------------------------------------------------------------ control
