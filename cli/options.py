@@ -10,6 +10,7 @@ import typer
 from ..runtime.config import RuntimeConfig, load_config
 from ..runtime.environment import Environment
 from ..runtime.errors import ConfigError
+from ..runtime.process.listening import connection_limit
 from ..runtime.stage_table import STAGES, parse_instance, stage_of
 from ..shm.run_directory import RunDirectory
 
@@ -50,7 +51,8 @@ def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:
 
 
 def check_files(config: RuntimeConfig) -> None:
-    """Check the files that the gateway reads besides the checkpoint. Raises: ConfigError."""
+    """Check the files that the gateway reads besides the checkpoint, and how many it may open. Raises: ConfigError."""
+    connection_limit(config.server.max_connections)
     if config.server.api_keys_file:
         from ..actors.gateway.key_file import read_keys
 

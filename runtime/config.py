@@ -78,6 +78,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: Seconds = 10.0
     request_timeout_s: Seconds = 600.0
     max_waiting: NotNegative = 256  # requests queued before 503
+    max_connections: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: as many as the limit on open files allows
 
     @property
     def needs_key(self) -> bool:

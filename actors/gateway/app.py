@@ -20,7 +20,7 @@ from .apis import routes as apis
 from .authentication import authenticate, check_host, limit, mark_limits
 from .client_request import CLIENT_GONE
 from .completions import Completions
-from .connections import SERVER_NAME
+from .connections import SERVER_NAME, Connections
 from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
 from .page.routes import Page
@@ -35,18 +35,19 @@ DEFAULT_RETRY_S = 1
 
 
 def build_app(
-    endpoints: "Endpoints", server: ServerSection, is_ending: Callable[[], bool], page: Page | None = None
+    endpoints: "Endpoints", server: ServerSection, connections: Connections, is_ending: Callable[[], bool], page: Page | None = None
 ) -> web.Application:
     """Build the application with all routes, those of ``page`` included.
 
-    While ``is_ending``, each answer says that its connection closes, and closes it.
+    While ``is_ending``, and on extra ``connections``, each answer says that its connection closes, and closes it.
     """
     names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
     origins = AllowedOrigins(server.allow_origins)
     open_routes = frozenset() if page is None else page.open_routes
     opened = authenticate(endpoints.keys, names, origins, lambda request: _is_probe(request) or request.path in open_routes)
+    refuse = connections.refuse(_is_probe)
     app = web.Application(
-        middlewares=[_measure(endpoints.counts), _shape_errors, check_host(names), origins.preflight, opened, limit],
+        middlewares=[_measure(endpoints.counts), _shape_errors, refuse, check_host(names), origins.preflight, opened, limit],
         client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
@@ -74,7 +75,7 @@ def build_app(
         response.headers["Server"] = SERVER_NAME
         origins.mark(request, response)
         mark_limits(request, response)
-        if is_ending():
+        if is_ending() or connections.is_extra(request):
             response.headers["Connection"] = "close"
             response.force_close()
 

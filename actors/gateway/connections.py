@@ -1,5 +1,5 @@
-"""The HTTP server of aiohttp, hardened: half-sent headers have little time and are few for each address, and no answer tells
-versions, not even an answer to bytes that are no HTTP.
+"""The HTTP server of aiohttp, hardened: connections are limited, half-sent headers have little time and are few for each address, and
+no answer tells versions, not even an answer to bytes that are no HTTP.
 
 Runs in the gateway's event loop. A connection that has sent nothing since its last answer merely idles: that costs little.
 """
@@ -7,9 +7,16 @@ Runs in the gateway's event loop. A connection that has sent nothing since its l
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ...runtime.errors import RequestError
+from ...runtime.process.listening import EXTRA_CONNECTIONS
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +25,67 @@ HEADER_TIMEOUT_S = 10.0  # from the first byte of a request to the end of its he
 MAX_HALF_SENT = 128  # headers that one address may have begun at a time
 
 
+EXTRA_S = 2.0  # that a connection beyond the limit lasts at most
+
+
+class Connections(Collector):
+    """The open connections, of which ``limit`` are served. Those beyond it are extra: each can ask whether the server lives, and is
+    refused whatever else it asks; it is closed after one answer, after ``EXTRA_S``, or when there are ``EXTRA_CONNECTIONS`` younger
+    ones. So neither idle nor new connections keep probes out."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._num_open = 0
+        self._num_extra = 0  # so far
+        self._extra: dict[_Connection, asyncio.TimerHandle] = {}  # the oldest first
+
+    def add(self, connection: "_Connection", loop: asyncio.AbstractEventLoop) -> None:
+        self._num_open += 1
+        if self._num_open - len(self._extra) <= self.limit:
+            return
+        if not self._extra:
+            log.warning("%d connections are open, more are refused (server.max_connections)", self.limit)
+        self._num_extra += 1
+        self._extra[connection] = loop.call_later(EXTRA_S, connection.abort)
+        if len(self._extra) > EXTRA_CONNECTIONS:
+            next(iter(self._extra)).abort()
+
+    def remove(self, connection: "_Connection") -> None:
+        self._num_open -= 1
+        if (timer := self._extra.pop(connection, None)) is not None:
+            timer.cancel()
+
+    def is_extra(self, request: web.Request) -> bool:
+        return request.protocol in self._extra
+
+    def refuse(self, is_probe: Callable[[web.Request], bool]) -> Middleware:
+        """Refuse requests on extra connections, but for probes."""
+
+        @web.middleware
+        async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.is_extra(request) and not is_probe(request):
+                message = f"{self.limit} connections are open already (server.max_connections)"
+                raise RequestError(message, status=503, type="overloaded_error")
+            return await handler(request)
+
+        return refuse
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("mmrt_connections", "Open connections of clients.", self._num_open)
+        yield CounterMetricFamily("mmrt_connections_over_limit", "Connections beyond server.max_connections.", self._num_extra)
+
+
 class Runner(web.AppRunner):
     """The runner of aiohttp, for watched connections."""
+
+    def __init__(self, app: web.Application, connections: Connections, **kwargs: Any) -> None:
+        super().__init__(app, **kwargs)
+        self._connections = connections
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         return _Server(
+            self._connections,
             made.request_handler,
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
@@ -33,8 +95,9 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.connections_of_clients = connections
         self.num_half_sent: Counter[str] = Counter()  # by address
 
     def __call__(self) -> web.RequestHandler:
@@ -48,6 +111,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: _Server, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(server, loop=loop, **kwargs)
         self._num_half_sent = server.num_half_sent
+        self._all = server.connections_of_clients
         self._address = ""
         self._has_asked = False
         self._header_timer: asyncio.TimerHandle | None = None
@@ -55,8 +119,10 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        self._all.add(self, self._loop)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._all.remove(self)
         self._end_header()
         super().connection_lost(exc)
 
@@ -74,6 +140,11 @@ class _Connection(web.RequestHandler):
         response = super().handle_error(*args, **kwargs)
         response.headers["Server"] = SERVER_NAME
         return response
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever is under way."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def _begin_header(self) -> None:
         if self._num_half_sent[self._address] >= MAX_HALF_SENT:

@@ -24,7 +24,7 @@ from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
-from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
+from ...runtime.process.listening import BACKLOG, connection_limit, inherited_listeners, open_listeners
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
@@ -37,7 +37,7 @@ from .api_keys import ApiKeys, KeyMetrics
 from .app import Endpoints, build_app
 from .client_request import Link
 from .completions import Completions, shutting_down
-from .connections import Runner
+from .connections import Connections, Runner
 from .flight import GatewayFlight
 from .grammar_checks import GrammarChecks
 from .metrics import Metrics
@@ -131,8 +131,11 @@ class GatewayServer:
         if actor.config.server.page:
             self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name)
         endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken)
+        connections = Connections(connection_limit(actor.config.server.max_connections))
+        metrics.add(connections)
         self._runner = Runner(
-            build_app(endpoints, actor.config.server, lambda: actor.ending, self._page),
+            build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page),
+            connections,
             handler_cancellation=True,
             access_log=None,
             logger=_protocol_log(),

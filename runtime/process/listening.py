@@ -13,12 +13,15 @@ import resource
 import socket
 from collections.abc import Sequence
 
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024  # connections that may wait; the system's own limit is net.core.somaxconn
 MIN_OPEN_FILES = 128  # of one process: the gateway has about 30 of its own
+MAX_CONNECTIONS = 16_384  # by default, whatever number of files may be open
+EXTRA_CONNECTIONS = 32  # beyond the limit, for probes and refusals
+_OWN_FILES = 64  # of the gateway, besides connections
 _HIGH_FD = 64  # above every descriptor that children are given, so that none overwrites another on the way
 
 
@@ -58,6 +61,21 @@ def _check_open_files() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
         raise RunError(f"a process may open {limit} files here (ulimit -n), a run needs at least {MIN_OPEN_FILES}")
+
+
+def connection_limit(configured: int) -> int:
+    """Return the number of connections that the gateway may have open, by ``server.max_connections`` (0: as many as this process's
+    limit on open files allows, up to 16,384).
+
+    Raises: ConfigError if the limit on open files does not allow as many as are configured.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, files - _OWN_FILES - EXTRA_CONNECTIONS)
+    if files != resource.RLIM_INFINITY and configured > room:
+        raise ConfigError(
+            f"server.max_connections = {configured}: a process may open {files} files here (ulimit -n), which allows {room} connections"
+        )
+    return configured or min(room, MAX_CONNECTIONS)
 
 
 def _listen(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:

@@ -1,12 +1,16 @@
 """What strangers do to connections before there is a request, and by which names they reach the server. Real sockets."""
 
 import asyncio
+import contextlib
+import resource
 import socket
 from typing import Any
 
 import pytest
 
 from mmrt.actors.gateway import connections
+from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.process.listening import connection_limit
 
 HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
@@ -76,6 +80,93 @@ def test_an_address_has_few_half_sent_headers(stage: Any, monkeypatch: pytest.Mo
             each.transport.abort()
 
     stage.run(test)
+
+
+async def read_all(scene: Any, data: bytes) -> bytes:
+    reader, writer = await scene.connect()
+    writer.write(data)
+    try:
+        return bytes(await reader.read())
+    finally:
+        writer.transport.abort()
+
+
+PROBE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+WORK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_connections_beyond_the_limit_are_refused_and_probes_are_not(stage: Any) -> None:
+    stage.configure("server", max_connections=3)
+
+    async def test(scene: Any) -> None:
+        held = [await scene.connect() for _ in range(3)]
+        for reader, writer in held:
+            writer.write(WORK)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        for _ in range(3):
+            refused = await read_all(scene, WORK)
+            assert refused.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1\r\n" in refused and b"Connection: close" in refused
+            assert b"3 connections are open already (server.max_connections)" in refused and b"overloaded_error" in refused
+            probed = await read_all(scene, PROBE)
+            assert probed.startswith(b"HTTP/1.1 200 ") and b"Connection: close" in probed
+        held[0][1].transport.abort()
+        async with asyncio.timeout(10):
+            while not (await read_all(scene, WORK.replace(b"Host:", b"Connection: close\r\nHost:"))).startswith(b"HTTP/1.1 200 "):
+                pass
+        assert "mmrt_connections_over_limit_total 6.0" in (await scene.http.get("/metrics")).text
+        for _, writer in held:
+            writer.transport.abort()
+
+    stage.run(test)
+
+
+def test_a_flood_of_silent_connections_does_not_keep_probes_out(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "EXTRA_CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "EXTRA_S", 60.0)
+    stage.configure("server", max_connections=2)
+
+    async def test(scene: Any) -> None:
+        held = [await scene.connect() for _ in range(20)]
+        assert (await read_all(scene, PROBE)).startswith(b"HTTP/1.1 200 ")
+        async with asyncio.timeout(10):
+            for reader, _ in held[2:14]:  # the oldest beyond the limit
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        held[0][1].write(WORK)
+        assert (await held[0][0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.transport.abort()
+
+    stage.run(test)
+
+
+def test_a_silent_connection_beyond_the_limit_does_not_last(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "EXTRA_S", 0.05)
+    stage.configure("server", max_connections=1)
+
+    async def test(scene: Any) -> None:
+        _, kept = await scene.connect()
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                assert await read_all(scene, b"") == b""
+        kept.transport.abort()
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(
+    ("files", "configured", "limit"),
+    [(1024, 0, 928), (1024, 928, 928), (128, 0, 32), (1 << 20, 0, 16_384), (resource.RLIM_INFINITY, 0, 16_384), (1024, 7, 7)],
+)
+def test_the_limit_follows_from_that_on_open_files(files: int, configured: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert connection_limit(configured) == limit
+
+
+def test_more_connections_than_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    with pytest.raises(ConfigError, match="server.max_connections = 929: a process may open 1024 files here .* allows 928 connections"):
+        connection_limit(929)
 
 
 @pytest.mark.parametrize(
